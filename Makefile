@@ -1,0 +1,39 @@
+# `make demo` and `make test` do everything on a fresh machine; the other targets are their parts.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+NAME ?= embedding
+OUT ?= benchmarks/results/$(NAME).json
+
+.PHONY: venv demo test lint bench clean
+
+venv: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+demo: venv
+	$(BIN)/stratarec prepare recipes/demo.yaml
+	$(BIN)/stratarec train recipes/demo.yaml
+
+lint: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+$(VENV)/.peers: venv benchmarks/requirements-peers.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-peers.txt
+	touch $@
+
+bench: $(VENV)/.peers
+	$(BIN)/python -m benchmarks run $(NAME) --out $(OUT)
+
+clean:
+	rm -rf $(VENV) data runs

@@ -1,0 +1,1 @@
+"""Train recommendation models whose embedding tables outgrow fast memory."""

@@ -1,0 +1,103 @@
+"""What the columns of a data set are: one label, dense features, sparse features, and the keys that group samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stratarec.errors import ConfigError
+
+SparseKind = Literal["single", "multi", "history"]
+DenseTransform = Literal["log1p", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseFeature:
+    """A number per sample; missing ones become 0 after the transform, which is the mean when standardised."""
+
+    name: str
+    """Column name."""
+    transform: DenseTransform = "log1p"
+    """``log1p`` is sign(x) * log(1 + |x|)."""
+    standardize: bool = True
+    """Subtract the training mean and divide by the training standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseFeature:
+    """Zero, one or several ids per sample; a missing value is an empty bag."""
+
+    name: str
+    """Column name, and the feature's name in a batch."""
+    kind: SparseKind = "single"
+    """``single``: at most one value; ``multi``: a list; ``history``: the values of `of` in the last positive samples
+    of the same user, strictly before this one, oldest first."""
+    vocabulary: str = ""
+    """Features that name the same vocabulary share ids and a table; empty means the feature's own name."""
+    of: str = ""
+    """For ``history``: the single-valued feature it is a history of."""
+    max_length: int = 50
+    """For ``multi`` the first, for ``history`` the last `max_length` values are kept."""
+    separator: str = ""
+    """For ``multi``: split a text column at this string; empty means the column holds lists."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "history" and not self.of:
+            raise ConfigError(f"sparse feature {self.name!r}: kind history needs `of`, the feature it is a history of")
+        if self.max_length < 1:
+            raise ConfigError(f"sparse feature {self.name!r}: max_length is {self.max_length}, expected at least 1")
+        if not self.vocabulary:
+            object.__setattr__(self, "vocabulary", self.of or self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The columns of a data set, raw and prepared alike."""
+
+    label: str = "label"
+    """Column of 0 and 1."""
+    dense: tuple[DenseFeature, ...] = ()
+    sparse: tuple[SparseFeature, ...] = ()
+    time: str = ""
+    """Column of event times (integers, any one unit); empty when the log has none."""
+    time_unit: Literal["s", "ms", "us", "ns"] = "s"
+    """Unit of `time`."""
+    session: str = ""
+    """Column that names the session; samples of one session are stored together."""
+    user: str = ""
+    """Column that names the user; needed by ``history`` features and used for grouped AUC."""
+
+    def __post_init__(self) -> None:
+        names = [feature.name for feature in self.dense] + [feature.name for feature in self.sparse]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
+        if self.label in names:
+            raise ConfigError(f"schema: the label column {self.label!r} is also a feature")
+        singles = {feature.name for feature in self.sparse if feature.kind == "single"}
+        for feature in self.sparse:
+            if feature.kind != "history":
+                continue
+            if feature.of not in singles:
+                raise ConfigError(
+                    f"sparse feature {feature.name!r}: `of` names {feature.of!r}, which is no single-valued feature"
+                )
+            if not self.user or not self.time:
+                raise ConfigError(f"sparse feature {feature.name!r}: kind history needs schema.user and schema.time")
+
+    @property
+    def histories(self) -> tuple[SparseFeature, ...]:
+        """The features that `prepare` derives from earlier samples."""
+        return tuple(feature for feature in self.sparse if feature.kind == "history")
+
+    @property
+    def shard_key(self) -> str:
+        """The column whose equal values share a shard: the user where histories need it, else the session."""
+        return self.user if self.histories or not self.session else self.session
+
+    def vocabularies(self) -> dict[str, tuple[SparseFeature, ...]]:
+        """Vocabulary name -> the features that share it, in schema order."""
+        found: dict[str, list[SparseFeature]] = {}
+        for feature in self.sparse:
+            found.setdefault(feature.vocabulary, []).append(feature)
+        return {name: tuple(features) for name, features in found.items()}

@@ -1,0 +1,65 @@
+"""What a source of raw logs gives: its schema, and its rows as a deterministic sequence of frames.
+
+A frame is a polars DataFrame with the label (UInt8, 0 or 1), dense columns (Float32, null where missing), sparse
+columns (String or Int64, or a List of those; null where missing), and the time (Int64), session and user columns
+(String or Int64) that the schema names. ``history`` features are not in it: `prepare` derives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import polars as pl
+
+from stratarec.data.schema import Schema
+
+OnBadRow = Literal["error", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """One frame of raw samples, a few hundred thousand rows at most."""
+
+    index: int
+    """Position in the source's sequence; the same rows at every run over the same files."""
+    file: int
+    """Index of the input file that the rows came from, for splits by file; 0 when there are none."""
+    frame: pl.DataFrame
+    bytes_done: int
+    """Input bytes (or rows, for generated data) consumed up to the end of this chunk; of `Source.total_bytes`."""
+    bad_rows: int = 0
+    """Rows that `on_bad_row: skip` left out."""
+    bad_examples: tuple[str, ...] = ()
+    """A few of their messages: file, row, field, what was expected."""
+
+
+class Source(Protocol):
+    """Raw logs of one format.
+
+    Raises `DataError` from `chunks` at the first bad row unless the source was made with ``on_bad_row="skip"``.
+    """
+
+    @property
+    def schema(self) -> Schema: ...
+
+    @property
+    def total_bytes(self) -> int:
+        """For progress only; compressed size where the input is compressed."""
+        ...
+
+    def estimate_rows(self) -> int:
+        """Samples this source will give, to within a factor of two or so; sizes the shards."""
+        ...
+
+    def fingerprint(self) -> dict[str, object]:
+        """JSON that changes when the input or its configuration does (paths, sizes, modification times); a resumed
+        `prepare` compares it."""
+        ...
+
+    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
+        """Chunks `start`, `start` + 1, ... in order. A source may spool into `workspace`, its own directory, which
+        survives an interruption and is removed when `prepare` is done."""
+        ...

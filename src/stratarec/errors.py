@@ -1,0 +1,29 @@
+"""The one tree of errors a user can meet.
+
+Every message says what was got, what was expected, and the file, row, field or flag to change. The command line prints
+it as one line and exits with code 2.
+"""
+
+
+class StrataError(Exception):
+    """Anything that StrataRec refuses, with a message that says what to do instead."""
+
+
+class ConfigError(StrataError, ValueError):
+    """A recipe field, flag or argument that is unknown or out of range."""
+
+
+class DataError(StrataError, ValueError):
+    """A raw log that cannot be read as its recipe says: names the file, the row and the field."""
+
+
+class DatasetError(StrataError, RuntimeError):
+    """A prepared data set that is missing, damaged, of another format version, or of another schema."""
+
+
+class CheckpointError(StrataError, RuntimeError):
+    """A checkpoint that is missing, damaged, or of another model."""
+
+
+class StorageError(StrataError, OSError):
+    """A path that cannot be written: a full disk, a missing permission, a file where a directory is needed."""
