@@ -1,0 +1,92 @@
+"""Outputs that are whole or absent: written to a temporary name, synced, renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stratarec.errors import DatasetError, StorageError
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """`error` as a message that names the path and what to do."""
+    return StorageError(f"cannot write {path}: {error.strerror or error}; free space or name another path")
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a directory entry to the device."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, then sync it and rename it to `path`.
+
+    Raises
+    ------
+    StorageError
+        When the file cannot be written; `path` is then as it was.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    write_atomic(path, lambda temporary: _write_text(temporary, json.dumps(value, indent=1, sort_keys=True) + "\n"))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The value in `path`; a damaged or missing file is a `DatasetError` that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DatasetError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DatasetError(f"{path} is damaged: not JSON ({error})") from error
+
+
+def make_directory(path: Path) -> None:
+    """Create `path` and its parents; a `StorageError` where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def replace_directory(temporary: Path, final: Path) -> None:
+    """Sync everything in `temporary` and rename it to `final`; an older `final` is removed after the swap."""
+    try:
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                sync(Path(folder, name))
+            sync(Path(folder))
+        old = final.with_name(f".{final.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            os.replace(final, old)
+        os.replace(temporary, final)
+        sync(final.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise storage_error(final, error) from error

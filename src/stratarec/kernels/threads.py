@@ -1,0 +1,19 @@
+"""How many threads a kernel uses: as many as torch does.
+
+The layer must be safe to enter from several Python threads at once (a loader thread and the training thread both run
+kernels); Numba's built-in work queue aborts there, so only the `omp` and `tbb` layers are allowed.
+"""
+
+from __future__ import annotations
+
+import numba
+import torch
+
+numba.config.THREADING_LAYER = "threadsafe"
+
+
+def use_torch_threads() -> int:
+    """Set the calling thread's kernel threads to ``torch.get_num_threads()`` and return the number."""
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    numba.set_num_threads(threads)
+    return int(threads)

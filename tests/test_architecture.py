@@ -1,0 +1,93 @@
+"""Imports point one way, and every module opens by saying what it is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import stratarec
+
+ROOT = Path(stratarec.__file__).parent
+
+# Rooms from the front door down: a module may import from its own room and from rooms below it, never from above.
+ROOMS = [
+    ("cli",),
+    ("recipe",),
+    ("training",),
+    ("models",),
+    ("reporting",),
+    ("embedding.module", "embedding.torchrec", "embedding"),
+    ("embedding.stores",),
+    ("embedding.optimizers",),
+    ("embedding.schedules",),
+    ("data",),
+    ("jagged",),
+    ("kernels",),
+    ("files", "progress"),
+    ("errors",),
+]
+
+
+def rank(module: str) -> int:
+    """Index of the room of `module`, the longest matching name winning."""
+    matches = [
+        (len(name), index)
+        for index, names in enumerate(ROOMS)
+        for name in names
+        if module == name or module.startswith(f"{name}.")
+    ]
+    if not matches:
+        raise AssertionError(f"stratarec.{module} is in no room: add it to ROOMS")
+    return max(matches)[1]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """Modules of the project that `tree` imports when it is loaded or called, type checking aside."""
+    hidden = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("stratarec."):
+            found.add(node.module.removeprefix("stratarec."))
+        elif isinstance(node, ast.Import):
+            found.update(
+                alias.name.removeprefix("stratarec.") for alias in node.names if alias.name.startswith("stratarec.")
+            )
+    return found
+
+
+MODULES = sorted(path for path in ROOT.rglob("*.py") if module_name(path))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_point_down(path: Path) -> None:
+    module = module_name(path)
+    above = [name for name in imports(ast.parse(path.read_text())) if rank(name) < rank(module)]
+    assert not above, f"{module} imports {above}, which stand above it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_modules_say_what_they_are(path: Path) -> None:
+    text = path.read_text()
+    assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{path.name} has no docstring"
+
+
+def test_kernels_and_errors_import_nothing_of_the_project_above_them() -> None:
+    for path in (ROOT / "kernels").rglob("*.py"):
+        strangers = {
+            name for name in imports(ast.parse(path.read_text())) if not name.startswith(("kernels", "errors"))
+        }
+        assert not strangers, f"{path} imports {strangers}"
