@@ -19,7 +19,7 @@ ROOMS = [
     ("models",),
     ("reporting",),
     ("embedding.module", "embedding.torchrec", "embedding"),
-    ("embedding.stores",),
+    ("embedding.config", "embedding.stores"),
     ("embedding.optimizers",),
     ("embedding.schedules",),
     ("data",),

@@ -209,7 +209,9 @@ def collect(
                 count_of[u] += 1
                 slot_of[lookups] = u
                 if sequence[f]:
-                    source_of[lookups] = ~(sequence_start[f] + (i - (shift if singles else offsets[shift])) * (stride[1]))
+                    source_of[lookups] = ~(
+                        sequence_start[f] + (i - (shift if singles else offsets[shift])) * (stride[1])
+                    )
                     scale_of[lookups] = np.float32(1.0)
                 else:
                     source_of[lookups] = b * stride[0] + column[f]
@@ -276,7 +278,7 @@ def update(
                 end_of[u] += 1
             place_ = 0
             for u in range(distinct):
-                ahead = (origin + row_of[t, min(u + AHEAD // 2, distinct - 1)])
+                ahead = origin + row_of[t, min(u + AHEAD // 2, distinct - 1)]
                 prefetch_row(weights, ahead * width, width)
                 if kind == ROWWISE_ADAGRAD or kind == ROWWISE_ADAM:
                     prefetch(row_state, ahead)

@@ -1,0 +1,68 @@
+"""Row optimizers: which state a row keeps, and the numbers of one step.
+
+The arithmetic is in `kernels.embedding`, fused into the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stratarec.embedding.schedules import ScheduleConfig
+from stratarec.errors import ConfigError
+from stratarec.kernels.embedding import RowUpdate
+
+RowOptimizerKind = Literal["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptimizerConfig:
+    """How a row changes when its summed gradient is known."""
+
+    kind: RowOptimizerKind = "rowwise_adagrad"
+    """Row-wise Adagrad keeps 4 bytes a row, Adagrad 4 a weight, row-wise Adam 4 a weight and 4 a row, SGD none."""
+    learning_rate: float = 0.02
+    """Step size before the schedule."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    beta1: float = 0.9
+    """Decay of Adam's first moment."""
+    beta2: float = 0.999
+    """Decay of Adam's second moment."""
+    weight_decay: float = 0.0
+    """L2 on touched rows, in the gradient; decoupled for row-wise Adam."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Factor on the learning rate over steps."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate < 0:
+            raise ConfigError(f"optimizer.learning_rate is {self.learning_rate}, expected 0 or more")
+        if self.eps <= 0:
+            raise ConfigError(f"optimizer.eps is {self.eps}, expected more than 0")
+        if self.weight_decay < 0:
+            raise ConfigError(f"optimizer.weight_decay is {self.weight_decay}, expected 0 or more")
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0 <= beta < 1:
+                raise ConfigError(f"optimizer.{name} is {beta}, expected 0 <= {name} < 1")
+
+    @property
+    def row_state(self) -> str:
+        """Name of the float kept for each row, or empty."""
+        return {"rowwise_adagrad": "sum", "rowwise_adam": "exp_avg_sq"}.get(self.kind, "")
+
+    @property
+    def full_state(self) -> str:
+        """Name of the float kept for each weight, or empty."""
+        return {"adagrad": "sum", "rowwise_adam": "exp_avg"}.get(self.kind, "")
+
+    def rule(self, step: int) -> RowUpdate:
+        """The update at `step`, counted from 0."""
+        return RowUpdate(
+            kind=self.kind,
+            rate=self.learning_rate * self.schedule.factor(step),
+            eps=self.eps,
+            decay=self.weight_decay,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            step=step + 1,
+        )

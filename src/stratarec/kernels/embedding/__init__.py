@@ -1,0 +1,269 @@
+"""Pool, look up and update embedding rows of one width group.
+
+Shapes: F features, B samples, N ids, D width, R rows of all the group's tables together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.kernels.embedding import cpu
+from stratarec.kernels.threads import use_torch_threads
+
+Ids = NDArray[np.int32] | NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+KINDS = {
+    "sgd": cpu.SGD,
+    "rowwise_adagrad": cpu.ROWWISE_ADAGRAD,
+    "adagrad": cpu.ADAGRAD,
+    "rowwise_adam": cpu.ROWWISE_ADAM,
+}
+# More chunks than threads even out bags of different lengths.
+_CHUNKS_PER_THREAD = 4
+_NO_OFFSETS = np.zeros(1, dtype=np.int64)
+_NO_FLOATS = np.zeros(1, dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookups:
+    """One width group's share of a batch.
+
+    Parameters
+    ----------
+    values : ndarray
+        ``[N]`` int32 or int64 ids of all keys of the batch.
+    offsets : ndarray or None
+        ``[keys * B + 1]`` int64; None when every bag holds one id.
+    weights : ndarray or None
+        ``[N]`` float32 per-sample weights.
+    batch : int
+        B.
+    key : ndarray
+        ``[F]`` int64, the place of each of the group's features among the batch's keys.
+    """
+
+    values: Ids
+    offsets: NDArray[np.int64] | None
+    weights: Floats | None
+    batch: int
+    key: NDArray[np.int64]
+
+    def span(self, feature: int) -> tuple[int, int]:
+        """First and last position of the feature's ids in `values`."""
+        first, last = int(self.key[feature]) * self.batch, (int(self.key[feature]) + 1) * self.batch
+        return (first, last) if self.offsets is None else (int(self.offsets[first]), int(self.offsets[last]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The fixed layout of one width group; every array has one entry a feature unless it says otherwise."""
+
+    width: int
+    base: NDArray[np.int64]
+    """First row of the feature's table in the group."""
+    rows: NDArray[np.int64]
+    """Rows of the feature's table."""
+    column: NDArray[np.int64]
+    """First column of the feature in the pooled output; unused for sequences."""
+    mean: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    """1 for features that are looked up without pooling."""
+    table_start: NDArray[np.int64]
+    """``[tables + 1]``: table t owns ``table_features[table_start[t]:table_start[t + 1]]``."""
+    table_features: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowUpdate:
+    """Which row optimizer, and its numbers at this step."""
+
+    kind: str
+    rate: float
+    eps: float
+    decay: float
+    beta1: float
+    beta2: float
+    step: int
+
+
+@dataclass
+class Workspace:
+    """Scratch of `update`, one row a thread; grows to the largest batch met and is then reused."""
+
+    arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+
+    def prepare(self, threads: int, lookups: int, width: int) -> dict[str, NDArray[np.generic]]:
+        """Arrays for `threads` threads and up to `lookups` lookups of a table."""
+        have = self.arrays.get("order")
+        if have is not None and have.shape[0] >= threads and have.shape[1] >= lookups:
+            return self.arrays
+        capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
+        shapes = {
+            "index_of": (8 * capacity, np.int32),
+            "keys": (4 * capacity, np.int64),
+            "slot_of": (capacity, np.int32),
+            "source_of": (capacity, np.int64),
+            "scale_of": (capacity, np.float32),
+            "order": (capacity, np.int64),
+            "order_scale": (capacity, np.float32),
+            "row_of": (capacity, np.int64),
+            "count_of": (capacity, np.int32),
+            "row_sum": (width, np.float32),
+        }
+        self.arrays = {name: np.empty((threads, size), dtype=kind) for name, (size, kind) in shapes.items()}
+        self.arrays["index_of"].fill(-1)
+        return self.arrays
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
+    """Pool every pooled feature of the group into ``out[b, column[f]:column[f] + D]``.
+
+    Returns
+    -------
+    int
+        Place in `values` of an id outside its table, or -1. A bad id is never read through.
+    """
+    chosen = np.flatnonzero(group.sequence == 0)
+    if not len(chosen) or not lookups.batch:
+        return -1
+    chunks = use_torch_threads() * _CHUNKS_PER_THREAD
+    key, base, rows, column = lookups.key[chosen], group.base[chosen], group.rows[chosen], group.column[chosen]
+    if lookups.offsets is None and lookups.weights is None:
+        return int(
+            cpu.pool_singles(weights, group.width, lookups.values, lookups.batch, key, base, rows, column, out, chunks)
+        )
+    offsets = _offsets(lookups)
+    sample_weights = _NO_FLOATS if lookups.weights is None else lookups.weights
+    return int(
+        cpu.pool_bags(
+            weights,
+            group.width,
+            lookups.values,
+            offsets,
+            sample_weights,
+            lookups.weights is not None,
+            lookups.batch,
+            key,
+            base,
+            rows,
+            column,
+            group.mean[chosen],
+            out,
+            chunks,
+        )  # fmt: skip
+    )
+
+
+def _offsets(lookups: Lookups) -> NDArray[np.int64]:
+    if lookups.offsets is not None:
+        return lookups.offsets
+    return np.arange(len(lookups.values) + 1, dtype=np.int64)
+
+
+def gather(weights: Floats, group: Group, lookups: Lookups, feature: int, out: Floats) -> int:
+    """``out[i] = row of values[first + i]`` for the ids of one sequence feature; returns as `pool` does."""
+    first, last = lookups.span(feature)
+    chunks = use_torch_threads() * _CHUNKS_PER_THREAD
+    bad = int(
+        cpu.gather(
+            weights, group.width, lookups.values[first:last], group.base[feature], group.rows[feature], out, chunks
+        )
+    )
+    return bad if bad < 0 else first + bad
+
+
+def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
+    """Deal tables of the given costs to threads, longest first, cutting the large ones into parts by row.
+
+    Returns
+    -------
+    tuple of ndarray
+        ``(task_table, task_part, task_parts, thread_start)``.
+    """
+    fair = sum(costs) / max(threads, 1)
+    tasks = []
+    for table, cost in enumerate(costs):
+        parts = threads if cost > fair / 2 else 1
+        tasks += [(cost / parts, table, part, parts) for part in range(parts)]
+    loads: list[tuple[float, list[tuple[int, int, int]]]] = [(0.0, []) for _ in range(threads)]
+    for cost, *task in sorted(tasks, key=lambda entry: (-entry[0], entry[1:])):
+        least = min(range(threads), key=lambda thread: loads[thread][0])
+        loads[least] = (loads[least][0] + cost, [*loads[least][1], (task[0], task[1], task[2])])
+    dealt = np.array([task for _, mine in loads for task in mine], dtype=np.int64).reshape(-1, 3)
+    start = np.cumsum([0] + [len(mine) for _, mine in loads])
+    return dealt[:, 0].copy(), dealt[:, 1].copy(), dealt[:, 2].copy(), start.astype(np.int64)
+
+
+def update(
+    weights: Floats,
+    row_state: Floats,
+    full_state: Floats,
+    group: Group,
+    lookups: Lookups,
+    gradient: Floats,
+    sequence_gradient: Floats,
+    sequence_start: NDArray[np.int64],
+    rule: RowUpdate,
+    workspace: Workspace,
+) -> None:
+    """Sum gradients by distinct row, in ascending order of lookup position, and apply the row optimizer in place.
+
+    Parameters
+    ----------
+    weights : ndarray
+        ``[R * D]`` float32.
+    row_state, full_state : ndarray
+        ``[R]`` and ``[R * D]`` float32, or of any size where `rule` keeps no such state.
+    gradient : ndarray
+        ``[B, columns]`` float32 gradient of the pooled output, C-contiguous.
+    sequence_gradient : ndarray
+        Flat float32; feature f's ``[N_f, D]`` gradient starts at ``sequence_start[f]``.
+
+    Notes
+    -----
+    The bits do not depend on the number of threads: every row is summed and updated by one thread.
+    """
+    threads = use_torch_threads()
+    tables = len(group.table_start) - 1
+    counts = np.zeros(tables, dtype=np.int64)
+    costs = []
+    for table in range(tables):
+        features = group.table_features[group.table_start[table] : group.table_start[table + 1]]
+        spans = [lookups.span(int(f)) for f in features]
+        counts[table] = sum(last - first for first, last in spans)
+        # A lookup adds one gradient row; a distinct row also reads and writes a row of the table.
+        costs.append(float(counts[table] + 2 * min(counts[table], group.rows[features[0]])))
+    if not counts.any():
+        return
+    work = workspace.prepare(threads, int(counts.max()), group.width)
+    single = np.float32
+    cpu.update(
+        weights, group.width, row_state, full_state, lookups.values,
+        _NO_OFFSETS if lookups.offsets is None else lookups.offsets, lookups.offsets is None,
+        _NO_FLOATS if lookups.weights is None else lookups.weights, lookups.weights is not None, lookups.batch,
+        lookups.key, group.base, group.rows, group.column, group.mean, group.sequence, sequence_start,
+        group.table_start, group.table_features, *schedule(costs, threads),
+        gradient.reshape(-1), sequence_gradient, np.array([gradient.shape[1], group.width], dtype=np.int64),
+        work["index_of"], work["keys"], work["slot_of"], work["source_of"], work["scale_of"], work["order"],
+        work["order_scale"], work["row_of"], work["count_of"], work["row_sum"],
+        KINDS[rule.kind], single(rule.rate), single(rule.eps), single(rule.decay), single(rule.beta1),
+        single(rule.beta2), rule.step,
+    )  # fmt: skip
+
+
+def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: Floats, out: Floats) -> None:
+    """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight."""
+    chosen = np.flatnonzero(group.sequence == 0)
+    chunks = use_torch_threads() * _CHUNKS_PER_THREAD
+    cpu.weight_gradient(
+        weights, group.width, lookups.values, _offsets(lookups), lookups.batch, lookups.key[chosen],
+        group.base[chosen], group.column[chosen], group.mean[chosen], gradient, out, chunks,
+    )  # fmt: skip
