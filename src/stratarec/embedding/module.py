@@ -17,6 +17,7 @@ from stratarec.embedding.stores.dram import DramStore
 from stratarec.errors import ConfigError
 from stratarec.jagged import JaggedTensor, KeyedJagged
 from stratarec.kernels import embedding as kernel
+from stratarec.kernels.memory import RECYCLER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ class TieredEmbeddingBagCollection(nn.Module):
 
     def _pool(self, features: KeyedJagged) -> tuple[Tensor, ...]:
         """Pooled output and the rows of each sequence feature, without autograd."""
-        pooled = torch.empty(features.batch_size, sum(self.dims))
+        pooled = RECYCLER.empty(features.batch_size, sum(self.dims))
         rows = []
         for group in self._groups:
             rows += group.forward(features, pooled.numpy())
@@ -231,7 +232,7 @@ class _WidthGroup:
         rows = []
         for feature in np.flatnonzero(self.layout.sequence):
             first, last = lookups.span(int(feature))
-            gathered = torch.empty(last - first, self.layout.width)
+            gathered = RECYCLER.empty(last - first, self.layout.width)
             bad = kernel.gather(self.store.weights, self.layout, lookups, int(feature), gathered.numpy())
             self._check(lookups, bad)
             rows.append(gathered)
@@ -283,7 +284,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, None | Tensor, None, None]:
+    def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         module: TieredEmbeddingBagCollection = ctx.module
         features: KeyedJagged = ctx.features
         pooled = pooled.float().contiguous()

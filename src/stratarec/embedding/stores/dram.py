@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,18 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.kernels.memory import allocate
 from stratarec.kernels.random import fill_uniform, table_key
-
-
-def allocate(elements: int) -> NDArray[np.float32]:
-    """Zeroed float32 memory, page-aligned, on huge pages where the system gives them.
-
-    Random rows of a large table miss the TLB at nearly every access with 4 KiB pages.
-    """
-    memory = mmap.mmap(-1, max(elements * 4, mmap.PAGESIZE))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype=np.float32)[:elements]
 
 
 class DramStore:

@@ -104,7 +104,7 @@ class Workspace:
         capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
         shapes = {
             "index_of": (8 * capacity, np.int32),
-            "keys": (4 * capacity, np.int64),
+            "keys": (4 * capacity, np.uint64),
             "slot_of": (capacity, np.int32),
             "source_of": (capacity, np.int64),
             "scale_of": (capacity, np.float32),
@@ -136,30 +136,18 @@ def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
         return -1
     chunks = use_torch_threads() * _CHUNKS_PER_THREAD
     key, base, rows, column = lookups.key[chosen], group.base[chosen], group.rows[chosen], group.column[chosen]
+    flat, stride = out.reshape(-1), out.shape[1]
     if lookups.offsets is None and lookups.weights is None:
-        return int(
-            cpu.pool_singles(weights, group.width, lookups.values, lookups.batch, key, base, rows, column, out, chunks)
-        )
-    offsets = _offsets(lookups)
-    sample_weights = _NO_FLOATS if lookups.weights is None else lookups.weights
-    return int(
-        cpu.pool_bags(
-            weights,
-            group.width,
-            lookups.values,
-            offsets,
-            sample_weights,
-            lookups.weights is not None,
-            lookups.batch,
-            key,
-            base,
-            rows,
-            column,
-            group.mean[chosen],
-            out,
-            chunks,
+        bad = cpu.pool_singles(
+            weights, group.width, lookups.values, lookups.batch, key, base, rows, column, flat, stride, chunks
         )  # fmt: skip
-    )
+        return int(bad)
+    sample_weights = _NO_FLOATS if lookups.weights is None else lookups.weights
+    bad = cpu.pool_bags(
+        weights, group.width, lookups.values, _offsets(lookups), sample_weights, lookups.weights is not None,
+        lookups.batch, key, base, rows, column, group.mean[chosen], flat, stride, chunks,
+    )  # fmt: skip
+    return int(bad)
 
 
 def _offsets(lookups: Lookups) -> NDArray[np.int64]:
@@ -172,10 +160,9 @@ def gather(weights: Floats, group: Group, lookups: Lookups, feature: int, out: F
     """``out[i] = row of values[first + i]`` for the ids of one sequence feature; returns as `pool` does."""
     first, last = lookups.span(feature)
     chunks = use_torch_threads() * _CHUNKS_PER_THREAD
+    values = lookups.values[first:last]
     bad = int(
-        cpu.gather(
-            weights, group.width, lookups.values[first:last], group.base[feature], group.rows[feature], out, chunks
-        )
+        cpu.gather(weights, group.width, values, group.base[feature], group.rows[feature], out.reshape(-1), chunks)
     )
     return bad if bad < 0 else first + bad
 
@@ -250,12 +237,12 @@ def update(
         _NO_OFFSETS if lookups.offsets is None else lookups.offsets, lookups.offsets is None,
         _NO_FLOATS if lookups.weights is None else lookups.weights, lookups.weights is not None, lookups.batch,
         lookups.key, group.base, group.rows, group.column, group.mean, group.sequence, sequence_start,
-        group.table_start, group.table_features, *schedule(costs, threads),
-        gradient.reshape(-1), sequence_gradient, np.array([gradient.shape[1], group.width], dtype=np.int64),
+        group.table_start, group.table_features, counts, *schedule(costs, threads),
+        gradient.reshape(-1), sequence_gradient, gradient.shape[1],
         work["index_of"], work["keys"], work["slot_of"], work["source_of"], work["scale_of"], work["order"],
         work["order_scale"], work["row_of"], work["count_of"], work["row_sum"],
         KINDS[rule.kind], single(rule.rate), single(rule.eps), single(rule.decay), single(rule.beta1),
-        single(rule.beta2), rule.step,
+        single(rule.beta2), single(1 - rule.beta1**rule.step), single(1 - rule.beta2**rule.step),
     )  # fmt: skip
 
 
@@ -265,5 +252,5 @@ def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: F
     chunks = use_torch_threads() * _CHUNKS_PER_THREAD
     cpu.weight_gradient(
         weights, group.width, lookups.values, _offsets(lookups), lookups.batch, lookups.key[chosen],
-        group.base[chosen], group.column[chosen], group.mean[chosen], gradient, out, chunks,
+        group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1], out, chunks,
     )  # fmt: skip
