@@ -9,6 +9,7 @@ from stratarec.errors import ConfigError
 
 SparseKind = Literal["single", "multi", "history"]
 DenseTransform = Literal["log1p", "none"]
+TimeUnit = Literal["s", "ms", "us", "ns"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Schema:
     sparse: tuple[SparseFeature, ...] = ()
     time: str = ""
     """Column of event times (integers, any one unit); empty when the log has none."""
-    time_unit: Literal["s", "ms", "us", "ns"] = "s"
+    time_unit: TimeUnit = "s"
     """Unit of `time`."""
     session: str = ""
     """Column that names the session; samples of one session are stored together."""

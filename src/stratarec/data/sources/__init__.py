@@ -1,0 +1,35 @@
+"""Sources of raw logs; a recipe names one by its `kind`."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from stratarec.data.sources.avazu import AvazuConfig, AvazuSource
+from stratarec.data.sources.base import Chunk, OnBadRow, Source
+from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.sources.criteo import CriteoConfig, CriteoSource
+from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
+
+SourceConfig: TypeAlias = Annotated[
+    AvazuConfig | ClicksConfig | CriteoConfig | ParquetConfig | SyntheticConfig, Field(discriminator="kind")
+]
+
+__all__ = ["Chunk", "OnBadRow", "Source", "SourceConfig", "open_source"]
+
+
+def open_source(config: SourceConfig, *, on_bad_row: OnBadRow) -> Source:
+    """The source that `config` describes."""
+    match config:
+        case AvazuConfig():
+            return AvazuSource(config, on_bad_row)
+        case ClicksConfig():
+            return ClicksSource(config, on_bad_row)
+        case CriteoConfig():
+            return CriteoSource(config, on_bad_row)
+        case ParquetConfig():
+            return ParquetSource(config, on_bad_row)
+        case SyntheticConfig():
+            return SyntheticSource(config, on_bad_row)

@@ -46,6 +46,11 @@ class Source(Protocol):
     def schema(self) -> Schema: ...
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """Input files; empty for generated data."""
+        ...
+
+    @property
     def total_bytes(self) -> int:
         """For progress only; compressed size where the input is compressed."""
         ...

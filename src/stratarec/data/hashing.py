@@ -1,0 +1,32 @@
+"""Hashes that stay the same across versions, platforms and runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import xxhash
+from numpy.typing import NDArray
+
+from stratarec.errors import DataError
+from stratarec.kernels.random.vector import mix_array
+
+_SEED = np.uint64(0x5DEECE66D)
+
+
+def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
+    """``[N]`` 64-bit hash of integers or strings; nulls hash as their row in a fixed way: all alike."""
+    if values.dtype.is_integer():
+        keys = values.fill_null(-1).cast(pl.Int64).to_numpy().view(np.uint64)
+        return mix_array(keys + _SEED)
+    if values.dtype != pl.String:
+        raise DataError(f"column {values.name!r} is {values.dtype}, expected integers or text")
+    distinct = values.unique()
+    hashes = [xxhash.xxh3_64_intdigest(value) if value is not None else 0 for value in distinct]
+    codes = pl.DataFrame({"value": distinct, "hash": pl.Series(hashes, dtype=pl.UInt64)})
+    joined = values.to_frame("value").join(codes, on="value", how="left", maintain_order="left", nulls_equal=True)
+    return joined["hash"].to_numpy()
+
+
+def unit_interval(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """The hash as a number in [0, 1), by its upper bits."""
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53

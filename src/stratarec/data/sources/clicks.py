@@ -1,0 +1,201 @@
+"""A log of clicks alone, turned into click-through samples.
+
+Each click is a positive. K negatives are drawn among the items clicked in the window before it, in proportion to their
+clicks there (drawing a click of the window at random does just that), so nothing looks ahead in time. A negative is
+never the clicked item and no two negatives of a click are equal; a click whose window holds fewer other items gets
+fewer negatives. Negatives take over the user, session, time and contexts of their click.
+
+The log need not be sorted: it is first spooled into buckets of one window each, which are then taken in order of time.
+Memory holds two buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from stratarec.data.durations import in_unit
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
+from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.files import expand, fingerprint
+from stratarec.data.sources.parquet import Converter, open_parquet, parquet_pieces
+from stratarec.data.sources.text import BadRows
+from stratarec.errors import ConfigError
+from stratarec.files import make_directory, read_json, write_atomic, write_json
+from stratarec.kernels.negatives import draw_negatives
+from stratarec.kernels.random import table_key
+
+POPULARITY = "popularity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClicksConfig:
+    """Where a click log lies, and how samples are made of it."""
+
+    kind: Literal["clicks"] = "clicks"
+    paths: tuple[str, ...] = ()
+    """Parquet files, globs or URLs."""
+    user: str = "user_id"
+    """Column of the user."""
+    session: str = "session_id"
+    """Column of the session; empty when there is none."""
+    item: str = "item_id"
+    """Column of the clicked item."""
+    time: str = "timestamp"
+    """Column of the time of the click."""
+    time_unit: TimeUnit = "s"
+    """Unit of the time column, where it is an integer."""
+    contexts: tuple[str, ...] = ()
+    """Categorical columns that describe the moment of the click."""
+    negatives: int = 4
+    """K, negatives for each click."""
+    popularity_window: str = "1h"
+    """How far back negatives and the `popularity` feature look."""
+    history_length: int = 50
+    """L, how many of the user's earlier clicks make the `history` feature; 0 for no history."""
+    seed: int = 0
+    """Of the negatives."""
+
+    def __post_init__(self) -> None:
+        if self.negatives < 0:
+            raise ConfigError(f"data.source.negatives is {self.negatives}, expected 0 or more")
+        if self.history_length < 0:
+            raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
+        in_unit(self.popularity_window, self.time_unit, "data.source.popularity_window")
+
+
+class ClicksSource:
+    """Samples of a click log in order of time."""
+
+    def __init__(self, config: ClicksConfig, on_bad_row: OnBadRow) -> None:
+        self._config = config
+        self._on_bad_row = on_bad_row
+        self._files = expand(config.paths)
+        self._window = in_unit(config.popularity_window, config.time_unit, "data.source.popularity_window")
+        self.files = tuple(file.path for file in self._files)
+        self.total_bytes = sum(file.size for file in self._files)
+        self.schema = Schema(
+            label="label",
+            dense=(DenseFeature(name=POPULARITY),),
+            sparse=tuple(self._sparse()),
+            time=config.time,
+            time_unit=config.time_unit,
+            session=config.session,
+            user=config.user,
+        )
+
+    def _sparse(self) -> Iterator[SparseFeature]:
+        config = self._config
+        yield SparseFeature(name=config.item)
+        yield from (SparseFeature(name=name) for name in (*config.contexts, "hour_of_day", "weekday"))
+        if config.history_length:
+            yield SparseFeature(name="history", kind="history", of=config.item, max_length=config.history_length)
+
+    def estimate_rows(self) -> int:
+        return self._clicks * (1 + self._config.negatives)
+
+    @cached_property
+    def _clicks(self) -> int:
+        total = 0
+        for file in self._files:
+            with file.open() as raw:
+                total += int(open_parquet(raw, file).metadata.num_rows)
+        return total
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(self._config)}
+
+    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
+        bad = self._spool(workspace)
+        buckets = sorted(int(path.name.removeprefix("bucket=")) for path in workspace.glob("bucket=*"))
+        number, before = 0, _NO_CLICKS
+        for index, bucket in enumerate(buckets):
+            clicks = _read_bucket(workspace, bucket, self._config.time)
+            if index >= start:
+                near = before if len(before) and index and buckets[index - 1] == bucket - 1 else clicks.clear()
+                yield Chunk(
+                    index=index,
+                    file=0,
+                    frame=self._samples(near, clicks, number),
+                    bytes_done=self.total_bytes * (index + 1) // len(buckets),
+                    bad_rows=bad[0] if index == 0 else 0,
+                    bad_examples=tuple(bad[1]) if index == 0 else (),
+                )
+            number += len(clicks)
+            before = clicks
+
+    def _spool(self, workspace: Path) -> tuple[int, list[str]]:
+        """Cut the log into buckets of one window; returns the number of bad rows and some of their messages."""
+        config = self._config
+        columns = [config.item, config.user, config.time, *config.contexts]
+        columns = list(dict.fromkeys(columns + ([config.session] if config.session else [])))
+        make_directory(workspace / "done")
+        done = {int(path.stem) for path in (workspace / "done").glob("*.json")}
+        # Pieces are finished in order, so the finished ones are a prefix.
+        for piece in parquet_pieces(self._files, columns, start=len(done)):
+            bad = BadRows(self._on_bad_row)
+            frame = self._typed(piece.frame, self._files[piece.file].path, piece.first_row, bad)
+            for (bucket,), part in frame.group_by(pl.col(config.time) // self._window, maintain_order=True):
+                target = workspace / f"bucket={bucket}" / f"{piece.index:08d}.parquet"
+                write_atomic(target, part.write_parquet)
+            write_json(workspace / "done" / f"{piece.index:08d}.json", [bad.count, bad.examples])
+        notes = [read_json(path) for path in sorted((workspace / "done").glob("*.json"))]
+        return sum(count for count, _ in notes), [text for _, texts in notes for text in texts][:5]
+
+    def _typed(self, frame: pl.DataFrame, path: str, first_row: int, bad: BadRows) -> pl.DataFrame:
+        config = self._config
+        converter = Converter(path, first_row, frame.height, bad)
+        columns = {name: converter.category(frame[name]) for name in (config.item, *config.contexts)}
+        columns[config.user] = converter.category(frame[config.user])
+        if config.session:
+            columns[config.session] = converter.category(frame[config.session])
+        for name in filter(None, (config.item, config.user, config.session)):
+            converter.require(frame[name], frame[name].is_not_null(), "a value")
+        columns[config.time] = converter.time(frame[config.time], config.time_unit)
+        return converter.good(columns)
+
+    def _samples(self, before: pl.DataFrame, clicks: pl.DataFrame, number: int) -> pl.DataFrame:
+        """Clicks and their negatives, click by click, the positive first."""
+        config = self._config
+        both = pl.concat([before, clicks])
+        found, codes = np.unique(both[config.item].to_numpy(), return_inverse=True)
+        negatives, counts = draw_negatives(
+            both[config.time].to_numpy(),
+            codes.astype(np.int64),
+            first=len(before),
+            window=self._window,
+            wanted=config.negatives,
+            key=table_key(config.seed, "negatives"),
+            number=number,
+        )
+        shown = np.concatenate([codes[len(before) :, None], negatives], axis=1)
+        kept = shown >= 0
+        width = 1 + config.negatives
+        row = np.repeat(np.arange(len(clicks)), width).reshape(-1, width)[kept]
+        label = np.zeros((len(clicks), width), dtype=np.uint8)
+        label[:, 0] = 1
+        moment = pl.from_epoch(clicks[config.time] // in_unit("1s", config.time_unit, "time_unit"), "s")
+        frame = clicks.with_columns(
+            moment.dt.hour().cast(pl.Int64).alias("hour_of_day"), moment.dt.weekday().cast(pl.Int64).alias("weekday")
+        )[row]
+        items = pl.Series(config.item, found[shown[kept]], dtype=clicks[config.item].dtype)
+        return frame.with_columns(
+            items,
+            pl.Series("label", label[kept]),
+            pl.Series(POPULARITY, counts[kept].astype(np.float32)),
+        )
+
+
+_NO_CLICKS = pl.DataFrame()
+
+
+def _read_bucket(workspace: Path, bucket: int, time: str) -> pl.DataFrame:
+    """The clicks of one window in order of time, and of the log where times are equal."""
+    parts = sorted((workspace / f"bucket={bucket}").glob("[0-9]*.parquet"))
+    return pl.concat([pl.read_parquet(path, hive_partitioning=False) for path in parts]).sort(time, maintain_order=True)

@@ -1,0 +1,245 @@
+"""Delimited text of any size: blocks of whole lines, columns of strings, and the line of every error.
+
+Lines are counted from 1. A row that cannot be used is either the `DataError` that ends the run or, with
+``on_bad_row="skip"``, left out and counted. Damage to the file itself (a truncated gzip) always ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
+
+from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.files import InputFile
+from stratarec.errors import DataError
+
+BLOCK_BYTES = 16 << 20
+_CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """How a text log is laid out."""
+
+    columns: tuple[str, ...]
+    delimiter: str
+    header: bool
+    """The first line of each file names the columns, and must name these."""
+
+
+@dataclass
+class BadRows:
+    """Rows of one block that cannot be used."""
+
+    on_bad_row: OnBadRow
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, file: str, line: int, problem: str, unit: str = "line") -> None:
+        """Record a bad row, or raise."""
+        message = f"{file}, {unit} {line}: {problem}"
+        if self.on_bad_row == "error":
+            raise DataError(message)
+        self.count += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Whole lines of one file."""
+
+    file: int
+    first_line: int
+    content: bytes
+    bytes_done: int
+    """Stored bytes of all files consumed so far."""
+
+
+def blocks(files: tuple[InputFile, ...], block_bytes: int) -> Iterator[Block]:
+    """Cut every file into blocks that end at line ends."""
+    before = 0
+    for index, file in enumerate(files):
+        line, rest, empty = 1, b"", True
+        with file.open() as raw:
+            for data in _decompressed(raw, file, block_bytes):
+                empty = empty and not data
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    content = rest + data[:cut]
+                    done = before + min(raw.tell(), file.size)
+                    yield Block(file=index, first_line=line, content=content, bytes_done=done)
+                    line += content.count(b"\n")
+                    rest = data[cut:]
+                else:
+                    rest += data
+        before += file.size
+        if rest:
+            yield Block(file=index, first_line=line, content=rest + b"\n", bytes_done=before)
+        elif line == 1:
+            raise DataError(f"{file.path}: the file is empty, expected at least one row")
+
+
+def _decompressed(raw: object, file: InputFile, block_bytes: int) -> Iterator[bytes]:
+    suffix = next((codec for ending, codec in _CODECS.items() if file.path.endswith(ending)), None)
+    try:
+        stream = pa.PythonFile(raw, mode="r")
+        if suffix is not None:
+            stream = pa.CompressedInputStream(stream, suffix)
+        while data := stream.read(block_bytes):
+            yield data
+    except (OSError, pa.ArrowException, EOFError) as error:
+        what = f"damaged or truncated {suffix}" if suffix else "unreadable"
+        raise DataError(f"{file.path}: {what} ({error})") from error
+
+
+def read_block(block: Block, file: str, layout: TextFormat, bad: BadRows) -> tuple[pl.DataFrame, NDArray[np.int64]]:
+    """The usable rows of a block as string columns (null where empty), and the line number of each."""
+    content = block.content.replace(b"\r\n", b"\n") if b"\r" in block.content else block.content
+    first_line = block.first_line
+    if layout.header and first_line == 1:
+        head, _, content = content.partition(b"\n")
+        _check_header(head, file, layout)
+        first_line = 2
+    content, lines = _usable_lines(content, first_line, file, layout, bad)
+    if not len(lines):
+        return pl.DataFrame(schema=dict.fromkeys(layout.columns, pl.String)), lines
+    table = pa_csv.read_csv(
+        pa.BufferReader(content),
+        read_options=pa_csv.ReadOptions(
+            column_names=list(layout.columns), use_threads=False, block_size=len(content) + 1
+        ),
+        parse_options=pa_csv.ParseOptions(delimiter=layout.delimiter, quote_char=False, ignore_empty_lines=False),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(layout.columns, pa.string()), null_values=[""], strings_can_be_null=True
+        ),
+    )
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    assert frame.height == len(lines)
+    return frame, lines
+
+
+def _check_header(head: bytes, file: str, layout: TextFormat) -> None:
+    names = head.decode("utf-8", "replace").split(layout.delimiter)
+    if tuple(names) == layout.columns:
+        return
+    missing = [name for name in layout.columns if name not in names]
+    detail = f"missing {', '.join(missing)}" if missing else f"got {', '.join(names)[:200]}"
+    raise DataError(f"{file}, line 1: the header does not name the expected columns ({detail})")
+
+
+def _usable_lines(
+    content: bytes, first_line: int, file: str, layout: TextFormat, bad: BadRows
+) -> tuple[bytes, NDArray[np.int64]]:
+    """Leave out lines with a wrong number of fields, a stray carriage return, or bytes that are not UTF-8."""
+    data = np.frombuffer(content, dtype=np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    fields = 1 + np.diff(np.searchsorted(np.flatnonzero(data == ord(layout.delimiter)), ends), prepend=0)
+    lines = first_line + np.arange(len(ends), dtype=np.int64)
+    expected = len(layout.columns)
+    wrong = fields != expected
+    if wrong.any() or b"\r" in content or not _is_utf8(content):
+        split = content.split(b"\n")[: len(ends)]
+        keep = np.zeros(len(ends), dtype=bool)
+        for i, text in enumerate(split):
+            problem = _line_problem(text, int(fields[i]), expected)
+            if problem:
+                bad.add(file, int(lines[i]), problem)
+            else:
+                keep[i] = True
+        content = b"".join(text + b"\n" for text, good in zip(split, keep, strict=True) if good)
+        lines = lines[keep]
+    return content, lines
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _line_problem(text: bytes, fields: int, expected: int) -> str:
+    if not text:
+        return f"an empty line, expected {expected} fields"
+    if fields != expected:
+        return f"got {fields} fields, expected {expected}"
+    if b"\r" in text:
+        return "a carriage return inside the line"
+    return "" if _is_utf8(text) else "bytes that are not UTF-8"
+
+
+class RowChecks:
+    """Marks rows of a frame whose fields are not what they should be."""
+
+    def __init__(self, file: str, lines: NDArray[np.int64], bad: BadRows) -> None:
+        self._file, self._lines, self._bad = file, lines, bad
+        self._good = np.ones(len(lines), dtype=bool)
+
+    def require(self, raw: pl.Series, fine: pl.Series, expected: str) -> None:
+        """Every row of the column `raw` must be `fine`; the message quotes what was got."""
+        wrong = ~fine.fill_null(False).to_numpy() & self._good
+        for row in np.flatnonzero(wrong):
+            got = "nothing" if raw[int(row)] is None else repr(raw[int(row)])
+            self._bad.add(self._file, int(self._lines[row]), f"field {raw.name!r}: got {got}, expected {expected}")
+        self._good &= ~wrong
+
+    def label(self, raw: pl.Series) -> pl.Series:
+        """``UInt8`` 0 or 1."""
+        self.require(raw, raw.is_in(["0", "1"]), "0 or 1")
+        return (raw == "1").cast(pl.UInt8)
+
+    def number(self, raw: pl.Series) -> pl.Series:
+        """``Float32``, null where the field is empty; anything but a finite number is bad."""
+        value = raw.str.strip_chars().cast(pl.Float64, strict=False)
+        fits = value.is_finite() & (value.abs() <= 3.0e38)
+        self.require(raw, raw.is_null() | fits.fill_null(False), "a number or nothing")
+        return value.cast(pl.Float32, strict=False)
+
+    def good(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows of `frame` that passed."""
+        return frame if self._good.all() else frame.filter(pl.Series(self._good))
+
+
+def text_chunks(
+    files: tuple[InputFile, ...],
+    layout: TextFormat,
+    on_bad_row: OnBadRow,
+    convert: Callable[[pl.DataFrame, RowChecks], pl.DataFrame],
+    start: int,
+    block_bytes: int,
+) -> Iterator[Chunk]:
+    """Chunks `start`, `start` + 1, ... of delimited text; earlier blocks are read but not parsed."""
+    for index, block in enumerate(blocks(files, block_bytes)):
+        if index < start:
+            continue
+        bad = BadRows(on_bad_row)
+        path = files[block.file].path
+        frame, lines = read_block(block, path, layout, bad)
+        checks = RowChecks(path, lines, bad)
+        frame = checks.good(convert(frame, checks))
+        yield Chunk(
+            index=index,
+            file=block.file,
+            frame=frame,
+            bytes_done=block.bytes_done,
+            bad_rows=bad.count,
+            bad_examples=tuple(bad.examples),
+        )
+
+
+def estimate_rows(files: tuple[InputFile, ...]) -> int:
+    """Rows of all files, from the first block of the first one; compressed text is taken to shrink fourfold."""
+    first = next(blocks(files[:1], 1 << 20))
+    bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
+    grown = sum(file.size * (4 if file.path.endswith(tuple(_CODECS)) else 1) for file in files)
+    return max(int(grown / bytes_a_row), 1)

@@ -1,0 +1,90 @@
+"""Which split a sample belongs to: by time, by fraction or by file."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from stratarec.data.durations import in_unit
+from stratarec.data.hashing import stable_hash, unit_interval
+from stratarec.data.schema import Schema
+from stratarec.errors import ConfigError
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitConfig:
+    """How samples are dealt to training, validation and test."""
+
+    by: Literal["time", "fraction", "file"] = "fraction"
+    """``time``: the last stretches; ``fraction``: at random, whole users or sessions together where the schema names
+    them; ``file``: whole input files."""
+    valid: float | str | tuple[str, ...] = 0.1
+    """A duration such as 1d for ``time``, a share for ``fraction``, file name patterns for ``file``."""
+    test: float | str | tuple[str, ...] = 0.1
+    """As `valid`; by time the test split is the last and validation lies before it."""
+    seed: int = 0
+    """Of the random fraction."""
+
+    def __post_init__(self) -> None:
+        for name in ("valid", "test"):
+            value = getattr(self, name)
+            if self.by == "fraction" and not (isinstance(value, float | int) and 0 <= value < 1):
+                raise ConfigError(f"data.split.{name} is {value!r}, expected a share from 0 to below 1")
+            if self.by == "time":
+                in_unit(value, "s", f"data.split.{name}")
+            if self.by == "file" and isinstance(value, float | int):
+                raise ConfigError(f"data.split.{name} is {value!r}, expected file name patterns")
+        if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
+            raise ConfigError("data.split.valid and data.split.test leave nothing to train on")
+
+
+class Splitter:
+    """Assigns 0 (train), 1 (valid) or 2 (test) to samples.
+
+    Parameters
+    ----------
+    last_time : int
+        The largest time of all samples; used for ``by: time``.
+    """
+
+    def __init__(self, config: SplitConfig, schema: Schema, files: tuple[str, ...], last_time: int) -> None:
+        self._config, self._schema, self._files, self._last_time = config, schema, files, last_time
+        if config.by == "time" and not schema.time:
+            raise ConfigError("data.split.by is time, but this data has no time column")
+        if config.by == "file":
+            self._file_split = np.array([self._of_file(path) for path in files], dtype=np.int8)
+            for number, name in ((1, "valid"), (2, "test")):
+                if not (self._file_split == number).any():
+                    raise ConfigError(f"data.split.{name} matches none of the {len(files)} input files")
+
+    def _of_file(self, path: str) -> int:
+        name = path.rsplit("/", 1)[-1]
+        for number, patterns in ((2, self._config.test), (1, self._config.valid)):
+            wanted = (patterns,) if isinstance(patterns, str) else patterns
+            assert not isinstance(wanted, float)
+            if any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern) for pattern in wanted):
+                return number
+        return 0
+
+    def assign(self, frame: pl.DataFrame) -> NDArray[np.int8]:
+        """``[N]`` split numbers of staged rows."""
+        config, schema = self._config, self._schema
+        if config.by == "file":
+            return self._file_split[frame["__file"].to_numpy()]
+        if config.by == "time":
+            times = frame[schema.time].to_numpy()
+            test = self._last_time - in_unit(str(config.test), schema.time_unit, "data.split.test")
+            valid = test - in_unit(str(config.valid), schema.time_unit, "data.split.valid")
+            return ((times > valid).astype(np.int8) + (times > test)).astype(np.int8)
+        key = frame[schema.shard_key] if schema.shard_key else frame["__row"]
+        hashes = stable_hash(pl.Series(stable_hash(key) ^ np.uint64(config.seed)).reinterpret(signed=True))
+        place = unit_interval(hashes)
+        test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]
+        return np.where(place < test, 2, np.where(place < test + valid, 1, 0)).astype(np.int8)
