@@ -2,7 +2,7 @@
 
     dataset.json                 schema, counts, splits, vocabulary sizes, hashes, format version
     vocabulary/<name>.parquet    value, id, count
-    <split>/shard-00000.parquet  label, dense columns (float32), ids (int32, or lists of int32), __time, __group, __session
+    <split>/shard-00000.parquet  label, dense (float32), ids (int32, or lists of int32), __time, __group, __session
 
 Only this module knows the layout; `prepare` writes and the loader reads through it.
 """

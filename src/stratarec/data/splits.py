@@ -77,12 +77,13 @@ class Splitter:
         """``[N]`` split numbers of staged rows."""
         config, schema = self._config, self._schema
         if config.by == "file":
-            return self._file_split[frame["__file"].to_numpy()]
+            numbers: NDArray[np.int8] = self._file_split[frame["__file"].to_numpy()]
+            return numbers
         if config.by == "time":
             times = frame[schema.time].to_numpy()
-            test = self._last_time - in_unit(str(config.test), schema.time_unit, "data.split.test")
-            valid = test - in_unit(str(config.valid), schema.time_unit, "data.split.valid")
-            return ((times > valid).astype(np.int8) + (times > test)).astype(np.int8)
+            last_valid = self._last_time - in_unit(str(config.test), schema.time_unit, "data.split.test")
+            last_train = last_valid - in_unit(str(config.valid), schema.time_unit, "data.split.valid")
+            return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
         key = frame[schema.shard_key] if schema.shard_key else frame["__row"]
         hashes = stable_hash(pl.Series(stable_hash(key) ^ np.uint64(config.seed)).reinterpret(signed=True))
         place = unit_interval(hashes)

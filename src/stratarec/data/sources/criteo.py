@@ -1,4 +1,8 @@
-"""Criteo display advertising logs (Kaggle and Terabyte): tab-separated label, 13 integers, 26 hashed categories."""
+"""Criteo display advertising logs (Kaggle and Terabyte): tab-separated label, 13 integers, 26 hashed categories.
+
+Copies that went through tools which trim lines have lost the tabs behind their last value, so the last three categories
+may be absent from a line; they are then missing.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,7 @@ class CriteoSource:
         return {"kind": "criteo", "files": fingerprint(self._files), "block_bytes": self._block_bytes}
 
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
-        layout = TextFormat(columns=("label", *DENSE, *SPARSE), delimiter="\t", header=False)
+        layout = TextFormat(columns=("label", *DENSE, *SPARSE), delimiter="\t", header=False, optional=3)
         return text_chunks(self._files, layout, self._on_bad_row, _convert, start, self._block_bytes)
 
 

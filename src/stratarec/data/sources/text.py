@@ -32,6 +32,8 @@ class TextFormat:
     delimiter: str
     header: bool
     """The first line of each file names the columns, and must name these."""
+    optional: int = 0
+    """So many of the last fields may be absent with their delimiters; they are then missing."""
 
 
 @dataclass
@@ -150,7 +152,10 @@ def _usable_lines(
         split = content.split(b"\n")[: len(ends)]
         keep = np.zeros(len(ends), dtype=bool)
         for i, text in enumerate(split):
-            problem = _line_problem(text, int(fields[i]), expected)
+            absent = expected - int(fields[i])
+            if 0 < absent <= layout.optional:
+                split[i] = text + absent * layout.delimiter.encode()
+            problem = _line_problem(text, expected if split[i] is not text else int(fields[i]), expected)
             if problem:
                 bad.add(file, int(lines[i]), problem)
             else:

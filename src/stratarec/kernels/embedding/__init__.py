@@ -252,5 +252,6 @@ def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: F
     chunks = use_torch_threads() * _CHUNKS_PER_THREAD
     cpu.weight_gradient(
         weights, group.width, lookups.values, _offsets(lookups), lookups.batch, lookups.key[chosen],
-        group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1], out, chunks,
+        group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1],
+        out, chunks,
     )  # fmt: skip

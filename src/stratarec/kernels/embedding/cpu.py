@@ -190,7 +190,8 @@ def place(row, index_of, keys, mask, direct):
 @njit(nogil=True, cache=True)
 def collect(
     features, part, parts, values, offsets, singles, batch, key, column, mean, sequence, sequence_start,
-    sample_weights, weighted, stride, width, index_of, keys, mask, direct, slot_of, source_of, scale_of, row_of, count_of,
+    sample_weights, weighted, stride, width, index_of, keys, mask, direct, slot_of, source_of, scale_of, row_of,
+    count_of,
 ):  # fmt: skip
     """List one table's lookups in ascending order of position: slot_of, source_of (gradient), scale_of.
 

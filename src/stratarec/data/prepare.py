@@ -1,0 +1,300 @@
+"""Raw logs -> a prepared data set, in three stages that each resume where they stopped.
+
+1. *stage*: source chunks, checked and typed, are dealt to partitions by the hash of their user or session;
+2. *count*: values and dense moments of the training rows, partition by partition, then merged in a fixed order;
+3. *encode*: each partition becomes one shard of each split.
+
+Memory holds one chunk, or one partition, and the vocabularies. Everything happens in ``<path>.preparing``; the last act
+renames its output to `path`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from stratarec.data.dataset import (
+    MANIFEST,
+    Dataset,
+    Shard,
+    VocabularyInfo,
+    write_manifest,
+    write_shard,
+    write_vocabulary,
+)
+from stratarec.data.partition import Partition
+from stratarec.data.sources import OnBadRow, Source, SourceConfig, open_source
+from stratarec.data.splits import SPLITS, SplitConfig, Splitter
+from stratarec.data.staging import StagedChunk, Staging
+from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig
+from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
+from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_atomic, write_json
+from stratarec.progress import Progress, SilentProgress
+
+_WORK_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig:
+    """Which logs become which data set."""
+
+    source: SourceConfig
+    """Raw logs."""
+    path: str
+    """Directory of the prepared data set."""
+    on_bad_row: OnBadRow = "error"
+    """``error`` stops at the first bad row; ``skip`` leaves bad rows out and reports how many."""
+    split: SplitConfig = field(default_factory=SplitConfig)
+    """How samples are dealt to train, valid and test."""
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    """Which values get rows of their own."""
+    shard_samples: int = 500_000
+    """About how many samples a shard holds; bounds the memory of `prepare`."""
+
+    def __post_init__(self) -> None:
+        if self.shard_samples < 1:
+            raise ConfigError(f"data.shard_samples is {self.shard_samples}, expected at least 1")
+        if not self.path:
+            raise ConfigError("data.path is empty, expected a directory for the prepared data set")
+
+
+def prepare(
+    config: PrepareConfig, *, name: str = "", overwrite: bool = False, progress: Progress | None = None
+) -> Dataset:
+    """Prepare a data set, or return the finished one when nothing has changed.
+
+    Raises
+    ------
+    DataError
+        For raw logs that cannot be read as the recipe says: names the file, the row and the field.
+    DatasetError
+        When `path` holds a data set of other logs or settings and `overwrite` is false.
+    StorageError
+        When an output cannot be written. An earlier data set at `path` is then as it was.
+    """
+    run = _Run(config, name, progress or SilentProgress())
+    with _storage_errors(run.final):
+        return run.run(overwrite)
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except (OSError, pl.exceptions.ComputeError) as error:
+        failure = error if isinstance(error, OSError) else OSError(str(error))
+        raise storage_error(path, failure) from error
+
+
+class _Run:
+    """One call of `prepare`."""
+
+    def __init__(self, config: PrepareConfig, name: str, progress: Progress) -> None:
+        self.config, self.name, self.progress = config, name or Path(config.path).name, progress
+        self.final = Path(config.path)
+        self.work = self.final.with_name(f"{self.final.name}.preparing")
+        self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row)
+        self.schema = self.source.schema
+        self.plan = self._plan()
+
+    def _plan(self) -> dict[str, Any]:
+        """What the outcome depends on; an interrupted run goes on only under the same plan."""
+        settings = {key: value for key, value in asdict(self.config).items() if key not in ("path", "source")}
+        plan = {"format": _WORK_FORMAT, "source": self.source.fingerprint(), "settings": settings}
+        roundtrip: dict[str, Any] = json.loads(json.dumps(plan))
+        return roundtrip
+
+    def run(self, overwrite: bool) -> Dataset:
+        if self.final.exists() and not overwrite:
+            return self._finished()
+        if self.final.exists() and not self.final.is_dir():
+            raise StorageError(f"cannot write {self.final}: it is a file, expected a directory or nothing")
+        self._open_workspace()
+        chunks = self._stage()
+        shards = self.staging.shards(chunks, self.config.shard_samples)
+        splitter = Splitter(
+            self.config.split, self.schema, self.source.files, max((chunk.last_time for chunk in chunks), default=0)
+        )
+        self._count(chunks, shards, splitter)
+        vocabularies, infos = self._vocabularies(len(shards))
+        moments = self._moments(len(shards))
+        self._encode(chunks, shards, splitter, vocabularies, moments)
+        self._finish(chunks, len(shards), infos, moments)
+        return Dataset.open(self.final, verify="sizes")
+
+    def _finished(self) -> Dataset:
+        if not (self.final / MANIFEST).is_file():
+            raise DatasetError(f"{self.final} exists and is no prepared data set; name another data.path")
+        dataset = Dataset.open(self.final)
+        if dataset.about.get("plan") != self.plan:
+            raise DatasetError(
+                f"{self.final} was prepared from other logs or settings; name another data.path, or pass --overwrite"
+            )
+        self.progress.say(f"{self.final} is up to date")
+        return dataset
+
+    def _open_workspace(self) -> None:
+        plan = self.work / "plan.json"
+        if plan.is_file() and read_json(plan) != self.plan:
+            self.progress.say(f"{self.work}: the logs or settings changed since it was left; starting anew")
+            shutil.rmtree(self.work)
+        make_directory(self.work / "source")
+        if not plan.is_file():
+            rows = self.source.estimate_rows()
+            write_json(self.work / "partitions.json", max(round(rows / self.config.shard_samples), 1))
+            write_json(plan, self.plan)
+        partitions = int(read_json(self.work / "partitions.json"))
+        self.staging = Staging(self.work / "staged", self.schema, partitions)
+        self.output = self.work / "output"
+
+    def _stage(self) -> list[StagedChunk]:
+        done = self.staging.done()
+        finished = self.work / "staged.done"
+        if finished.exists():
+            return done
+        before = done[-1].bytes_done if done else 0
+        self.progress.start("read", self.source.total_bytes, "" if not self.source.files else "B", before)
+        for chunk in self.source.chunks(self.work / "source", start=len(done)):
+            done.append(self.staging.add(chunk))
+            self.progress.advance(chunk.bytes_done - before)
+            before = chunk.bytes_done
+        self.progress.finish()
+        if not any(chunk.rows for chunk in done):
+            raise DataError(f"{', '.join(self.source.files[:3])}: no usable row in the input")
+        write_json(finished, True)
+        return done
+
+    def _partition(self, chunks: Sequence[StagedChunk], partitions: Sequence[int], splitter: Splitter) -> Partition:
+        frame = self.staging.read(chunks, partitions)
+        return Partition(frame, self.schema, splitter.assign(frame))
+
+    def _count(self, chunks: Sequence[StagedChunk], shards: Sequence[Sequence[int]], splitter: Splitter) -> None:
+        folder = self.work / "counts"
+        make_directory(folder)
+        self.progress.start("count", len(shards), "shards")
+        for number, partitions in enumerate(shards):
+            note = folder / f"{number:05d}.json"
+            if not note.exists():
+                part = self._partition(chunks, partitions, splitter)
+                for name in self.schema.vocabularies():
+                    write_atomic(folder / f"{number:05d}-{name}.parquet", part.count(name).write_parquet)
+                moments = {feature.name: asdict(part.moments(feature.name)) for feature in self.schema.dense}
+                write_json(note, {"moments": moments, "positives": [part.positives(i) for i in range(len(SPLITS))]})
+                del part
+                _release_memory()
+            self.progress.advance(1)
+        self.progress.finish()
+
+    def _vocabularies(self, shards: int) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:
+        """Counts of all partitions merged and ranked, one vocabulary after another."""
+        ranked, infos = {}, {}
+        for name in self.schema.vocabularies():
+            files = [self.work / "counts" / f"{number:05d}-{name}.parquet" for number in range(shards)]
+            total: pl.DataFrame | None = None
+            for file in files:
+                counted = pl.read_parquet(file)
+                total = counted if total is None else _merge(total, counted)
+            assert total is not None
+            vocabulary = Vocabulary.rank(total, self.config.vocabulary.limits(name))
+            ranked[name] = vocabulary
+            infos[name] = write_vocabulary(self.output, name, vocabulary.frame().to_arrow(), len(vocabulary.values))
+        return ranked, infos
+
+    def _moments(self, shards: int) -> dict[str, Moments]:
+        total = {feature.name: Moments() for feature in self.schema.dense}
+        for number in range(shards):
+            note = read_json(self.work / "counts" / f"{number:05d}.json")
+            for name, moments in note["moments"].items():
+                total[name] = total[name] + Moments(**moments)
+        return total
+
+    def _encode(
+        self,
+        chunks: Sequence[StagedChunk],
+        shards: Sequence[Sequence[int]],
+        splitter: Splitter,
+        vocabularies: Mapping[str, Vocabulary],
+        moments: Mapping[str, Moments],
+    ) -> None:
+        folder = self.work / "encoded"
+        make_directory(folder)
+        self.progress.start("encode", len(shards), "shards")
+        for number, partitions in enumerate(shards):
+            note = folder / f"{number:05d}.json"
+            if not note.exists():
+                part = self._partition(chunks, partitions, splitter)
+                written = {}
+                for split, name in enumerate(SPLITS):
+                    table = part.encode(split, vocabularies, moments)
+                    if table.num_rows:
+                        written[name] = asdict(write_shard(self.output, name, number, table))
+                    del table
+                write_json(note, written)
+                del part
+                _release_memory()
+            self.progress.advance(1)
+        self.progress.finish()
+
+    def _finish(
+        self,
+        chunks: Sequence[StagedChunk],
+        shards: int,
+        infos: Mapping[str, VocabularyInfo],
+        moments: Mapping[str, Moments],
+    ) -> None:
+        splits: dict[str, list[Shard]] = {name: [] for name in SPLITS}
+        positives = dict.fromkeys(SPLITS, 0)
+        for number in range(shards):
+            for name, shard in read_json(self.work / "encoded" / f"{number:05d}.json").items():
+                splits[name].append(Shard(**{**shard, "row_groups": tuple(shard["row_groups"])}))
+            for name, count in zip(
+                SPLITS, read_json(self.work / "counts" / f"{number:05d}.json")["positives"], strict=True
+            ):
+                positives[name] += count
+        samples = {name: sum(shard.samples for shard in found) for name, found in splits.items()}
+        if not 0 < positives["train"] < samples["train"]:
+            raise DataError(
+                f"the training split has {samples['train']} samples, {positives['train']} of them positive; "
+                "expected both classes: check data.split"
+            )
+        bad = sum(chunk.bad_rows for chunk in chunks)
+        examples = [text for chunk in chunks for text in chunk.bad_examples][:5]
+        write_manifest(
+            self.output,
+            name=self.name,
+            schema=self.schema,
+            splits=splits,
+            positives=positives,
+            vocabularies=infos,
+            about={
+                "plan": self.plan,
+                "bad_rows": bad,
+                "bad_examples": examples,
+                "moments": {key: asdict(value) for key, value in moments.items()},
+            },
+        )
+        replace_directory(self.output, self.final)
+        shutil.rmtree(self.work)
+        if bad:
+            self.progress.say(f"left out {bad} bad rows, such as {'; '.join(examples[:2])}")
+
+
+def _merge(one: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
+    joined = pl.concat([one, other], how="vertical_relaxed")
+    return joined.group_by("value").agg(pl.col("count").sum()).sort("value")
+
+
+def _release_memory() -> None:
+    """Give Arrow's freed memory back, so that peaks of different partitions do not add up."""
+    pa.default_memory_pool().release_unused()

@@ -1,0 +1,135 @@
+"""Raw rows on their way to shards: one file a source chunk, one row group a partition.
+
+Rows that belong together (a user, a session) share a partition; reading a partition reads its row group of every chunk.
+A chunk's file is renamed into place when it is whole, so an interrupted run goes on behind the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stratarec.data.hashing import stable_hash
+from stratarec.data.schema import Schema
+from stratarec.data.sources.base import Chunk
+from stratarec.files import make_directory, read_json, write_atomic, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedChunk:
+    """What is known of one staged chunk."""
+
+    index: int
+    rows: int
+    groups: dict[int, int]
+    """Partition -> row group in the chunk's file."""
+    first_time: int
+    last_time: int
+    bytes_done: int
+    bad_rows: int
+    bad_examples: tuple[str, ...]
+
+
+class Staging:
+    """The staged chunks of one run in `folder`.
+
+    Parameters
+    ----------
+    partitions : int
+        How many partitions rows are dealt to by their shard key; without a shard key each chunk is its own partition.
+    """
+
+    def __init__(self, folder: Path, schema: Schema, partitions: int) -> None:
+        self._folder, self._schema, self._partitions = folder, schema, partitions
+        make_directory(folder)
+
+    def done(self) -> list[StagedChunk]:
+        """Finished chunks in order."""
+        notes = [read_json(path) for path in sorted(self._folder.glob("*.json"))]
+        return [
+            StagedChunk(
+                **{
+                    **note,
+                    "groups": {int(key): group for key, group in note["groups"].items()},
+                    "bad_examples": tuple(note["bad_examples"]),
+                }
+            )
+            for note in notes
+        ]
+
+    def add(self, chunk: Chunk) -> StagedChunk:
+        """Write a chunk, partition by partition."""
+        number = (chunk.index << 32) + np.arange(chunk.frame.height, dtype=np.int64)
+        frame = chunk.frame.with_columns(pl.Series("__row", number), pl.lit(chunk.file, dtype=pl.Int32).alias("__file"))
+        key = self._schema.shard_key
+        if key:
+            place = (stable_hash(frame[key]) % np.uint64(self._partitions)).astype(np.int32)
+            parts = frame.with_columns(pl.Series("__partition", place)).partition_by(
+                "__partition", as_dict=True, include_key=False
+            )
+            named = {int(partition[0]): part for partition, part in parts.items()}
+        else:
+            named = {chunk.index: frame}
+        order = [partition for partition in sorted(named) if named[partition].height]
+        write_atomic(self._file(chunk.index), lambda path: _write_groups(path, [named[p] for p in order]))
+        times = frame[self._schema.time] if self._schema.time and frame.height else None
+        staged = StagedChunk(
+            index=chunk.index,
+            rows=frame.height,
+            groups={partition: group for group, partition in enumerate(order)},
+            first_time=0 if times is None else int(times.min()),  # type: ignore[arg-type]
+            last_time=0 if times is None else int(times.max()),  # type: ignore[arg-type]
+            bytes_done=chunk.bytes_done,
+            bad_rows=chunk.bad_rows,
+            bad_examples=chunk.bad_examples,
+        )
+        write_json(self._folder / f"{chunk.index:08d}.json", vars(staged))
+        return staged
+
+    def _file(self, index: int) -> Path:
+        return self._folder / f"{index:08d}.parquet"
+
+    def read(self, chunks: Sequence[StagedChunk], partitions: Sequence[int]) -> pl.DataFrame:
+        """All rows of some partitions, in the order of the source."""
+        frames = []
+        for chunk in chunks:
+            groups = [chunk.groups[partition] for partition in partitions if partition in chunk.groups]
+            if groups:
+                with pq.ParquetFile(self._file(chunk.index)) as file:
+                    table = file.read_row_groups(groups, use_threads=False)
+                frames.append(pl.from_arrow(table))
+        whole = pl.concat(frames, rechunk=True)  # type: ignore[type-var]
+        assert isinstance(whole, pl.DataFrame)
+        return whole
+
+    def shards(self, chunks: Sequence[StagedChunk], shard_samples: int) -> list[list[int]]:
+        """The partitions of each shard: one each with a shard key, else runs of chunks of about `shard_samples`."""
+        if self._schema.shard_key:
+            return [[p] for p in sorted({partition for chunk in chunks for partition in chunk.groups})]
+        runs: list[list[int]] = [[]]
+        held = 0
+        for chunk in chunks:
+            if held and held + chunk.rows > shard_samples:
+                runs.append([])
+                held = 0
+            if chunk.rows:
+                runs[-1].append(chunk.index)
+                held += chunk.rows
+        return [run for run in runs if run]
+
+
+def _write_groups(path: Path, parts: Sequence[pl.DataFrame]) -> None:
+    if not parts:
+        path.touch()
+        return
+    first = parts[0].to_arrow()
+    with pq.ParquetWriter(path, first.schema, compression="zstd", compression_level=1) as writer:
+        for part in parts:
+            table: pa.Table = part.to_arrow().cast(first.schema)
+            writer.write_table(table, row_group_size=max(len(part), 1))
