@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -100,7 +101,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        return -(-self.samples // self.config.batch_size)
+        return (self.samples + self.config.batch_size - 1) // self.config.batch_size
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from `start_batch` on: a function of (seed, epoch, start_batch) alone.
@@ -183,8 +184,8 @@ def _cut(held: list[tuple[_Window, NDArray[np.int64]]], size: int) -> list[tuple
     return [(window, rows) for window, rows in taken if len(rows)]
 
 
-def _column(table: pa.Table, name: str) -> NDArray[np.generic]:
-    array: NDArray[np.generic] = table[name].to_numpy()
+def _column(table: pa.Table, name: str) -> NDArray[Any]:
+    array: NDArray[Any] = table[name].to_numpy()
     return array
 
 
@@ -200,7 +201,8 @@ def _sparse_column(table: pa.Table, name: str) -> NDArray[np.int32] | _Lists:
 
 
 def _assemble_sparse(parts: list[tuple[_Window, NDArray[np.int64]]], schema: Schema, size: int) -> KeyedJagged:
-    lengths, values = [], []
+    lengths: list[NDArray[Any]] = []
+    values: list[NDArray[np.int32]] = []
     plain = True
     for f in range(len(schema.sparse)):
         for window, rows in parts:
@@ -211,7 +213,7 @@ def _assemble_sparse(parts: list[tuple[_Window, NDArray[np.int64]]], schema: Sch
             else:
                 ids = column.take(rows)
                 known = ids >= 0
-                count = known
+                count = known.astype(np.int64)
                 if not known.all():
                     plain, ids = False, ids[known]
             lengths.append(count)

@@ -1,0 +1,16 @@
+"""The pairwise dot interaction in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
+    """``[B, D + V (V - 1) / 2]`` from dense ``[B, D]`` and pooled ``[B, F, D]``; V = F + 1, or F without dense."""
+    vectors = pooled if dense is None else torch.cat([dense.unsqueeze(1), pooled], dim=1)
+    products = torch.bmm(vectors, vectors.transpose(1, 2))
+    count = vectors.shape[1]
+    rows, columns = torch.tril_indices(count, count, offset=-1)
+    pairs = products[:, rows, columns]
+    return pairs if dense is None else torch.cat([dense, pairs], dim=1)

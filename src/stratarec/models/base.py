@@ -1,0 +1,149 @@
+"""What every model is: embeddings, history pooling, and a network from vectors to one logit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stratarec.data.schema import Schema, SparseFeature
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.errors import ConfigError
+from stratarec.jagged import Batch
+from stratarec.models.layers import initialize, pad
+from stratarec.models.sequence import HistoryConfig, build_pooling
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorsConfig:
+    """What all models share: the vectors they start from."""
+
+    embedding_dim: int = 16
+    """D, width of every embedding."""
+    pooling: Literal["mean", "sum"] = "mean"
+    """How multi-valued features are pooled."""
+    history: HistoryConfig = field(default_factory=HistoryConfig)
+    """How histories are pooled."""
+
+    def __post_init__(self) -> None:
+        if self.embedding_dim < 1:
+            raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
+
+
+def check_sizes(field_name: str, sizes: tuple[int, ...]) -> None:
+    """Layer sizes must be positive."""
+    if any(size < 1 for size in sizes):
+        raise ConfigError(f"model.{field_name} is {list(sizes)}, expected positive sizes")
+
+
+def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int]) -> list[EmbeddingBagConfig]:
+    """One table a vocabulary; histories that need every row are looked up without pooling."""
+    unpooled = config.history.pooling != "mean"
+
+    def is_sequence(feature: SparseFeature) -> bool:
+        return unpooled and feature.kind == "history"
+
+    return [
+        EmbeddingBagConfig(
+            name=name,
+            num_embeddings=table_rows[name],
+            embedding_dim=config.embedding_dim,
+            pooling=config.pooling,
+            feature_names=tuple(feature.name for feature in features if not is_sequence(feature)),
+            sequence_features=tuple(feature.name for feature in features if is_sequence(feature)),
+        )
+        for name, features in schema.vocabularies().items()
+    ]
+
+
+class Network(nn.Module):
+    """The dense part of a model: pools histories, then leaves the rest to `score`.
+
+    It sees tensors alone, so that it can be exported.
+    """
+
+    score: nn.Module
+
+    def __init__(self, config: VectorsConfig, schema: Schema, pooled_keys: tuple[str, ...]) -> None:
+        super().__init__()
+        self.width = config.embedding_dim
+        sequences = schema.histories if config.history.pooling != "mean" else ()
+        self.sequence_keys = tuple(feature.name for feature in sequences)
+        self.targets = tuple(pooled_keys.index(feature.of) for feature in sequences)
+        self.poolings = nn.ModuleList(
+            build_pooling(self.width, feature.max_length, config.history) for feature in sequences
+        )
+        self.features = len(pooled_keys) + len(sequences)
+
+    def forward(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
+        """``[B]`` logits.
+
+        Parameters
+        ----------
+        dense : Tensor
+            ``[B, F_dense]``.
+        pooled : Tensor
+            ``[B, F * D]`` pooled embeddings.
+        sequences : Tensor
+            For each history rows ``[B, L, D]`` and mask ``[B, L]``.
+        """
+        vectors = pooled.view(pooled.shape[0], -1, self.width)
+        extra = [
+            pooling(vectors[:, target], rows, mask).unsqueeze(1)
+            for pooling, target, rows, mask in zip(
+                self.poolings, self.targets, sequences[::2], sequences[1::2], strict=True
+            )
+        ]
+        if extra:
+            vectors = torch.cat([vectors, *(vector.to(vectors.dtype) for vector in extra)], dim=1)
+        logits: Tensor = self.score(dense, vectors)
+        return logits.float()
+
+
+class CTRModel(nn.Module):
+    """A batch -> logits.
+
+    Parameters
+    ----------
+    embeddings : TieredEmbeddingBagCollection
+        Trains itself in backward; its tables are no parameters.
+    network : Network
+        Everything that a dense optimizer trains.
+    """
+
+    def __init__(self, embeddings: TieredEmbeddingBagCollection, network: Network) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.network = network
+
+    def forward(self, batch: Batch) -> Tensor:
+        """``[B]`` float32 logits."""
+        return self.network(*self.vectors(batch))  # type: ignore[no-any-return]
+
+    def vectors(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the network takes: dense, pooled, and rows and mask of each history."""
+        found = self.embeddings(batch.sparse)
+        sequences = [found.sequences[key] for key in self.network.sequence_keys]
+        padded = [part for sequence in sequences for part in pad(sequence.values, sequence.offsets)]
+        return (batch.dense, found.pooled, *padded)
+
+
+def assemble(
+    network: Network, tables: list[EmbeddingBagConfig], optimizer: RowOptimizerConfig, seed: int, final: nn.Linear,
+    click_rate: float | None,
+) -> CTRModel:  # fmt: skip
+    """Set initial weights and join the parts; the last bias starts at the log-odds of `click_rate`."""
+    initialize(network, seed)
+    if click_rate is not None and 0 < click_rate < 1:
+        with torch.no_grad():
+            final.bias.fill_(math.log(click_rate / (1 - click_rate)))
+    return CTRModel(TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=seed), network)
+
+
+def pooled_keys(tables: list[EmbeddingBagConfig]) -> tuple[str, ...]:
+    """Pooled features in the order that the collection gives them."""
+    return tuple(name for table in tables for name in table.feature_names)

@@ -1,0 +1,105 @@
+"""DCN V2 (Wang et al. 2021, arXiv 2008.13535): explicit crosses of all features, stacked on or beside a deep network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stratarec.data.schema import Schema
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.errors import ConfigError
+from stratarec.models.base import (
+    CTRModel,
+    Network,
+    VectorsConfig,
+    assemble,
+    build_tables,
+    check_sizes,
+    pooled_keys,
+)
+from stratarec.models.layers import MLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCNv2Config(VectorsConfig):
+    """Sizes of a DCN V2."""
+
+    kind: Literal["dcnv2"] = "dcnv2"
+    structure: Literal["stacked", "parallel"] = "parallel"
+    """``stacked``: the deep network takes the crosses; ``parallel``: both take the input and are joined at the end."""
+    cross_layers: int = 3
+    """Order of the highest cross minus one."""
+    low_rank: int = 0
+    """Rank of the cross matrices, U V^T; 0 for full matrices."""
+    deep_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of the deep network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp)
+        if self.cross_layers < 1:
+            raise ConfigError(f"model.cross_layers is {self.cross_layers}, expected at least 1")
+        if self.low_rank < 0:
+            raise ConfigError(f"model.low_rank is {self.low_rank}, expected 0 or more")
+
+
+class Cross(nn.Module):
+    """x_{l+1} = x_0 * (W x_l + b) + x_l, with W = U V^T where a rank is given."""
+
+    def __init__(self, width: int, layers: int, rank: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
+            if rank
+            else nn.Linear(width, width)
+            for _ in range(layers)
+        )
+
+    def forward(self, start: Tensor) -> Tensor:
+        """``[B, width]`` -> ``[B, width]``."""
+        crossed = start
+        for layer in self.layers:
+            crossed = torch.addcmul(crossed, start.to(crossed.dtype), layer(crossed).to(crossed.dtype))
+        return crossed
+
+
+class DCNv2Score(nn.Module):
+    """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
+
+    def __init__(self, config: DCNv2Config, dense: int, features: int) -> None:
+        super().__init__()
+        width = dense + features * config.embedding_dim
+        self.stacked = config.structure == "stacked"
+        self.cross = Cross(width, config.cross_layers, config.low_rank)
+        self.deep = MLP(width, config.deep_mlp)
+        self.out = nn.Linear(self.deep.outputs + (0 if self.stacked else width), 1)
+
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        start = torch.cat([dense, vectors.flatten(1).to(dense.dtype)], dim=1)
+        crossed = self.cross(start)
+        last = self.deep(crossed) if self.stacked else self._beside(start, crossed)
+        logits: Tensor = self.out(last)
+        return logits.squeeze(-1)
+
+    def _beside(self, start: Tensor, crossed: Tensor) -> Tensor:
+        deep = self.deep(start)
+        return torch.cat([crossed.to(deep.dtype), deep], dim=1)
+
+
+def build_dcnv2(
+    config: DCNv2Config,
+    schema: Schema,
+    table_rows: Mapping[str, int],
+    optimizer: RowOptimizerConfig,
+    seed: int,
+    click_rate: float | None,
+) -> CTRModel:
+    """A DCN V2 for the features of `schema`."""
+    tables = build_tables(config, schema, table_rows)
+    network = Network(config, schema, pooled_keys(tables))
+    network.score = score = DCNv2Score(config, len(schema.dense), network.features)
+    return assemble(network, tables, optimizer, seed, score.out, click_rate)

@@ -1,0 +1,74 @@
+"""DLRM (Naumov et al. 2019, arXiv 1906.00091): bottom MLP, pairwise dots, top MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from stratarec.data.schema import Schema
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.errors import ConfigError
+from stratarec.kernels.interaction import dot_interaction
+from stratarec.models.base import (
+    CTRModel,
+    Network,
+    VectorsConfig,
+    assemble,
+    build_tables,
+    check_sizes,
+    pooled_keys,
+)
+from stratarec.models.layers import MLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMConfig(VectorsConfig):
+    """Sizes of a DLRM."""
+
+    kind: Literal["dlrm"] = "dlrm"
+    bottom_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes over the dense features; a last layer of `embedding_dim` follows."""
+    top_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes over the interactions; a last layer of 1 follows."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("bottom_mlp", self.bottom_mlp)
+        check_sizes("top_mlp", self.top_mlp)
+
+
+class DLRMScore(nn.Module):
+    """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
+
+    def __init__(self, config: DLRMConfig, dense: int, features: int) -> None:
+        super().__init__()
+        width = config.embedding_dim
+        self.bottom = MLP(dense, (*config.bottom_mlp, width)) if dense else None
+        count = features + (dense > 0)
+        if count < 2:
+            raise ConfigError("a dlrm needs at least two vectors to interact; this data has too few features")
+        self.top = MLP((width if dense else 0) + count * (count - 1) // 2, config.top_mlp)
+        self.out = nn.Linear(self.top.outputs, 1)
+
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        front = None if self.bottom is None else self.bottom(dense)
+        logits: Tensor = self.out(self.top(dot_interaction(front, vectors)))
+        return logits.squeeze(-1)
+
+
+def build_dlrm(
+    config: DLRMConfig,
+    schema: Schema,
+    table_rows: Mapping[str, int],
+    optimizer: RowOptimizerConfig,
+    seed: int,
+    click_rate: float | None,
+) -> CTRModel:
+    """A DLRM for the features of `schema`."""
+    tables = build_tables(config, schema, table_rows)
+    network = Network(config, schema, pooled_keys(tables))
+    network.score = score = DLRMScore(config, len(schema.dense), network.features)
+    return assemble(network, tables, optimizer, seed, score.out, click_rate)

@@ -1,0 +1,45 @@
+"""Layers that models share, and their initial weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def initialize(module: nn.Module, seed: int) -> None:
+    """Set every linear layer as DLRM's reference does; a function of `seed` and the order of the layers alone.
+
+    Weights are normal with variance 2 / (in + out), biases normal with variance 1 / out.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                rows, columns = layer.weight.shape
+                layer.weight.normal_(0, math.sqrt(2 / (rows + columns)), generator=generator)
+                if layer.bias is not None:
+                    layer.bias.normal_(0, math.sqrt(1 / rows), generator=generator)
+
+
+class MLP(nn.Sequential):
+    """Linear layers of the given sizes, each followed by a ReLU."""
+
+    def __init__(self, inputs: int, sizes: Sequence[int]) -> None:
+        layers: list[nn.Module] = []
+        for size in sizes:
+            layers += [nn.Linear(inputs, size), nn.ReLU(inplace=True)]
+            inputs = size
+        super().__init__(*layers)
+        self.outputs = inputs
+
+
+def pad(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Jagged ``[N, D]`` rows as ``[B, L, D]`` with zeros behind, and the ``[B, L]`` mask of real ones; L >= 1."""
+    lengths = offsets.diff()
+    longest = max(int(lengths.max()) if len(lengths) else 0, 1)
+    mask = torch.arange(longest) < lengths.unsqueeze(1)
+    padded = values.new_zeros(len(lengths), longest, values.shape[1])
+    return padded.masked_scatter(mask.unsqueeze(-1), values), mask

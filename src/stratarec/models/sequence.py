@@ -1,0 +1,101 @@
+"""Histories -> one vector a sample.
+
+Shapes: B samples, L longest history of the batch, D width. Padding never changes a result, and an empty history gives
+zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stratarec.errors import ConfigError
+from stratarec.models.layers import MLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryConfig:
+    """How a history becomes a vector."""
+
+    pooling: Literal["mean", "target_attention", "transformer"] = "mean"
+    """``mean`` of the rows; ``target_attention`` weighs them by the candidate item (DIN, Zhou et al. 2018);
+    ``transformer`` lets them attend to each other, then takes the mean, and does not depend on the candidate."""
+    attention_mlp: tuple[int, ...] = (36,)
+    """Hidden sizes of the attention's scoring MLP."""
+    layers: int = 1
+    """Transformer blocks."""
+    heads: int = 2
+    """Attention heads of a block; must divide the embedding width."""
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or self.heads < 1:
+            raise ConfigError(f"model.history.layers and heads are {self.layers} and {self.heads}, expected at least 1")
+
+
+class TargetAttention(nn.Module):
+    """DIN's activation unit: the weight of a row is an MLP of [query, key, query - key, query * key], not normalised."""
+
+    def __init__(self, width: int, config: HistoryConfig) -> None:
+        super().__init__()
+        self.score = MLP(4 * width, config.attention_mlp)
+        self.out = nn.Linear(self.score.outputs, 1)
+
+    def forward(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        """``[B, D]`` from the candidate ``[B, D]``, rows ``[B, L, D]`` and mask ``[B, L]``."""
+        query = target.unsqueeze(1).expand_as(rows)
+        weights = self.out(self.score(torch.cat([query, rows, query - rows, query * rows], dim=-1)))
+        return (weights * mask.unsqueeze(-1) * rows).sum(1)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before = nn.LayerNorm(width)
+        self.project = nn.Linear(width, 3 * width)
+        self.join = nn.Linear(width, width)
+        self.between = nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, rows: Tensor, visible: Tensor) -> Tensor:
+        size, length, width = rows.shape
+        shape = (size, length, self.heads, width // self.heads)
+        query, key, value = (part.view(shape).transpose(1, 2) for part in self.project(self.before(rows)).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+        rows = rows + self.join(mixed.transpose(1, 2).reshape(size, length, width))
+        out: Tensor = rows + self.feed(self.between(rows))
+        return out
+
+
+class TransformerPooling(nn.Module):
+    """Pre-norm encoder blocks over the history with learned positions counted from the most recent item, then the mean."""
+
+    def __init__(self, width: int, longest: int, config: HistoryConfig) -> None:
+        super().__init__()
+        if width % config.heads:
+            raise ConfigError(f"model.history.heads is {config.heads}, which does not divide embedding_dim {width}")
+        self.position = nn.Parameter(torch.zeros(longest, width))
+        self.blocks = nn.ModuleList(_Block(width, config.heads) for _ in range(config.layers))
+
+    def forward(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        """As `TargetAttention`; the candidate is not used."""
+        lengths = mask.sum(1, keepdim=True)
+        age = (lengths - 1 - torch.arange(rows.shape[1])).clamp(0, len(self.position) - 1)
+        rows = rows + self.position[age]
+        # A row that may see nothing would be NaN: the first place is always visible, and empty histories end as zeros.
+        visible = mask.clone()
+        visible[:, 0] = True
+        for block in self.blocks:
+            rows = block(rows, visible[:, None, None, :])
+        return (rows * mask.unsqueeze(-1)).sum(1) / lengths.clamp(min=1)
+
+
+def build_pooling(width: int, longest: int, config: HistoryConfig) -> nn.Module:
+    """The module for a pooling other than the mean, which needs none."""
+    if config.pooling == "target_attention":
+        return TargetAttention(width, config)
+    return TransformerPooling(width, longest, config)
