@@ -14,8 +14,11 @@ ROOT = Path(stratarec.__file__).parent
 # Rooms from the front door down: a module may import from its own room and from rooms below it, never from above.
 ROOMS = [
     ("cli",),
-    ("recipe",),
     ("training",),
+    ("recipe",),
+    ("training.config",),
+    ("training.checkpoint",),
+    ("training.tensors",),
     ("models",),
     ("reporting",),
     ("embedding.module", "embedding.torchrec", "embedding"),

@@ -1,1 +1,52 @@
-"""Train recommendation models whose embedding tables outgrow fast memory."""
+"""Train recommendation models whose embedding tables outgrow fast memory.
+
+dataset = stratarec.Dataset.open("data/demo")
+recipe = stratarec.Recipe.load("recipes/demo.yaml")
+result = stratarec.Trainer(recipe, dataset).train()
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stratarec.data.dataset import Dataset as Dataset
+    from stratarec.data.loader import Loader as Loader
+    from stratarec.data.loader import LoaderConfig as LoaderConfig
+    from stratarec.data.prepare import PrepareConfig as PrepareConfig
+    from stratarec.data.prepare import prepare as prepare
+    from stratarec.embedding import EmbeddingBagConfig as EmbeddingBagConfig
+    from stratarec.embedding import RowOptimizerConfig as RowOptimizerConfig
+    from stratarec.embedding import TieredEmbeddingBagCollection as TieredEmbeddingBagCollection
+    from stratarec.errors import StrataError as StrataError
+    from stratarec.jagged import Batch as Batch
+    from stratarec.jagged import JaggedTensor as JaggedTensor
+    from stratarec.jagged import KeyedJagged as KeyedJagged
+    from stratarec.recipe import Recipe as Recipe
+    from stratarec.training.trainer import Trainer as Trainer
+
+# Loaded when first used: importing the package alone must not cost what torch costs.
+_HOMES = {
+    "Batch": "jagged",
+    "Dataset": "data.dataset",
+    "EmbeddingBagConfig": "embedding",
+    "JaggedTensor": "jagged",
+    "KeyedJagged": "jagged",
+    "Loader": "data.loader",
+    "LoaderConfig": "data.loader",
+    "PrepareConfig": "data.prepare",
+    "Recipe": "recipe",
+    "RowOptimizerConfig": "embedding",
+    "StrataError": "errors",
+    "TieredEmbeddingBagCollection": "embedding",
+    "Trainer": "training.trainer",
+    "prepare": "data.prepare",
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stratarec' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"stratarec.{_HOMES[name]}"), name)

@@ -27,3 +27,11 @@ class CheckpointError(StrataError, RuntimeError):
 
 class StorageError(StrataError, OSError):
     """A path that cannot be written: a full disk, a missing permission, a file where a directory is needed."""
+
+
+class TrainingError(StrataError, ArithmeticError):
+    """Training that cannot go on: the loss is no number."""
+
+
+class Interrupted(Exception):
+    """The user asked a run to stop; its message says which checkpoint was written and how to go on."""

@@ -1,0 +1,209 @@
+"""The command line: one subcommand, one plain function.
+
+Errors that a user can mend are one line on standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from stratarec.errors import Interrupted, StrataError
+
+# Heavy imports (torch, numba) are inside the functions, so that --help answers at once.
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Raw logs -> a prepared data set."""
+    from stratarec.data.prepare import prepare as run
+    from stratarec.recipe import Recipe
+    from stratarec.reporting.progress import make_progress
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    dataset = run(recipe.data, name=recipe.name, overwrite=args.overwrite, progress=make_progress(quiet=args.quiet))
+    for split in dataset.splits:
+        samples = dataset.samples(split)
+        rate = f", {dataset.positives[split] / samples:.2%} positive" if samples else ""
+        print(f"{split:6} {samples:>12,} samples{rate}")
+    print(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
+    if dataset.about["bad_rows"]:
+        print(f"left out {dataset.about['bad_rows']:,} bad rows")
+    print(f"prepared {dataset.path}")
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train a model, test it once, write a report."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.recipe import Recipe
+    from stratarec.reporting.progress import make_progress
+    from stratarec.training.trainer import Trainer
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    dataset = Dataset.open(recipe.data.path)
+    trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet))
+    result = trainer.train(resume=args.resume, overwrite=args.overwrite)
+    _print_result(trainer.run, result)
+
+
+def _print_result(run: Path, result: dict[str, object]) -> None:
+    from stratarec.training.memory import readable
+
+    if "test" in result:
+        _print_metrics("test", result["test"])  # type: ignore[arg-type]
+    print(f"speed            {result['samples_per_second']:,.0f} samples/s")
+    print(f"tables and state {readable(result['table_bytes'])}, network {readable(result['network_bytes'])}")  # type: ignore[arg-type]
+    print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
+    print(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
+    print(f"report           {run / 'report.html'}")
+    print(f"TensorBoard      {run / 'tensorboard'}")
+
+
+def _print_metrics(split: str, metrics: dict[str, float]) -> None:
+    print(f"{split}: {metrics['samples']:,} samples")
+    for name, label in (
+        ("auc", "AUC"),
+        ("log_loss", "log loss"),
+        ("normalized_entropy", "normalized entropy"),
+        ("calibration", "calibration"),
+        ("grouped_auc", "grouped AUC"),
+    ):
+        print(f"  {label:20} {metrics[name]:.6f}")
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Metrics of a trained model."""
+    from stratarec.reporting.progress import make_progress
+    from stratarec.training.evaluation import evaluate_split
+    from stratarec.training.run import open_run
+
+    trained = open_run(args.run, args.data)
+    progress = make_progress(quiet=args.quiet)
+    for split in args.split:
+        precision = trained.recipe.train.precision
+        metrics, _, _ = evaluate_split(trained.model, trained.dataset, split, precision=precision, progress=progress)
+        _print_metrics(split, metrics.to_dict())
+
+
+def predict(args: argparse.Namespace) -> None:
+    """Scores as Parquet."""
+    from stratarec.reporting.progress import make_progress
+    from stratarec.training.predict import predict as run
+    from stratarec.training.run import open_run
+
+    trained = open_run(args.run, args.data)
+    output = Path(args.output or Path(args.run) / f"predictions-{args.split}.parquet")
+    rows = run(trained, args.split, output, make_progress(quiet=args.quiet))
+    print(f"{rows:,} scores in {output}")
+
+
+def export(args: argparse.Namespace) -> None:
+    """Tables and program for use elsewhere."""
+    from stratarec.training.export import export as run
+    from stratarec.training.run import open_run
+
+    print(f"exported {run(open_run(args.run), Path(args.output or Path(args.run) / 'export'))}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stratarec",
+        description="Train recommendation models whose embedding tables outgrow fast memory.",
+        epilog="Start with:  stratarec prepare recipes/demo.yaml && stratarec train recipes/demo.yaml",
+    )
+    parser.add_argument("--version", action="version", version=f"stratarec {version('stratarec')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, run: object, text: str, example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(command=run)
+        command.add_argument("-q", "--quiet", action="store_true", help="no progress")
+        return command
+
+    def add_recipe(command: argparse.ArgumentParser) -> None:
+        command.add_argument("recipe", help="YAML recipe; recipes/ has examples")
+        command.add_argument("overrides", nargs="*", metavar="FIELD=VALUE", help="change a field of the recipe")
+
+    command = add(
+        "prepare",
+        prepare,
+        "Turn raw logs into a prepared data set. Resumes where an interrupted call stopped.",
+        "stratarec prepare recipes/criteo.yaml 'data.source.paths=[day_*.gz]' data.on_bad_row=skip",
+    )
+    add_recipe(command)
+    command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
+
+    command = add(
+        "train",
+        train,
+        "Train a model on a prepared data set, test it once, write checkpoints and a report.",
+        "stratarec train recipes/demo.yaml train.batch_size=4096 --resume",
+    )
+    add_recipe(command)
+    command.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    command.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
+
+    command = add(
+        "evaluate", evaluate, "Print metrics of a trained model.", "stratarec evaluate runs/demo --split test"
+    )
+    command.add_argument("run", help="directory that `train` wrote")
+    command.add_argument("data", nargs="?", help="another prepared data set with the same vocabularies")
+    command.add_argument("--split", action="append", default=[], help="split to evaluate (repeatable; default: test)")
+
+    command = add("predict", predict, "Write scores as Parquet.", "stratarec predict runs/demo -o scores.parquet")
+    command.add_argument("run", help="directory that `train` wrote")
+    command.add_argument("data", nargs="?", help="another prepared data set with the same vocabularies")
+    command.add_argument("--split", default="test", help="split to score (default: test)")
+    command.add_argument("-o", "--output", help="Parquet file (default: in the run)")
+
+    command = add(
+        "export",
+        export,
+        "Write safetensors tables and a torch.export program.",
+        "stratarec export runs/demo -o exported",
+    )
+    command.add_argument("run", help="directory that `train` wrote")
+    command.add_argument("-o", "--output", help="directory (default: export in the run)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parse(arguments)
+    try:
+        args.command(args)
+    except StrataError as error:
+        print(f"stratarec: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stratarec: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    except Interrupted as error:
+        print(f"stratarec: {error}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, with overrides allowed behind options."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(args, "overrides") or any(item.startswith("-") or "=" not in item for item in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides += rest
+    if getattr(args, "split", None) == []:
+        args.split = ["test"]
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

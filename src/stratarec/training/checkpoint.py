@@ -1,0 +1,164 @@
+"""Checkpoints: a directory a step, whole or absent, with a hash of every file.
+
+step-00001000/
+    model.safetensors      tables with their optimizer state, and the network
+    optimizer.safetensors  state of the dense optimizer, and torch's random state
+    state.json             position, progress, what model and data it is of, and the hashes of the two files
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratarec.data.dataset import file_hash
+from stratarec.errors import CheckpointError, ConfigError, DatasetError, StorageError
+from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_json
+from stratarec.training.tensors import read_tensors, write_tensors
+
+FORMAT = 1
+_FILES = ("model.safetensors", "optimizer.safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written and how many are kept."""
+
+    every_steps: int = 0
+    """Write one every so many steps; 0 for never by steps."""
+    every_minutes: float = 10.0
+    """Write one when the last is so old; 0 for never by time."""
+    keep: int = 2
+    """How many of the last are kept, the best one besides."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("every_steps", 0), ("every_minutes", 0), ("keep", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"train.checkpoint.{name} is {getattr(self, name)}, expected at least {least}")
+
+
+def save(
+    folder: Path, *, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> Path:
+    """Write a checkpoint of step ``state["step"]`` into `folder` and return its path."""
+    final = folder / f"step-{state['step']:08d}"
+    temporary = folder / f".{final.name}.tmp"
+    make_directory(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        for name, tensors in zip(_FILES, (model, optimizer), strict=True):
+            write_tensors(temporary / name, tensors)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise storage_error(final, error) from error
+    try:
+        hashes = {name: file_hash(temporary / name) for name in _FILES}
+        write_json(temporary / "state.json", {"format": FORMAT, "hashes": hashes, **state})
+        replace_directory(temporary, final)
+    except StorageError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that was read and found whole."""
+
+    path: Path
+    state: dict[str, Any]
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+
+
+def load(path: Path, *, identity: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Read a checkpoint and check it.
+
+    Parameters
+    ----------
+    identity : mapping
+        What the model and data must be; the message of the error names the first field that differs.
+
+    Raises
+    ------
+    CheckpointError
+        When it is missing, damaged (names the file), or of something else.
+    """
+    state = read_state(path)
+    for name in _FILES:
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path / name} is missing; use another checkpoint")
+        if file_hash(path / name) != state["hashes"][name]:
+            raise CheckpointError(f"{path / name} is damaged: its hash does not match; use another checkpoint")
+    difference = None if identity is None else first_difference(identity, state["identity"])
+    if difference:
+        raise CheckpointError(f"{path} is of another model or data set: {difference}")
+    return Checkpoint(
+        path=path, state=state, model=read_tensors(path / _FILES[0]), optimizer=read_tensors(path / _FILES[1])
+    )
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """``state.json`` of a checkpoint."""
+    try:
+        state = read_json(path / "state.json")
+    except DatasetError as error:
+        raise CheckpointError(f"no checkpoint at {path}: {error}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path / 'state.json'} is no checkpoint of format {FORMAT}")
+    missing = {"step", "hashes", "identity"} - set(state)
+    if missing:
+        raise CheckpointError(f"{path / 'state.json'} is damaged: it lacks {', '.join(sorted(missing))}")
+    return state
+
+
+def first_difference(want: Any, have: Any, where: str = "") -> str:
+    """Where two JSON values first differ, in words; empty when they are equal."""
+    if isinstance(want, Mapping) and isinstance(have, Mapping):
+        for key in sorted({*want, *have}):
+            inner = f"{where}.{key}" if where else str(key)
+            found = first_difference(want.get(key), have.get(key), inner)
+            if found:
+                return found
+        return ""
+    return "" if want == have else f"{where} is {have!r} there, and {want!r} here"
+
+
+def steps(folder: Path) -> list[Path]:
+    """Whole checkpoints in `folder`, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
+
+
+def prune(folder: Path, keep: int, protected: set[Path]) -> None:
+    """Remove all but the last `keep` checkpoints and those `protected`."""
+    for path in steps(folder)[:-keep]:
+        if path not in protected:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """State of a dense optimizer as ``<parameter>.<name>`` tensors, and torch's random state."""
+    found = {"random": torch.get_rng_state()}
+    for place, entries in optimizer.state_dict()["state"].items():
+        for name, value in entries.items():
+            found[f"{place}.{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+    return found
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key == "random":
+            torch.set_rng_state(value)
+            continue
+        place, name = key.split(".", 1)
+        state.setdefault(int(place), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

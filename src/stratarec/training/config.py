@@ -1,0 +1,94 @@
+"""What a training run is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import nn
+
+from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
+from stratarec.errors import ConfigError
+from stratarec.training.checkpoint import CheckpointConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseOptimizerConfig:
+    """Optimizer of the network."""
+
+    kind: Literal["adam", "adagrad", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    """Step size before the schedule."""
+    weight_decay: float = 0.0
+    """L2 on all weights of the network."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Factor on the learning rate over steps."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate < 0 or self.weight_decay < 0:
+            raise ConfigError("train.dense: learning_rate and weight_decay must be 0 or more")
+
+    def build(self, network: nn.Module) -> torch.optim.Optimizer:
+        """The torch optimizer, in its fused form."""
+        make = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}[self.kind]
+        options = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
+        return make(network.parameters(), **options)  # type: ignore[no-any-return, operator]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig:
+    """When to stop because validation no longer gets better."""
+
+    patience: int = 0
+    """Evaluations without a better one before stopping; 0 never stops early."""
+    metric: Literal["auc", "log_loss"] = "auc"
+    """What must get better."""
+
+    def __post_init__(self) -> None:
+        if self.patience < 0:
+            raise ConfigError(f"train.early_stopping.patience is {self.patience}, expected 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a model is trained."""
+
+    run: str = ""
+    """Directory of the run; empty means runs/<name of the recipe>."""
+    batch_size: int = 4096
+    """Samples a step."""
+    epochs: int = 1
+    """Passes over the training split."""
+    max_steps: int = 0
+    """Stop after so many steps; 0 for no limit."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32."""
+    threads: int = 0
+    """Threads of torch and of the kernels; 0 for all cores."""
+    seed: int = 0
+    """Of initial weights and of the order of batches."""
+    dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
+    """Optimizer of the network."""
+    embedding: RowOptimizerConfig = field(default_factory=RowOptimizerConfig)
+    """Row optimizer of the tables."""
+    clip_norm: float = 0.0
+    """Scale the network's gradient down to this norm; 0 for none."""
+    eval_every: int = 0
+    """Evaluate on the validation split every so many steps; 0 at the end of each epoch."""
+    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    """Whether validation may end the run."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When checkpoints are written."""
+    log_every: int = 50
+    """Steps between points of the loss curve."""
+    window_row_groups: int = 8
+    """Row groups that are shuffled together; bounds the loader's memory."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("batch_size", 1), ("epochs", 1), ("max_steps", 0), ("threads", 0), ("clip_norm", 0), ("eval_every", 0),
+            ("log_every", 1), ("window_row_groups", 1),
+        ):  # fmt: skip
+            if getattr(self, name) < least:
+                raise ConfigError(f"train.{name} is {getattr(self, name)}, expected at least {least}")

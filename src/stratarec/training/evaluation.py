@@ -1,0 +1,51 @@
+"""Logits of a whole split, and their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.models import CTRModel
+from stratarec.progress import Progress
+from stratarec.training.metrics import Metrics, evaluate_logits
+
+_BATCH = 8192
+
+
+def logits(
+    model: CTRModel, dataset: Dataset, split: str, *, precision: str, progress: Progress
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64] | None]]:
+    """Label, logit and group of each batch, in the order of storage."""
+    loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False))
+    training = model.training
+    model.eval()
+    progress.start(f"evaluate {split}", loader.samples, "samples")
+    try:
+        with torch.no_grad(), autocast(precision):
+            for batch in loader.epoch(0):
+                scores = model(batch).numpy()
+                yield batch.label.numpy(), scores, None if batch.group is None else batch.group.numpy()
+                progress.advance(batch.size)
+    finally:
+        progress.finish()
+        model.train(training)
+
+
+def evaluate_split(
+    model: CTRModel, dataset: Dataset, split: str, *, precision: str, progress: Progress
+) -> tuple[Metrics, NDArray[np.float32], NDArray[np.float32]]:
+    """Metrics of a split, and its labels and logits."""
+    parts = list(logits(model, dataset, split, precision=precision, progress=progress))
+    label, score = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    groups = [part[2] for part in parts if part[2] is not None]
+    return evaluate_logits(label, score, np.concatenate(groups) if groups else None), label, score
+
+
+def autocast(precision: str) -> torch.autocast:
+    """The context in which the network runs."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
