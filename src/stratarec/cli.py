@@ -151,9 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     command.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
 
-    command = add(
-        "evaluate", evaluate, "Print metrics of a trained model.", "stratarec evaluate runs/demo --split test"
-    )
+    command = add("evaluate", evaluate, "Print metrics of a trained model.", "stratarec evaluate runs/demo")
     command.add_argument("run", help="directory that `train` wrote")
     command.add_argument("data", nargs="?", help="another prepared data set with the same vocabularies")
     command.add_argument("--split", action="append", default=[], help="split to evaluate (repeatable; default: test)")
@@ -168,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         "export",
         export,
         "Write safetensors tables and a torch.export program.",
-        "stratarec export runs/demo -o exported",
+        "stratarec export runs/demo -o out",
     )
     command.add_argument("run", help="directory that `train` wrote")
     command.add_argument("-o", "--output", help="directory (default: export in the run)")

@@ -1,6 +1,6 @@
 """One YAML file -> a typed recipe, with overrides from the command line.
 
-Every unknown key is refused, with the key that was probably meant. Relative paths are relative to the working directory.
+Every unknown key is refused, with the key that was probably meant. Relative paths start at the working directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DCN V2 (Wang et al. 2021, arXiv 2008.13535): explicit crosses of all features, stacked on or beside a deep network."""
+"""DCN V2 (Wang et al. 2021, arXiv 2008.13535): explicit crosses of all features, under or beside a deep network."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class HistoryConfig:
 
 
 class TargetAttention(nn.Module):
-    """DIN's activation unit: the weight of a row is an MLP of [query, key, query - key, query * key], not normalised."""
+    """DIN's activation unit: a row's weight is an MLP of [query, key, query - key, query * key], not normalised."""
 
     def __init__(self, width: int, config: HistoryConfig) -> None:
         super().__init__()
@@ -48,7 +48,8 @@ class TargetAttention(nn.Module):
         """``[B, D]`` from the candidate ``[B, D]``, rows ``[B, L, D]`` and mask ``[B, L]``."""
         query = target.unsqueeze(1).expand_as(rows)
         weights = self.out(self.score(torch.cat([query, rows, query - rows, query * rows], dim=-1)))
-        return (weights * mask.unsqueeze(-1) * rows).sum(1)
+        pooled: Tensor = (weights * mask.unsqueeze(-1) * rows).sum(1)
+        return pooled
 
 
 class _Block(nn.Module):
@@ -72,7 +73,7 @@ class _Block(nn.Module):
 
 
 class TransformerPooling(nn.Module):
-    """Pre-norm encoder blocks over the history with learned positions counted from the most recent item, then the mean."""
+    """Pre-norm encoder blocks with learned positions, counted from the most recent item, then the mean."""
 
     def __init__(self, width: int, longest: int, config: HistoryConfig) -> None:
         super().__init__()

@@ -109,8 +109,8 @@ def _cards(test: Mapping[str, float], result: Mapping[str, Any]) -> list[tuple[s
 def _figures(position: Mapping[str, Any], curve: tuple[NDArray[Any], NDArray[Any]] | None) -> list[Figure]:
     figures = []
     if position["losses"]:
-        steps, losses = zip(*position["losses"], strict=True)
-        figures.append(_line("Training loss (smoothed)", "step", steps, losses, _BLUE))
+        points = np.array(position["losses"])
+        figures.append(_line("Training loss (smoothed)", "step", points[:, 0], points[:, 1], _BLUE))
     if len(position["evaluations"]) > 1:
         steps = [entry["step"] for entry in position["evaluations"]]
         figures.append(_line("Validation AUC", "step", steps, [e["auc"] for e in position["evaluations"]], _ORANGE))

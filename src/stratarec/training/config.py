@@ -33,7 +33,7 @@ class DenseOptimizerConfig:
         """The torch optimizer, in its fused form."""
         make = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}[self.kind]
         options = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
-        return make(network.parameters(), **options)  # type: ignore[no-any-return, operator]
+        return make(network.parameters(), **options)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)

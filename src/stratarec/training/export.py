@@ -1,7 +1,7 @@
 """A trained model for use without StrataRec: safetensors tables and a `torch.export` program.
 
     tables.safetensors   <table>: [rows, D] float32
-    network.pt2          (dense [B, F], pooled [B, F * D], then rows [B, L, D] and mask [B, L] of each history) -> probability
+    network.pt2          (dense [B, F], pooled [B, F * D], rows [B, L, D] and mask [B, L] of each history) -> [B]
     manifest.json        which feature reads which table, in which order, and how bags are pooled
     vocabulary/          value, id and count of each vocabulary
 

@@ -70,16 +70,17 @@ def grouped_auc(label: Floats, score: Floats, group: NDArray[np.int64]) -> float
 def _group_auc(label: Floats, score: Floats, group: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """AUC and size of each group 0, 1, ..."""
     order = np.lexsort((score, group))
-    group, score, label = group[order], np.asarray(score)[order], np.asarray(label, dtype=np.float64)[order]
+    group, ranked = group[order], np.asarray(score, dtype=np.float64)[order]
+    truth = np.asarray(label, dtype=np.float64)[order]
     groups = int(group[-1]) + 1
     sizes = np.bincount(group, minlength=groups)
     first = np.concatenate([[0], sizes.cumsum()[:-1]])
     # Samples of equal score in a group share the mean of their ranks.
-    tie = np.flatnonzero(np.concatenate([[True], (np.diff(group) != 0) | (np.diff(score) != 0)]))
-    ends = np.concatenate([tie[1:], [len(score)]])
+    tie = np.flatnonzero(np.concatenate([[True], (np.diff(group) != 0) | (np.diff(ranked) != 0)]))
+    ends = np.concatenate([tie[1:], [len(ranked)]])
     rank = np.repeat((tie + ends + 1) / 2, ends - tie) - first[group]
-    positive = np.bincount(group, weights=label, minlength=groups)
-    rank_sum = np.bincount(group, weights=rank * label, minlength=groups)
+    positive = np.bincount(group, weights=truth, minlength=groups)
+    rank_sum = np.bincount(group, weights=rank * truth, minlength=groups)
     pairs = positive * (sizes - positive)
     with np.errstate(invalid="ignore", divide="ignore"):
         areas = np.where(pairs > 0, (rank_sum - positive * (positive + 1) / 2) / pairs, np.nan)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -285,12 +286,9 @@ class Trainer:
         def ask(number: int, frame: FrameType | None) -> None:
             self._stop = True
 
-        kept = {}
-        for name in (signal.SIGINT, signal.SIGTERM):
-            try:
-                kept[name] = signal.signal(name, ask)
-            except ValueError:  # not in the main thread: the caller handles signals
-                break
+        # Only the main thread may set handlers; elsewhere the caller deals with signals.
+        main = threading.current_thread() is threading.main_thread()
+        kept = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM) if main}
         try:
             yield
         finally:

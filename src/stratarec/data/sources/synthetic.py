@@ -2,9 +2,9 @@
 
 Every chunk is a function of (config, chunk). Row r of a table of R rows is drawn as ``floor(R * u ** a)`` with u
 uniform: the first q of its rows take ``q ** (1 / a)`` of the accesses at any R, and a is chosen so that 6.8 % of the
-rows take 76 % (the figure published for Criteo in FAE, arXiv 2103.00686). The click probability comes from a factorisation
-machine over latent vectors of all rows, plus first-order effects and the dense columns, so a model that sees
-interactions scores better than one that does not.
+rows take 76 % (the figure published for Criteo in FAE, arXiv 2103.00686). The click probability comes from a
+factorisation machine over latent vectors of all rows, plus first-order effects and the dense columns, so a model that
+sees interactions scores better than one that does not.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1; without `dense` V = F and no copy in front. Pair (i, j), j < i,
-        lies in the order of the lower triangle, the dense vector being number 0.
+        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1; without `dense` V = F and no copy in front. Pairs
+        (i, j), j < i, lie in the order of the lower triangle, the dense vector being number 0.
 
     Raises
     ------
