@@ -21,7 +21,7 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
     if values.dtype != pl.String:
         raise DataError(f"column {values.name!r} is {values.dtype}, expected integers or text")
     distinct = values.unique()
-    hashes = [xxhash.xxh3_64_intdigest(value) if value is not None else 0 for value in distinct]
+    hashes = [xxhash.xxh3_64_intdigest(value.encode()) if value is not None else 0 for value in distinct]
     codes = pl.DataFrame({"value": distinct, "hash": pl.Series(hashes, dtype=pl.UInt64)})
     joined = values.to_frame("value").join(codes, on="value", how="left", maintain_order="left", nulls_equal=True)
     return joined["hash"].to_numpy()

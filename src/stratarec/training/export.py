@@ -65,8 +65,9 @@ def _program(trained: TrainedModel) -> torch.export.ExportedProgram:
         longest = torch.export.Dim(f"length_{number}", min=1)
         inputs += [torch.zeros(3, 5, width), torch.ones(3, 5, dtype=torch.bool)]
         shapes += [{0: batch, 1: longest}, {0: batch, 1: longest}]
+    extra = [tuple(shapes[2:])] if len(shapes) > 2 else []
     model = _Probability(network).eval()
-    return torch.export.export(model, tuple(inputs), dynamic_shapes=(shapes[0], shapes[1], tuple(shapes[2:])))
+    return torch.export.export(model, tuple(inputs), dynamic_shapes=(*shapes[:2], *extra))
 
 
 def _manifest(trained: TrainedModel) -> dict[str, Any]:

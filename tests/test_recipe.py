@@ -1,0 +1,71 @@
+"""Recipes: every mistake is one clear message that names the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipes import tiny
+from stratarec.errors import ConfigError
+from stratarec.recipe import Recipe
+
+SHIPPED = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_recipes_load_and_survive_a_round_trip(path: Path) -> None:
+    recipe = Recipe.load(path)
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+
+
+def test_overrides_reach_nested_fields(tmp_path: Path) -> None:
+    recipe = Recipe.load(SHIPPED[0], ["train.batch_size=77", "data.split.test=0.2", "model.embedding_dim=8"][:1])
+    assert recipe.train.batch_size == 77
+    recipe = Recipe.load(
+        Path(SHIPPED[0]).parent / "criteo.yaml", ["data.source.paths=[a, b]", "train.dense.schedule.warmup_steps=5"]
+    )
+    assert recipe.data.source.paths == ("a", "b")  # type: ignore[union-attr]
+    assert recipe.train.dense.schedule.warmup_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": {"batch_sise": 3}}, r"train\.batch_sise: unknown field; did you mean batch_size\?"),
+        ({"trian": {}}, r"trian: unknown field; did you mean train\?"),
+        ({"model": {"kind": "dlmr"}}, r"model\.kind is 'dlmr', expected one of dlrm, dcnv2; did you mean dlrm\?"),
+        ({"model": {"kind": "dlrm", "cross_layers": 3}}, r"model\.cross_layers: unknown field"),
+        ({"train": {"batch_size": "many"}}, r"train\.batch_size: .*integer.* got 'many'"),
+        ({"train": {"batch_size": 0}}, r"train\.batch_size is 0, expected at least 1"),
+        ({"train": {"precision": "fp8"}}, r"train\.precision: .*'float32' or 'bf16'.*got 'fp8'"),
+        ({"train": {"dense": {"kind": "adma"}}}, r"train\.dense\.kind"),
+    ],
+)
+def test_mistakes_name_the_field(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Recipe.from_dict({**tiny(tmp_path), **change})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: [", "not valid YAML"),
+        ("- a\n- b\n", "expected a mapping"),
+        ("name: a\nname: b\n", "'name' stands twice"),
+        ("name: a\n", "data: field required"),
+        ("", "expected a mapping"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Recipe.load(path)
+
+
+def test_a_missing_file_and_a_bad_override_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the recipe"):
+        Recipe.load(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="expected field=value"):
+        Recipe.load(SHIPPED[0], ["train.batch_size"])

@@ -1,0 +1,285 @@
+"""Whole runs: the same bits twice, after a resume and after kill -9; damage is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.errors import CheckpointError, Interrupted
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.export import load_export
+from stratarec.training.tensors import read_tensors
+from stratarec.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set."""
+    root = tmp_path_factory.mktemp("tiny")
+    prepare(Recipe.from_dict(tiny(root)).data)
+    return root
+
+
+def recipe(home: Path, run: Path, **train: Any) -> Recipe:
+    return Recipe.from_dict(tiny(home, run=str(run), **train))
+
+
+def run(home: Path, target: Path, **train: Any) -> Trainer:
+    made = recipe(home, target, **train)
+    trainer = Trainer(made, Dataset.open(made.data.path))
+    trainer.train()
+    return trainer
+
+
+def last(target: Path) -> Path:
+    return checkpoint.steps(target / "checkpoints")[-1]
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        left, right = read_tensors(one / name), read_tensors(other / name)
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(home: Path, tmp_path: Path) -> None:
+    run(home, tmp_path / "a")
+    run(home, tmp_path / "b")
+    run(home, tmp_path / "c", seed=1)
+    assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
+    with pytest.raises(AssertionError):
+        assert_same_model(last(tmp_path / "a"), last(tmp_path / "c"))
+
+
+def test_training_learns(home: Path, tmp_path: Path) -> None:
+    trainer = run(home, tmp_path / "a", epochs=4)
+    first, final = trainer.position.evaluations[0], trainer.position.evaluations[-1]
+    assert final["auc"] > max(first["auc"], 0.6)
+
+
+@pytest.mark.parametrize(
+    "kind", [{"kind": "adam"}, {"kind": "adagrad"}, {"kind": "sgd", "schedule": {"kind": "cosine", "total_steps": 90}}]
+)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_resuming_continues_bitwise(home: Path, tmp_path: Path, kind: dict[str, Any], precision: str) -> None:
+    options = {"dense": kind, "precision": precision, "embedding": {"kind": "rowwise_adam"}}
+    run(home, tmp_path / "whole", **options)
+    run(home, tmp_path / "parts", max_steps=23, **options)
+    made = recipe(home, tmp_path / "parts", **options)
+    checkpoint_path = checkpoint.steps(tmp_path / "parts" / "checkpoints")[0]
+    for path in checkpoint.steps(tmp_path / "parts" / "checkpoints")[1:]:
+        shutil.rmtree(path)  # go back to a checkpoint in the middle of the first epoch
+    assert checkpoint.read_state(checkpoint_path)["position"]["batch"] > 0
+    Trainer(made, Dataset.open(made.data.path)).train(resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+
+
+def test_early_stopping_tests_the_best_checkpoint(home: Path, tmp_path: Path) -> None:
+    trainer = run(
+        home, tmp_path / "a", epochs=30, eval_every=10, early_stopping={"patience": 2},
+        embedding={"learning_rate": 1.0},
+    )  # fmt: skip
+    result = json.loads((tmp_path / "a" / "result.json").read_text())
+    best = max(trainer.position.evaluations, key=lambda entry: entry["auc"])
+    assert trainer.position.step < trainer.total_steps
+    assert result["checkpoint"] == f"step-{int(best['step']):08d}"
+
+
+def test_a_run_is_not_overwritten_by_accident(home: Path, tmp_path: Path) -> None:
+    run(home, tmp_path / "a", max_steps=8)
+    with pytest.raises(CheckpointError, match=r"--resume .*--overwrite"):
+        run(home, tmp_path / "a", max_steps=8)
+
+
+def test_a_checkpoint_of_another_model_is_refused(home: Path, tmp_path: Path) -> None:
+    run(home, tmp_path / "a", max_steps=8)
+    made = Recipe.from_dict({**tiny(home, run=str(tmp_path / "a")), "model": {"kind": "dcnv2", "embedding_dim": 4}})
+    with pytest.raises(CheckpointError, match="another model or data set: model"):
+        Trainer(made, Dataset.open(made.data.path)).train(resume=True)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+def test_damaged_checkpoints_are_named(home: Path, tmp_path: Path, name: str, damage: str) -> None:
+    run(home, tmp_path / "a", max_steps=3)
+    path = last(tmp_path / "a") / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x80
+    if damage == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(content) if damage == "flip" else bytes(content[: len(content) // 2]))
+    with pytest.raises(CheckpointError, match=r"step-00000003|no checkpoint"):
+        checkpoint.load(path.parent)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "a", max_steps=30)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
+    limit = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
+        "from stratarec.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limit, "train", "-q", str(tmp_path / "r.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "cannot write" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "a" / "checkpoints").glob("*")), "a half-written checkpoint was left"
+
+
+def test_ctrl_c_writes_a_checkpoint_to_go_on_from(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "a")
+    trainer = Trainer(made, Dataset.open(made.data.path))
+    step = trainer.step
+
+    def interrupt(batch: Any) -> None:
+        step(batch)
+        if trainer.position.step == 11:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    trainer.step = interrupt  # type: ignore[method-assign]
+    with pytest.raises(Interrupted, match="--resume"):
+        trainer.train()
+    assert last(tmp_path / "a").name == "step-00000011"
+    Trainer(made, Dataset.open(made.data.path)).train(resume=True)
+    run(home, tmp_path / "b")
+    assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
+
+
+def start(path: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "stratarec.cli", "train", "-q", "--resume", str(path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments_changes_no_bit(home: Path, tmp_path: Path) -> None:
+    options = {"epochs": 30, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 1000}
+    run(home, tmp_path / "whole", **options)
+    made = recipe(home, tmp_path / "killed", **options)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
+    draws, kills = random.Random(5), 0
+    while kills < 20:
+        known = len(list((tmp_path / "killed").rglob("step-*")))
+        process = start(tmp_path / "r.yaml")
+        # Wait until this process trains (its first new checkpoint), then kill it at a random moment.
+        began = time.monotonic()
+        while process.poll() is None and time.monotonic() - began < 30:
+            names = {path.name for path in (tmp_path / "killed").rglob("step-*")}
+            if len(names) != known or kills:
+                break
+            time.sleep(0.005)
+        time.sleep(draws.uniform(2.5, 4.5) if kills else draws.uniform(0, 0.3))
+        if process.poll() is not None:
+            assert process.returncode == 0, process.stderr.read().decode() if process.stderr else ""
+            break
+        process.kill()
+        process.communicate()
+        kills += 1
+    final = start(tmp_path / "r.yaml")
+    _, errors = final.communicate()
+    assert final.returncode == 0, errors.decode()
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "killed"))
+    results = [json.loads((tmp_path / name / "result.json").read_text())["test"] for name in ("whole", "killed")]
+    assert results[0] == results[1]
+
+
+def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = tiny(tmp_path)
+    content["model"]["history"] = {"pooling": "mean"}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+    assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
+    assert main(["train", "-q", str(tmp_path / "r.yaml"), "train.max_steps=20"]) == 0
+    trained = capsys.readouterr().out
+    assert main(["evaluate", "-q", str(tmp_path / "run")]) == 0
+    evaluated = capsys.readouterr().out
+    auc = next(line for line in evaluated.splitlines() if "AUC" in line)
+    assert auc in trained.splitlines()
+    assert main(["predict", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "scores.parquet")]) == 0
+    assert main(["export", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 0
+    scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
+    np.testing.assert_allclose(exported_scores(tmp_path), scores, atol=1e-6)
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "<svg" in html
+    assert "http://" not in html.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+
+
+def exported_scores(root: Path) -> np.ndarray[Any, Any]:
+    """Probabilities of the test split from the exported files and the prepared shards alone."""
+    network, tables, manifest = load_export(root / "out")
+    dataset = Dataset.open(root / "data")
+    found = []
+    for number, shard in enumerate(dataset.shards("test")):
+        for group in range(len(shard.row_groups)):
+            table = dataset.read_row_group("test", number, group)
+            dense = np.stack([table[entry["name"]].to_numpy() for entry in manifest["dense"]], axis=1)
+            pooled = []
+            for entry in manifest["pooled"]:
+                ids = table[entry["feature"]].to_numpy()
+                rows = tables[entry["table"]][np.maximum(ids, 0)].clone()
+                rows[torch.from_numpy(ids < 0)] = 0
+                pooled.append(rows)
+            with torch.no_grad():
+                found.append(network(torch.from_numpy(dense), torch.cat(pooled, dim=1)).numpy())
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "none.yaml"], "cannot read the recipe"),
+        (["evaluate", "nowhere"], "is no run"),
+        (["predict", "nowhere"], "is no run"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_a_damaged_data_set_is_refused_before_training(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "data", tmp_path / "data")
+    shard = next((tmp_path / "data" / "train").glob("*.parquet"))
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(bytes(content))
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
+    done = subprocess.run(
+        [sys.executable, "-m", "stratarec.cli", "train", str(tmp_path / "r.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert str(shard) in done.stderr
+    assert not (tmp_path / "run").exists()
