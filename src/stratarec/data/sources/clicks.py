@@ -31,7 +31,10 @@ from stratarec.files import make_directory, read_json, write_atomic, write_json
 from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
 
-POPULARITY = "popularity"
+# Dense features that look back only: clicks of the item in the window and in its last sixth, and seconds since the
+# item's first click in the log.
+DENSE = ("popularity", "recent_popularity", "item_age")
+_RECENT_SHARE = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class ClicksConfig:
     negatives: int = 4
     """K, negatives for each click."""
     popularity_window: str = "1h"
-    """How far back negatives and the `popularity` feature look."""
+    """How far back negatives and the `popularity` feature look; `recent_popularity` looks back a sixth of it."""
     history_length: int = 50
     """L, how many of the user's earlier clicks make the `history` feature; 0 for no history."""
     seed: int = 0
@@ -82,7 +85,7 @@ class ClicksSource:
         self.total_bytes = sum(file.size for file in self._files)
         self.schema = Schema(
             label="label",
-            dense=(DenseFeature(name=POPULARITY),),
+            dense=tuple(DenseFeature(name=name) for name in DENSE),
             sparse=tuple(self._sparse()),
             time=config.time,
             time_unit=config.time_unit,
@@ -115,14 +118,16 @@ class ClicksSource:
         bad = self._spool(workspace)
         buckets = sorted(int(path.name.removeprefix("bucket=")) for path in workspace.glob("bucket=*"))
         number, before = 0, _NO_CLICKS
+        born = pl.DataFrame()
         for index, bucket in enumerate(buckets):
             clicks = _read_bucket(workspace, bucket, self._config.time)
+            born = self._first_clicks(born, clicks)
             if index >= start:
                 near = before if len(before) and index and buckets[index - 1] == bucket - 1 else clicks.clear()
                 yield Chunk(
                     index=index,
                     file=0,
-                    frame=self._samples(near, clicks, number),
+                    frame=self._samples(near, clicks, born, number),
                     bytes_done=self.total_bytes * (index + 1) // len(buckets),
                     bad_rows=bad[0] if index == 0 else 0,
                     bad_examples=tuple(bad[1]) if index == 0 else (),
@@ -160,7 +165,13 @@ class ClicksSource:
         columns[config.time] = converter.time(frame[config.time], config.time_unit)
         return converter.good(columns)
 
-    def _samples(self, before: pl.DataFrame, clicks: pl.DataFrame, number: int) -> pl.DataFrame:
+    def _first_clicks(self, born: pl.DataFrame, clicks: pl.DataFrame) -> pl.DataFrame:
+        """Item and time of its first click, `clicks` included; buckets come in order of time."""
+        found = clicks.group_by(self._config.item).agg(pl.col(self._config.time).min().alias("born"))
+        both = pl.concat([born, found]) if len(born) else found
+        return both.group_by(self._config.item).agg(pl.col("born").min())
+
+    def _samples(self, before: pl.DataFrame, clicks: pl.DataFrame, born: pl.DataFrame, number: int) -> pl.DataFrame:
         """Clicks and their negatives, click by click, the positive first."""
         config = self._config
         both = pl.concat([before, clicks])
@@ -170,6 +181,7 @@ class ClicksSource:
             codes.astype(np.int64),
             first=len(before),
             window=self._window,
+            recent=self._window // _RECENT_SHARE,
             wanted=config.negatives,
             key=table_key(config.seed, "negatives"),
             number=number,
@@ -185,11 +197,12 @@ class ClicksSource:
             moment.dt.hour().cast(pl.Int64).alias("hour_of_day"), moment.dt.weekday().cast(pl.Int64).alias("weekday")
         )[row]
         items = pl.Series(config.item, found[shown[kept]], dtype=clicks[config.item].dtype)
-        return frame.with_columns(
-            items,
-            pl.Series("label", label[kept]),
-            pl.Series(POPULARITY, counts[kept].astype(np.float32)),
-        )
+        popularity, recent = (counts[..., place][kept].astype(np.float32) for place in (0, 1))
+        first = items.to_frame().join(born, on=config.item, how="left", maintain_order="left")["born"]
+        age = (frame[config.time] - first) / in_unit("1s", config.time_unit, "time_unit")
+        dense = (pl.Series(popularity), pl.Series(recent), age.cast(pl.Float32))
+        columns = [values.alias(name) for name, values in zip(DENSE, dense, strict=True)]
+        return frame.with_columns(items, pl.Series("label", label[kept]), *columns)
 
 
 _NO_CLICKS = pl.DataFrame()

@@ -14,6 +14,7 @@ def draw_negatives(
     *,
     first: int,
     window: int,
+    recent: int,
     wanted: int,
     key: int,
     number: int,
@@ -30,6 +31,8 @@ def draw_negatives(
         The clicks before it only fill windows.
     window : int
         Length of the window ``[t - window, t)``, in the unit of `times`.
+    recent : int
+        Length of the last stretch of the window that is counted on its own.
     wanted : int
         K.
     key, number : int
@@ -40,11 +43,14 @@ def draw_negatives(
     negatives : ndarray
         ``[N - first, K]`` item codes, never the clicked item, -1 where the window holds too few different items.
     counts : ndarray
-        ``[N - first, 1 + K]`` clicks in the window of the clicked item and of each negative.
+        ``[N - first, 1 + K, 2]`` clicks of the clicked item and each negative in the window, and in its last stretch.
     """
     clicks = len(times) - first
     negatives = np.full((clicks, wanted), -1, dtype=np.int64)
-    counts = np.zeros((clicks, 1 + wanted), dtype=np.int64)
-    popularity = np.zeros(int(items.max(initial=-1)) + 1, dtype=np.int64)
-    cpu.draw(times, items, first, window, wanted, np.uint64(key), number, popularity, negatives, counts)
+    counts = np.zeros((clicks, 1 + wanted, 2), dtype=np.int64)
+    popularity = np.zeros((2, int(items.max(initial=-1)) + 1), dtype=np.int64)
+    cpu.draw(
+        times, items, first, window, recent, wanted, np.uint64(key), number, popularity[0], popularity[1], negatives,
+        counts,
+    )  # fmt: skip
     return negatives, counts

@@ -1,0 +1,1 @@
+"""Benchmarks: a correctness gate, then ours and the peer in alternation, then a result file."""

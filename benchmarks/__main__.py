@@ -1,0 +1,56 @@
+"""``python -m benchmarks run NAME [--quick] [--out FILE]`` and ``python -m benchmarks readme``."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def give_everyone_good_memory() -> None:
+    """Let torch's allocator use huge pages and keep freed blocks, which helps the peers more than us.
+
+    Our own tables and outputs are on recycled huge pages anyway; without this the peers would pay page faults for
+    every large output, which a user could avoid by the same two settings.
+    """
+    os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run one benchmark and write its result file")
+    run.add_argument("name", help="name in benchmarks/registry.py")
+    run.add_argument("--quick", action="store_true", help="a minute's look; the file says so and is never quoted")
+    run.add_argument("--out", type=Path, help="result file (default: benchmarks/results/NAME.json)")
+    commands.add_parser("readme", help="rewrite the figures in README.md from the result files")
+    args = parser.parse_args()
+    give_everyone_good_memory()
+    from benchmarks import registry, report
+    from stratarec.errors import StrataError
+
+    if args.command == "readme":
+        report.update_readme(Path(__file__).parents[1] / "README.md", RESULTS)
+        return 0
+    try:
+        result = registry.run(args.name, quick=args.quick)
+    except (StrataError, registry.PeerMissing) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
+    report.write_result(out, result)
+    report.print_result(result)
+    print(f"written to {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

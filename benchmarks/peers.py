@@ -1,0 +1,67 @@
+"""TorchRec's side of whole-model benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.registry import import_peer
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.module import Embeddings
+from stratarec.embedding.torchrec import to_torchrec
+from stratarec.jagged import Batch, KeyedJagged
+
+
+def fused_collection(
+    tables: list[EmbeddingBagConfig], *, rate: float, eps: float, initial: Mapping[str, Tensor]
+) -> Any:
+    """TorchRec's `FusedEmbeddingBagCollection` (FBGEMM with exact row-wise Adagrad) with the given weights."""
+    fused = import_peer("torchrec.modules.fused_embedding_modules")
+    optimizers = import_peer("torchrec.optim.rowwise_adagrad")
+    collection = fused.FusedEmbeddingBagCollection(
+        tables=[to_torchrec(table) for table in tables],
+        optimizer_type=optimizers.RowWiseAdagrad,
+        optimizer_kwargs={"lr": rate, "eps": eps},
+        device=torch.device("cpu"),
+    )
+    state = collection.state_dict()
+    for name, weight in initial.items():
+        state[f"embedding_bags.{name}.weight"].copy_(weight)
+    return collection
+
+
+class TorchRecEmbeddings(nn.Module):
+    """TorchRec's collection behind the interface of ours, so that one network serves both."""
+
+    def __init__(self, collection: Any, keys: tuple[str, ...], dims: tuple[int, ...]) -> None:
+        super().__init__()
+        self.collection = collection
+        self.pooled_keys, self.dims = keys, dims
+
+    def forward(self, features: KeyedJagged) -> Embeddings:
+        pooled = self.collection(to_torchrec(features))
+        values = pooled.values()
+        if tuple(pooled.keys()) != self.pooled_keys:
+            values = torch.cat([pooled[key] for key in self.pooled_keys], dim=1)
+        return Embeddings(pooled=values, pooled_keys=self.pooled_keys, dims=self.dims, sequences={})
+
+
+class TorchRecDLRM(nn.Module):
+    """TorchRec's own DLRM over its fused collection."""
+
+    def __init__(self, collection: Any, dense: int, bottom: list[int], top: list[int]) -> None:
+        super().__init__()
+        models = import_peer("torchrec.models.dlrm")
+        self.dlrm = models.DLRM(
+            embedding_bag_collection=collection,
+            dense_in_features=dense,
+            dense_arch_layer_sizes=bottom,
+            over_arch_layer_sizes=top,
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        logits: Tensor = self.dlrm(batch.dense, to_torchrec(batch.sparse))
+        return logits.squeeze(-1).float()

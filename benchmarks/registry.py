@@ -1,0 +1,70 @@
+"""Every benchmark by name."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import platform
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stratarec.errors import ConfigError
+
+BENCHMARKS = {"embedding": "benchmarks.embedding", "train": "benchmarks.train", "clicks": "benchmarks.clicks"}
+
+
+class PeerMissing(Exception):
+    """A library to compare with is not installed."""
+
+
+def import_peer(name: str) -> Any:
+    """A peer's module."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise PeerMissing(f"{name} does not import ({error}); `make bench NAME=...` installs the peers") from error
+
+
+def run(name: str, *, quick: bool) -> dict[str, Any]:
+    """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed."""
+    if name not in BENCHMARKS:
+        raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+    body: Callable[[bool], dict[str, Any]] = importlib.import_module(BENCHMARKS[name]).run
+    found = body(quick)
+    return {
+        "benchmark": name,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "quick": quick,
+        "hardware": hardware(),
+        "versions": versions(),
+        "gate": "passed",
+        **found,
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores and memory."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), "")
+    memory = Path("/proc/meminfo").read_text().split()[1] if Path("/proc/meminfo").exists() else "0"
+    return {
+        "processor": model or platform.processor(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(int(memory) / 2**20, 1),
+        "avx512": "avx512f" in text,
+        "system": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that matters."""
+    found = {"python": platform.python_version()}
+    installed = {str(entry.metadata["Name"]).lower() for entry in metadata.distributions()}
+    wanted = ("stratarec", "torch", "numba", "numpy", "polars", "pyarrow", "torchrec", "fbgemm-gpu-cpu")
+    return found | {
+        name: metadata.version(name) for name in wanted if name in installed or name.replace("-", "_") in installed
+    }

@@ -1,0 +1,163 @@
+"""A whole DLRM training step, data loading included, against TorchRec training the same architecture.
+
+Both sides read the same prepared data set through the same loader (TorchRec's side converts each batch to a
+`KeyedJaggedTensor`, which copies nothing), at the same batch size, threads and precision, with dense Adagrad in torch's
+fused form and exact row-wise Adagrad on the tables. They take turns, a stretch of steps each.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.peers import TorchRecDLRM, fused_collection
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.sources.synthetic import SyntheticConfig
+from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.jagged import Batch
+from stratarec.models import CTRModel, DLRMConfig, build_model
+
+RATE, EPS = 0.02, 1e-8
+BOTTOM, TOP = (512, 256), (512, 256)
+
+
+class Side:
+    """A model, its dense optimizer and its own pass over the data."""
+
+    def __init__(self, model: nn.Module, weights: list[nn.Parameter], loader: Loader, precision: str) -> None:
+        self.model, self.loader, self.precision = model, loader, precision
+        self.optimizer = torch.optim.Adagrad(weights, lr=0.01, fused=True)
+        self.batches = self._forever()
+
+    def _forever(self) -> Iterator[Batch]:
+        epoch = 0
+        while True:
+            yield from self.loader.epoch(epoch)
+            epoch += 1
+
+    def step(self) -> float:
+        batch = next(self.batches)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            logits: Tensor = self.model(batch)
+        loss = functional.binary_cross_entropy_with_logits(logits, batch.label)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.item())
+
+
+def copy_dense(ours: CTRModel, theirs: TorchRecDLRM) -> None:
+    """Give TorchRec's network our weights."""
+    source = [layer for layer in ours.network.modules() if isinstance(layer, nn.Linear)]
+    dense = [*theirs.dlrm.dense_arch.modules(), *theirs.dlrm.over_arch.modules()]
+    target = [layer for layer in dense if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        for one, other in zip(source, target, strict=True):
+            other.weight.copy_(one.weight)
+            other.bias.copy_(one.bias)
+
+
+def sides(dataset: Dataset, width: int, batch: int, precision: str) -> dict[str, Side]:
+    """Both models with the same weights. TorchRec orders the pairs of its interaction as we do."""
+    config = DLRMConfig(embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
+    ours = build_model(
+        config, dataset.schema, dataset.table_rows(), optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS)
+    )
+    tables = list(ours.embeddings.tables)
+    initial = {table.name: ours.embeddings.table(table.name)["weight"] for table in tables}
+    collection = fused_collection(tables, rate=RATE, eps=EPS, initial=initial)
+    theirs = TorchRecDLRM(collection, len(dataset.schema.dense), [*BOTTOM, width], [*TOP, 1])
+    copy_dense(ours, theirs)
+    loader = Loader(dataset, "train", LoaderConfig(batch_size=batch))
+    dense = [*theirs.dlrm.dense_arch.parameters(), *theirs.dlrm.over_arch.parameters()]
+    return {
+        "ours": Side(ours, list(ours.network.parameters()), loader, precision),
+        "torchrec": Side(theirs, dense, loader, precision),
+    }
+
+
+def gate(pair: dict[str, Side], steps: int = 20) -> float:
+    """The largest difference of losses over some steps; far off means different models."""
+    difference = max(abs(pair["ours"].step() - pair["torchrec"].step()) for _ in range(steps))
+    limit = 1e-5 if pair["ours"].precision == "float32" else 5e-3
+    assert difference < limit, f"losses differ by {difference}"
+    return difference
+
+
+def loader_speed(dataset: Dataset, batch: int, seconds: float = 5.0) -> float:
+    """Samples a second that the loader gives when nothing is done with them."""
+    loader, began, samples = Loader(dataset, "train", LoaderConfig(batch_size=batch)), time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        for step in loader.epoch(0):
+            samples += step.size
+            if time.perf_counter() - began >= seconds:
+                break
+    return samples / (time.perf_counter() - began)
+
+
+def cell(dataset: Dataset, width: int, batch: int, precision: str, rounds: int, stretch: int) -> dict[str, Any]:
+    """One line of the table."""
+    pair = sides(dataset, width, batch, precision)
+    difference = gate(pair)
+    seconds: dict[str, list[float]] = {name: [] for name in pair}
+    for round_ in range(rounds):
+        for name in list(pair) if round_ % 2 else list(reversed(pair)):
+            began = time.perf_counter()
+            for _ in range(stretch):
+                pair[name].step()
+            seconds[name].append((time.perf_counter() - began) / stretch)
+    for side in pair.values():
+        side.batches.close()  # type: ignore[attr-defined]
+    ours, theirs = median(seconds["ours"]), median(seconds["torchrec"])
+    return {
+        "width": width,
+        "batch": batch,
+        "precision": precision,
+        "ours_ms": 1e3 * ours,
+        "torchrec_ms": 1e3 * theirs,
+        "ours_samples_s": batch / ours,
+        "torchrec_samples_s": batch / theirs,
+        "ratio": theirs / ours,
+        "loss_difference": difference,
+        "loader_headroom": loader_speed(dataset, batch) * ours / batch,
+    }
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """D = 16 at batch 2,048 and D = 64 at batch 4,096, float32 and bf16."""
+    samples, cap = (300_000, 20_000) if quick else (2_000_000, 1_000_000)
+    source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
+    with tempfile.TemporaryDirectory() as folder:
+        config = PrepareConfig(
+            source=source,
+            path=str(Path(folder) / "data"),
+            vocabulary=VocabularyConfig(min_count=1, tail_buckets=16),
+        )
+        dataset = prepare(config)
+        rows = [
+            cell(dataset, width, batch, precision, rounds=4 if quick else 10, stretch=5 if quick else 10)
+            for width, batch in ((16, 2048), (64, 4096))
+            for precision in ("float32", "bf16")
+        ]
+        tables = dataset.table_rows()
+    return {
+        "config": {"bottom": BOTTOM, "top": TOP, "tables": tables, "samples": samples, "dense_optimizer": "Adagrad"},
+        "metrics": {
+            "ratio_torchrec": min(row["ratio"] for row in rows),
+            "ratio_torchrec_float32": min(row["ratio"] for row in rows if row["precision"] == "float32"),
+            "ratio_torchrec_bf16": min(row["ratio"] for row in rows if row["precision"] == "bf16"),
+            "loader_headroom": min(row["loader_headroom"] for row in rows),
+        },
+        "samples": {"rows": rows},
+    }
