@@ -127,16 +127,10 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def cell(
-    pair: Contenders,
-    width: int,
-    batch: int,
-    skew: str,
-    sizes: list[int],
-    gradient: torch.Tensor,
-    rounds: int,
-    most: int,
+    pair: Contenders, width: int, skew: str, sizes: list[int], gradient: torch.Tensor, rounds: int, most: int
 ) -> dict[str, Any]:
     """One line of the table: all three in alternation, FBGEMM at its best number of threads."""
+    batch = pair.batch
     batches = [make_ids(sizes, batch, skew, seed) for seed in range(8)]
     threads = best_threads(pair, batches, gradient, most)
 

@@ -1,0 +1,277 @@
+"""Prepared data sets: equal to an obvious reference, the same at any interruption, refused when damaged."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources.clicks import ClicksConfig
+from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
+from stratarec.kernels.negatives import draw_negatives
+from stratarec.kernels.negatives.reference import window_counts
+from stratarec.progress import SilentProgress
+
+HOUR = 3600
+
+
+def click_log(path: Path, seed: int = 0, clicks: int = 600) -> pl.DataFrame:
+    draws = np.random.default_rng(seed)
+    times = draws.integers(1_600_000_000, 1_600_000_000 + 40 * HOUR, clicks)
+    frame = pl.DataFrame(
+        {
+            "user_id": draws.integers(0, 25, clicks),
+            "session_id": draws.integers(0, 60, clicks),
+            "item_id": [f"i{int(40 * u**2)}" for u in draws.random(clicks)],
+            "timestamp": times,
+            "device": draws.integers(0, 3, clicks),
+        }
+    )
+    frame.write_parquet(path, row_group_size=150)
+    return frame
+
+
+def clicks_config(root: Path, **changes: Any) -> PrepareConfig:
+    source = ClicksConfig(paths=(str(root / "log.parquet"),), contexts=("device",), history_length=4, negatives=3)
+    options: dict[str, Any] = {
+        "source": source,
+        "path": str(root / "data"),
+        "split": SplitConfig(by="time", valid="4h", test="4h"),
+        "vocabulary": VocabularyConfig(min_count=1, tail_buckets=2),
+        "shard_samples": 700,
+        **changes,
+    }
+    return PrepareConfig(**options)
+
+
+def decoded(dataset: Dataset, split: str) -> pl.DataFrame:
+    """Samples with ids turned back into values."""
+    frames = [
+        pl.from_arrow(dataset.read_row_group(split, number, group))
+        for number, shard in enumerate(dataset.shards(split))
+        for group in range(len(shard.row_groups))
+    ]
+    whole = pl.concat(frames)
+    assert isinstance(whole, pl.DataFrame)
+    for feature in dataset.schema.sparse:
+        table = pl.read_parquet(dataset.path / dataset.vocabularies[feature.vocabulary].path)["value"].to_list()
+        if feature.kind == "single":
+            values = [None if i < 0 else table[i] for i in whole[feature.name]]
+        else:
+            values = [[table[i] for i in bag] for bag in whole[feature.name]]
+        whole = whole.with_columns(pl.Series(feature.name, values, strict=False))
+    return whole
+
+
+def same_tree(one: Path, other: Path) -> None:
+    compared = filecmp.dircmp(one, other)
+    assert not compared.left_only
+    assert not compared.right_only
+    for folder in (".", "vocabulary", "train", "valid", "test"):
+        names = [path.name for path in (one / folder).iterdir() if path.is_file()]
+        _, mismatch, errors = filecmp.cmpfiles(one / folder, other / folder, names, shallow=False)
+        assert not mismatch + errors
+
+
+def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:
+    log = click_log(tmp_path / "log.parquet")
+    dataset = prepare(clicks_config(tmp_path))
+    samples = pl.concat([decoded(dataset, split) for split in ("train", "valid", "test")])
+    positives = samples.filter(pl.col("label") == 1)
+    assert len(positives) == len(log)
+    rows = log.sort("timestamp").rows(named=True)
+
+    def history(row: dict[str, Any]) -> tuple[str, ...]:
+        earlier = [r for r in rows if r["user_id"] == row["user_id"] and r["timestamp"] < row["timestamp"]]
+        return tuple(r["item_id"] for r in earlier[-4:])
+
+    # Clicks of one user in the same second have no order of their own; compare histories as multisets there.
+    expected = Counter((r["item_id"], r["device"], r["timestamp"], *sorted(history(r))) for r in rows)
+    found = Counter((r["item_id"], r["device"], r["__time"], *sorted(r["history"])) for r in positives.rows(named=True))
+    assert (expected - found).total() <= 2
+    for row in samples.filter(pl.col("label") == 0).rows(named=True):
+        window = [r["item_id"] for r in rows if row["__time"] - HOUR <= r["timestamp"] < row["__time"]]
+        assert row["item_id"] in window
+
+
+def test_splits_by_time_are_in_order_of_time(tmp_path: Path) -> None:
+    log = click_log(tmp_path / "log.parquet")
+    dataset = prepare(clicks_config(tmp_path))
+    last = int(log["timestamp"].max())  # type: ignore[arg-type]
+    times = {split: decoded(dataset, split)["__time"] for split in dataset.splits}
+    assert times["test"].min() > last - 4 * HOUR  # type: ignore[operator]
+    assert times["valid"].max() <= last - 4 * HOUR  # type: ignore[operator]
+    assert times["train"].max() <= last - 8 * HOUR  # type: ignore[operator]
+
+
+def test_ids_are_ranked_by_training_lookups(tmp_path: Path) -> None:
+    click_log(tmp_path / "log.parquet")
+    dataset = prepare(clicks_config(tmp_path))
+    train = decoded(dataset, "train")
+    lookups = Counter(train["item_id"].to_list()) + Counter(i for bag in train["history"] for i in bag)
+    table = pl.read_parquet(dataset.path / "vocabulary/item_id.parquet")
+    known = table.head(dataset.vocabularies["item_id"].values)
+    assert known["count"].to_list() == sorted(known["count"].to_list(), reverse=True)
+    assert dict(zip(known["value"], known["count"], strict=True)) == dict(lookups)
+
+
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_negatives_are_distinct_and_counted(wanted: int) -> None:
+    draws = np.random.default_rng(1)
+    times = np.sort(draws.integers(0, 4000, 400))
+    items = draws.integers(0, 12, 400)
+    found, counts = draw_negatives(
+        times, items, first=100, window=600, recent=100, wanted=wanted, key=7, number=100
+    )  # fmt: skip
+    again, _ = draw_negatives(times, items, first=200, window=600, recent=100, wanted=wanted, key=7, number=200)
+    np.testing.assert_array_equal(found[100:], again)
+    for c, click in enumerate(range(100, 400)):
+        window, recent = (window_counts(times, items, click, length) for length in (600, 100))
+        drawn = [int(item) for item in found[c] if item >= 0]
+        assert len(set(drawn)) == len(drawn)
+        assert items[click] not in drawn
+        shown = [int(items[click]), *drawn]
+        assert [window.get(i, 0) for i in shown] == counts[c, : len(shown), 0].tolist()
+        assert [recent.get(i, 0) for i in shown] == counts[c, : len(shown), 1].tolist()
+        assert all(item in window for item in drawn)
+
+
+class Stop(Exception):
+    """Stands for a process that dies."""
+
+
+class StopAfter(SilentProgress):
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def advance(self, amount: int, note: str = "") -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Stop
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 20, 41, 43, 45])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path: Path, steps: int) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    click_log(tmp_path / "a" / "log.parquet")
+    shutil.copy2(tmp_path / "a" / "log.parquet", tmp_path / "b" / "log.parquet")
+    config = clicks_config(tmp_path / "a")
+    prepare(config)
+    (tmp_path / "a" / "data").rename(tmp_path / "whole")
+    try:
+        prepare(config, progress=StopAfter(steps))
+    except Stop:
+        assert not (tmp_path / "a" / "data").exists()
+    dataset = prepare(config)
+    same_tree(tmp_path / "whole", dataset.path)
+    assert not (tmp_path / "a" / "data.preparing").exists()
+
+
+def test_the_order_of_the_log_does_not_matter_to_the_number_of_samples(tmp_path: Path) -> None:
+    log = click_log(tmp_path / "log.parquet")
+    first = prepare(clicks_config(tmp_path))
+    log.sample(fraction=1, shuffle=True, seed=1).write_parquet(tmp_path / "log.parquet", row_group_size=100)
+    second = prepare(clicks_config(tmp_path), overwrite=True)
+    assert {s: first.positives[s] for s in first.splits} == {s: second.positives[s] for s in second.splits}
+
+
+def test_a_finished_data_set_is_kept_or_refused(tmp_path: Path) -> None:
+    click_log(tmp_path / "log.parquet")
+    first = prepare(clicks_config(tmp_path))
+    assert prepare(clicks_config(tmp_path)).fingerprint == first.fingerprint
+    other = clicks_config(tmp_path, vocabulary=VocabularyConfig(min_count=3))
+    with pytest.raises(DatasetError, match="--overwrite"):
+        prepare(other)
+    assert prepare(other, overwrite=True).fingerprint != first.fingerprint
+    (tmp_path / "occupied").mkdir()
+    with pytest.raises(DatasetError, match="is no prepared data set"):
+        prepare(clicks_config(tmp_path, path=str(tmp_path / "occupied")))
+    (tmp_path / "file").touch()
+    with pytest.raises((StorageError, DatasetError)):
+        prepare(clicks_config(tmp_path, path=str(tmp_path / "file")))
+
+
+def test_every_damaged_file_is_named(tmp_path: Path) -> None:
+    click_log(tmp_path / "log.parquet")
+    dataset = prepare(clicks_config(tmp_path))
+    for path in sorted(dataset.path.rglob("*.*")):
+        content = path.read_bytes()
+        for damaged in (content[:-2], bytes([content[0] ^ 1]) + content[1:]):
+            path.write_bytes(damaged)
+            with pytest.raises(DatasetError, match=path.name):
+                Dataset.open(dataset.path)
+        path.write_bytes(content)
+    Dataset.open(dataset.path)
+
+
+def test_bad_rows_are_counted_and_one_class_is_refused(tmp_path: Path) -> None:
+    schema = Schema(label="y", dense=(DenseFeature(name="d"),), sparse=(SparseFeature(name="c"),))
+    frame = pl.DataFrame(
+        {"y": [0, 1, 2, 1] * 10, "d": [1.0, float("inf"), 2.0, None] * 10, "c": ["a", "b", None, "c"] * 10}
+    )
+    frame.write_parquet(tmp_path / "log.parquet")
+    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
+    config = PrepareConfig(source=source, path=str(tmp_path / "data"), on_bad_row="skip")
+    dataset = prepare(config)
+    assert dataset.about["bad_rows"] == 20
+    assert "row 3: column 'y': got 2, expected 0 or 1" in dataset.about["bad_examples"][0]
+    with pytest.raises(DataError, match=r"row 3: column 'y': got 2, expected 0 or 1"):
+        prepare(PrepareConfig(source=source, path=str(tmp_path / "strict")))
+    frame.with_columns(y=pl.lit(0), d=pl.lit(0.0)).write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match="expected both classes"):
+        prepare(PrepareConfig(source=source, path=str(tmp_path / "one")))
+
+
+def test_parquet_columns_are_checked(tmp_path: Path) -> None:
+    pl.DataFrame({"label": [0, 1], "colour": ["a", "b"], "n": ["x", "y"]}).write_parquet(tmp_path / "log.parquet")
+
+    def source(schema: Schema) -> ParquetSource:
+        return ParquetSource(ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema), "error")
+
+    with pytest.raises(DataError, match=r"no column 'color'; did you mean 'colour'\?"):
+        list(source(Schema(sparse=(SparseFeature(name="color"),))).chunks(tmp_path))
+    with pytest.raises(DataError, match="column 'n' is String, expected numbers"):
+        list(source(Schema(dense=(DenseFeature(name="n"),))).chunks(tmp_path))
+    with pytest.raises(DataError, match="expected lists"):
+        list(source(Schema(sparse=(SparseFeature(name="n", kind="multi"),))).chunks(tmp_path))
+    (tmp_path / "log.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match="not a Parquet file"):
+        list(source(Schema()).chunks(tmp_path))
+
+
+def test_the_split_by_fraction_keeps_sessions_whole(tmp_path: Path) -> None:
+    config = PrepareConfig(source=SyntheticConfig(samples=4000, scale=0.001), path=str(tmp_path / "data"))
+    dataset = prepare(config)
+    sessions = {split: set(decoded(dataset, split)["__session"]) for split in dataset.splits}
+    assert not sessions["train"] & sessions["test"]
+    assert not sessions["train"] & sessions["valid"]
+    assert 0.05 < dataset.samples("test") / 4000 < 0.15
+    pl.DataFrame({"label": [0, 1], "c": [1, 2]}).write_parquet(tmp_path / "log.parquet")
+    schema = Schema(sparse=(SparseFeature(name="c"),))
+    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
+    split = SplitConfig(by="time", valid="1h", test="1h")
+    with pytest.raises(ConfigError, match=r"data\.split\.by is time"):
+        prepare(PrepareConfig(source=source, path=str(tmp_path / "x"), split=split))
+
+
+def test_synthetic_skew_and_truth_are_as_promised() -> None:
+    config = SyntheticConfig(samples=200_000, scale=1.0, missing=0.0)
+    frame = SyntheticSource(config).truth(0, 100_000)
+    counts = frame["C19"].value_counts()["count"].sort(descending=True).to_numpy()
+    hot = int(0.068 * config.table_rows()[18])
+    assert counts[:hot].sum() / counts.sum() == pytest.approx(0.76, abs=0.02)
+    assert frame["label"].mean() == pytest.approx(0.25, abs=0.02)

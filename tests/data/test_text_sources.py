@@ -1,0 +1,151 @@
+"""Delimited logs: exact lines in errors, exact rows when skipping, and nothing but `DataError` from any bytes."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from stratarec.data.sources.avazu import CATEGORIES, AvazuConfig, AvazuSource
+from stratarec.data.sources.base import OnBadRow
+from stratarec.data.sources.criteo import DENSE, SPARSE, CriteoConfig, CriteoSource
+from stratarec.errors import DataError
+
+
+def line(label: str = "1", dense: str = "5", sparse: str = "a9", fields: int = 40) -> bytes:
+    return "\t".join([label, *[dense] * 13, *[sparse] * 26][:fields]).encode()
+
+
+def source(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 20) -> CriteoSource:
+    return CriteoSource(CriteoConfig(paths=(str(path),)), on_bad_row, block_bytes)
+
+
+def read(found: CriteoSource | AvazuSource, start: int = 0) -> pl.DataFrame:
+    return pl.concat([chunk.frame for chunk in found.chunks(Path(), start)])
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (line(fields=12), "line 3: got 12 fields, expected 40"),
+        (line() + b"\tmore", "line 3: got 41 fields, expected 40"),
+        (line(label="2"), "line 3: field 'label': got '2', expected 0 or 1"),
+        (line(label=""), "line 3: field 'label': got nothing, expected 0 or 1"),
+        (line(dense="x7"), "line 3: field 'I1': got 'x7', expected a number or nothing"),
+        (line(dense="inf"), "line 3: field 'I1': got 'inf', expected a number or nothing"),
+        (line().replace(b"a9", b"\xff", 1), "line 3: bytes that are not UTF-8"),
+        (b"", "line 3: an empty line"),
+    ],
+)
+def test_a_bad_row_is_named_or_left_out(tmp_path: Path, bad: bytes, message: str) -> None:
+    path = tmp_path / "log.tsv"
+    path.write_bytes(b"\n".join([line(), line("0"), bad, line()]) + b"\n")
+    with pytest.raises(DataError, match=message):
+        read(source(path))
+    (chunk,) = source(path, "skip").chunks(Path())
+    assert chunk.frame["label"].to_list() == [1, 0, 1]
+    assert chunk.bad_rows == 1
+    assert message in chunk.bad_examples[0]
+
+
+def test_line_numbers_count_across_blocks_and_files_resume_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    rows = [line(str(i % 2), str(i)) for i in range(300)]
+    path.write_bytes(b"\n".join(rows))
+    whole = read(source(path))
+    small = source(path, block_bytes=1000)
+    assert_frame_equal(read(small), whole)
+    chunks = list(small.chunks(Path()))
+    assert len(chunks) > 20
+    assert_frame_equal(read(small, start=7), pl.concat([chunk.frame for chunk in chunks[7:]]))
+    rows[250] = line("7")
+    path.write_bytes(b"\n".join(rows))
+    with pytest.raises(DataError, match="line 251: field 'label'"):
+        read(source(path, block_bytes=1000))
+
+
+def test_compression_and_line_ends_do_not_matter(tmp_path: Path) -> None:
+    text = b"\n".join([line("1", "3"), line("0", ""), line("1", "-2", "")]) + b"\n"
+    files = {
+        "a.tsv": text,
+        "a.tsv.gz": gzip.compress(text),
+        "a.tsv.zst": pa.compress(text, "zstd", asbytes=True),
+        "crlf.tsv": text.replace(b"\n", b"\r\n"),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    expected = read(source(tmp_path / "a.tsv"))
+    assert expected["I1"].to_list() == [3.0, None, -2.0]
+    assert expected["C1"].to_list() == ["a9", "a9", None]
+    for name in files:
+        assert_frame_equal(read(source(tmp_path / name)), expected)
+
+
+def test_trimmed_tabs_are_missing_categories(tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    path.write_bytes(line(fields=38) + b"\n" + line() + b"\n")
+    assert read(source(path))["C26"].to_list() == [None, "a9"]
+
+
+def test_damaged_and_unusable_files_are_named(tmp_path: Path) -> None:
+    whole = gzip.compress(b"\n".join(line(dense=str(i)) for i in range(2000)))
+    (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.tsv").write_bytes(b"")
+    (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
+    for name, message in (
+        ("cut.gz", "cut.gz: damaged or truncated gzip"),
+        ("empty.tsv", "empty.tsv: the file is empty"),
+        ("empty.gz", "empty.gz: the file is empty"),
+        ("none.tsv", "no such file"),
+        ("*.parquet", "no file matches"),
+        (".", "is a directory"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(source(tmp_path / name, "skip"))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.one_of(st.just(line()), st.just(line("0", "")), st.binary(max_size=60)), min_size=1, max_size=12))
+def test_any_bytes_give_rows_or_a_data_error(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+    content = b"\n".join(lines) + b"\n"
+    path = tmp_path_factory.mktemp("fuzz") / "log.tsv"
+    path.write_bytes(content)
+    good = bad = 0
+    for chunk in source(path, "skip", block_bytes=100).chunks(Path()):
+        good, bad = good + chunk.frame.height, bad + chunk.bad_rows
+    assert good + bad == content.count(b"\n")
+    assert good >= sum(text in (line(), line("0", "")) for text in content.split(b"\n"))
+
+
+def test_avazu_derives_time_and_checks_its_header(tmp_path: Path) -> None:
+    header = ",".join(["id", "click", "hour", *CATEGORIES])
+    row = ",".join(["1", "0", "14102113", *["x"] * len(CATEGORIES)])
+    path = tmp_path / "train.csv"
+    path.write_text(f"{header}\n{row}\n{row.replace('14102113', '14109913')}\n")
+    found = AvazuSource(AvazuConfig(paths=(str(path),)), "skip")
+    (chunk,) = found.chunks(Path())
+    assert chunk.frame.select("hour_of_day", "weekday", "time").row(0) == (13, 2, 1413896400)
+    assert "line 3: field 'hour': got '14109913'" in chunk.bad_examples[0]
+    path.write_text(header.replace("app_id", "appid") + f"\n{row}\n")
+    with pytest.raises(DataError, match=r"line 1: the header .*missing app_id"):
+        read(AvazuSource(AvazuConfig(paths=(str(path),)), "error"))
+
+
+def test_the_real_criteo_sample_reads_whole(real_data: Path) -> None:
+    frame = read(source(real_data / "criteo_sample.tsv", block_bytes=4096))
+    assert frame.height == 1000
+    plain = [text.split("\t") for text in (real_data / "criteo_sample.tsv").read_text().splitlines()]
+    plain = [row + [""] * (40 - len(row)) for row in plain]
+    assert frame["label"].to_list() == [int(row[0]) for row in plain]
+    for place, name in enumerate(DENSE, 1):
+        expected = np.array([float(row[place]) if row[place] else np.nan for row in plain], dtype=np.float32)
+        np.testing.assert_array_equal(frame[name].fill_null(np.nan).to_numpy(), expected)
+    for place, name in enumerate(SPARSE, 14):
+        assert frame[name].to_list() == [row[place] or None for row in plain]
