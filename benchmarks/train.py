@@ -66,10 +66,17 @@ def copy_dense(ours: CTRModel, theirs: TorchRecDLRM) -> None:
         for one, other in zip(source, target, strict=True):
             other.weight.copy_(one.weight)
             other.bias.copy_(one.bias)
+        # TorchRec lists the pairs of the upper triangle, we those of the lower one.
+        vectors = len(ours.embeddings.pooled_keys) + 1
+        rows, columns = torch.triu_indices(vectors, vectors, offset=1)
+        place = columns * (columns - 1) // 2 + rows
+        top = next(layer for layer in theirs.dlrm.over_arch.modules() if isinstance(layer, nn.Linear))
+        width = ours.embeddings.dims[0]
+        top.weight[:, width:] = top.weight[:, width:][:, place]
 
 
 def sides(dataset: Dataset, width: int, batch: int, precision: str) -> dict[str, Side]:
-    """Both models with the same weights. TorchRec orders the pairs of its interaction as we do."""
+    """Both models with the same weights."""
     config = DLRMConfig(embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
     ours = build_model(
         config, dataset.schema, dataset.table_rows(), optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS)

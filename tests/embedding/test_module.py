@@ -1,0 +1,227 @@
+"""The embedding collection against the plain reference: lookups bit for bit, updates within float32 rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
+from stratarec.errors import ConfigError
+from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.kernels.embedding import reference
+
+KINDS = ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam")
+
+
+def jagged(draws: np.random.Generator, rows: int, batch: int, longest: int, dtype: torch.dtype) -> JaggedTensor:
+    lengths = torch.from_numpy(draws.integers(0, longest + 1, batch))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = (rows * draws.random(int(offsets[-1])) ** 3).astype(np.int64)
+    return JaggedTensor(values=torch.from_numpy(ids).to(dtype), offsets=offsets)
+
+
+def collection(width: int, kind: Any = "rowwise_adagrad", decay: float = 0.0) -> TieredEmbeddingBagCollection:
+    """Two tables of one width and one of another; a shared table; a feature that is a sequence too."""
+    return TieredEmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(
+                name="a", num_embeddings=50, embedding_dim=width, feature_names=("a1", "a2"), sequence_features=("as",)
+            ),
+            EmbeddingBagConfig(name="b", num_embeddings=1, embedding_dim=width, feature_names=("b1",), pooling="mean"),
+            EmbeddingBagConfig(name="c", num_embeddings=9, embedding_dim=3, feature_names=("c1",), pooling="mean"),
+        ],
+        optimizer=RowOptimizerConfig(kind=kind, learning_rate=0.1, weight_decay=decay),
+        seed=4,
+    )
+
+
+SIZES = {"c1": 9, "a1": 50, "as": 50, "b1": 1, "a2": 50}  # an order of its own
+
+
+def batch_of(draws: np.random.Generator, batch: int, dtype: torch.dtype = torch.int64) -> KeyedJagged:
+    return KeyedJagged.from_features({key: jagged(draws, rows, batch, 4, dtype) for key, rows in SIZES.items()})
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 99), st.sampled_from([1, 5, 16, 33]), st.sampled_from([0, 1, 7]), st.booleans())
+def test_lookups_equal_the_reference_bit_for_bit(seed: int, width: int, batch: int, wide: bool) -> None:
+    module = collection(width)
+    features = batch_of(np.random.default_rng(seed), batch, torch.int64 if wide else torch.int32)
+    found = module(features)
+    assert found.pooled_keys == ("a1", "a2", "b1", "c1")
+    for key, table, mean in (("a1", "a", False), ("a2", "a", False), ("b1", "b", True), ("c1", "c", True)):
+        part = features[key]
+        expected = reference.pool(module.table(table)["weight"], part.values, part.offsets, None, mean)
+        assert torch.equal(found[key], expected)
+    assert torch.equal(found.sequences["as"].values, module.table("a")["weight"][features["as"].values.long()])
+    assert torch.equal(found.sequences["as"].offsets, features["as"].offsets)
+
+
+def test_weights_scale_lookups_and_get_gradients() -> None:
+    module = TieredEmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=5, feature_names=("x",), pooling="mean")],
+        optimizer=RowOptimizerConfig(learning_rate=0.0),
+    )
+    part = jagged(np.random.default_rng(0), 20, 12, 4, torch.int64)
+    weights = torch.rand(part.values.numel(), requires_grad=True)
+    features = KeyedJagged(keys=("x",), values=part.values, offsets=part.offsets, batch_size=12, weights=weights)
+    expected = reference.pool(module.table("t")["weight"], part.values, part.offsets, weights, True)
+    pooled = module(features).pooled
+    assert torch.equal(pooled, expected.detach())
+    target = torch.rand_like(pooled)
+    (mine,) = torch.autograd.grad((pooled * target).sum(), weights)
+    (plain,) = torch.autograd.grad((expected * target).sum(), weights)
+    torch.testing.assert_close(mine, plain)
+
+
+def reference_step(
+    module: TieredEmbeddingBagCollection, features: KeyedJagged, outputs: dict[str, Tensor], state: dict[str, Any]
+) -> None:
+    """Update plain copies of the tables, lookup by lookup."""
+    config, rule = module.optimizer, module.optimizer.rule(state["step"])
+    for table in module.tables:
+        lookups = []
+        for name in (*table.feature_names, *table.sequence_features):
+            part, gradient = features[name], outputs[name]
+            for b in range(part.batch_size):
+                first, last = int(part.offsets[b]), int(part.offsets[b + 1])
+                for i in range(first, last):
+                    if name in table.sequence_features:
+                        lookups.append((int(part.values[i]), gradient[i], 1.0))
+                    else:
+                        mean = table.pooling == "mean"
+                        lookups.append((int(part.values[i]), gradient[b], 1 / (last - first) if mean else 1.0))
+        for row, total in reference.row_gradients(lookups).items():
+            views = {name: view[row] for name, view in state[table.name].items()}
+            reference.update_row(
+                config.kind, views.pop("weight"), total, views, rate=rule.rate, eps=rule.eps, decay=rule.decay,
+                betas=(rule.beta1, rule.beta2), step=rule.step,
+            )  # fmt: skip
+    state["step"] += 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_updates_follow_the_reference(kind: str, decay: float) -> None:
+    module = collection(7, kind, decay)
+    state: dict[str, Any] = {
+        table.name: {name: view.clone() for name, view in module.table(table.name).items()} for table in module.tables
+    }
+    state["step"] = 0
+    draws = np.random.default_rng(1)
+    for step in range(6):
+        features = batch_of(draws, 9)
+        found = module(features)
+        generator = torch.Generator().manual_seed(step)
+        pooled = torch.randn(found.pooled.shape, generator=generator)
+        rows = torch.randn(found.sequences["as"].values.shape, generator=generator)
+        torch.autograd.backward([found.pooled, found.sequences["as"].values], [pooled, rows])
+        columns = dict(zip(found.pooled_keys, pooled.split(list(found.dims), dim=1), strict=True))
+        reference_step(module, features, {**columns, "as": rows}, state)
+    for table in module.tables:
+        for name, view in module.table(table.name).items():
+            torch.testing.assert_close(view, state[table.name][name], rtol=2e-5, atol=2e-6)
+    assert module.step == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_of_threads_changes_no_bit(kind: str) -> None:
+    states = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            module = collection(16, kind)
+            draws = np.random.default_rng(2)
+            for step in range(20):
+                features = batch_of(draws, 300)
+                found = module(features)
+                scale = torch.randn(found.pooled.shape, generator=torch.Generator().manual_seed(step))
+                ((found.pooled * scale).sum() + found.sequences["as"].values.square().sum()).backward()
+            states.append(module.state_dict())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 3000), st.integers(1, 400), st.integers(0, 50))
+def test_one_id_a_bag_trains_as_bags_of_one(rows: int, batch: int, seed: int) -> None:
+    ids = torch.randint(0, rows, (batch,), generator=torch.Generator().manual_seed(seed))
+    results = []
+    for offsets in (None, torch.arange(batch + 1)):
+        module = TieredEmbeddingBagCollection(
+            [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=4, feature_names=("x",))]
+        )
+        pooled = module(KeyedJagged(keys=("x",), values=ids, offsets=offsets, batch_size=batch)).pooled
+        pooled.square().sum().backward()
+        results.append((pooled.detach().clone(), module.table("t")["weight"].clone()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_bad_batches_name_the_feature() -> None:
+    module = collection(4)
+    features = batch_of(np.random.default_rng(0), 3)
+    with pytest.raises(ConfigError, match="the batch lacks c1"):
+        module(features.select(["a1", "a2", "as", "b1"]))
+    for bad in (50, -1, 10**12):
+        values = torch.zeros(len(SIZES) * 2, dtype=torch.int64)
+        values[2 * list(SIZES).index("a1") + 1] = bad
+        with pytest.raises(ConfigError, match=f"feature 'a1': id {bad} is outside table 'a', expected 0 to 49"):
+            module(KeyedJagged(keys=tuple(SIZES), values=values, offsets=None, batch_size=2))
+
+
+def test_tables_are_state_but_no_parameters() -> None:
+    module, other = collection(4), collection(4)
+    assert not list(module.parameters())
+    module(batch_of(np.random.default_rng(0), 5)).pooled.sum().backward()
+    other.load_state_dict(module.state_dict())
+    assert other.step == 1
+    assert all(torch.equal(view, dict(other.named_state())[name]) for name, view in module.named_state())
+    with pytest.raises(RuntimeError, match=r"tables\.a\.weight is \(50, 4\), expected \(50, 5\)"):
+        collection(5).load_state_dict(module.state_dict())
+
+
+def test_two_backwards_are_two_steps_and_no_grad_is_none() -> None:
+    module = collection(4)
+    features = batch_of(np.random.default_rng(0), 5)
+    with torch.no_grad():
+        module(features)
+    first, second = module(features), module(features)
+    (first.pooled.sum() + second.pooled.sum()).backward()
+    assert module.step == 2
+
+
+def test_schedules_warm_up_and_decay() -> None:
+    cosine = ScheduleConfig(kind="cosine", warmup_steps=4, total_steps=14, final_factor=0.1)
+    assert [cosine.factor(step) for step in (0, 3, 4)] == [0.25, 1.0, 1.0]
+    assert cosine.factor(9) == pytest.approx(0.55)
+    assert cosine.factor(99) == pytest.approx(0.1)
+    square = ScheduleConfig(kind="polynomial", total_steps=10, power=2.0)
+    assert square.factor(5) == pytest.approx(0.25)
+    assert ScheduleConfig().factor(10**6) == 1.0
+    with pytest.raises(ConfigError, match="total_steps is 0"):
+        ScheduleConfig(kind="cosine")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_embeddings": 0}, "num_embeddings is 0"),
+        ({"pooling": "max"}, "pooling is 'max'"),
+        ({"feature_names": ()}, "no feature looks it up"),
+    ],
+)
+def test_impossible_tables_are_refused(change: dict[str, Any], message: str) -> None:
+    good = {"name": "t", "num_embeddings": 3, "embedding_dim": 2, "feature_names": ("x",)}
+    with pytest.raises(ConfigError, match=message):
+        EmbeddingBagConfig(**{**good, **change})
+    with pytest.raises(ConfigError, match="feature names must be distinct, repeated: x"):
+        TieredEmbeddingBagCollection([EmbeddingBagConfig(**good), EmbeddingBagConfig(**{**good, "name": "u"})])

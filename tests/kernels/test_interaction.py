@@ -1,0 +1,65 @@
+"""The fused interaction and the noise against their references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stratarec.errors import ConfigError
+from stratarec.kernels.interaction import dot_interaction
+from stratarec.kernels.interaction.reference import dot_interaction as plain
+from stratarec.kernels.random import fill_uniform, table_key
+from stratarec.kernels.random.reference import mix, uniform_row
+from stratarec.kernels.random.vector import mix_array
+
+
+@pytest.mark.parametrize("batch", [0, 1, 17])
+@pytest.mark.parametrize("features", [2, 3, 27])
+@pytest.mark.parametrize("width", [1, 3, 16, 64])
+@pytest.mark.parametrize("dense", [True, False])
+def test_interaction_and_gradients_equal_the_reference(batch: int, features: int, width: int, dense: bool) -> None:
+    torch.manual_seed(0)
+    front = torch.randn(batch, width, requires_grad=True) if dense else None
+    pooled = torch.randn(batch, features, width, requires_grad=True)
+    inputs = [part for part in (front, pooled) if part is not None]
+    found, expected = dot_interaction(front, pooled), plain(front, pooled)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradient = torch.randn_like(expected)
+    for mine, theirs in zip(
+        torch.autograd.grad(found, inputs, gradient), torch.autograd.grad(expected, inputs, gradient), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_interaction_takes_bfloat16_and_refuses_other_shapes() -> None:
+    front = torch.randn(4, 8).bfloat16().requires_grad_()
+    pooled = torch.randn(4, 3, 8)
+    found = dot_interaction(front, pooled)
+    torch.testing.assert_close(found, plain(front.float(), pooled))
+    found.sum().backward()
+    assert front.grad is not None
+    assert front.grad.dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match=r"dense \(4, 7\) and pooled \(4, 3, 8\)"):
+        dot_interaction(torch.randn(4, 7), pooled)
+
+
+def test_noise_is_a_function_of_seed_table_and_row() -> None:
+    key = table_key(3, "a")
+    whole, part = np.empty((9, 5), np.float32), np.empty((4, 5), np.float32)
+    fill_uniform(whole, key=key, low=-0.5, high=0.5)
+    fill_uniform(part, key=key, first_row=5, low=-0.5, high=0.5)
+    np.testing.assert_array_equal(whole[5:], part)
+    for row in range(9):
+        np.testing.assert_array_equal(whole[row], uniform_row(key, row, 5, -0.5, 0.5))
+    assert len({key, table_key(3, "b"), table_key(4, "a")}) == 3
+    values = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
+    assert mix_array(values).tolist() == [mix(int(value)) for value in values]
+
+
+def test_noise_is_uniform() -> None:
+    out = np.empty((2000, 50), np.float32)
+    fill_uniform(out, key=table_key(0, "t"), low=0.0, high=1.0)
+    counts, _ = np.histogram(out, bins=20, range=(0, 1))
+    expected = out.size / 20
+    assert ((counts - expected) ** 2 / expected).sum() < 45  # chi-squared with 19 degrees of freedom, p below 0.001

@@ -1,0 +1,145 @@
+"""Models: a function of the seed, all of them trained by the loss, untouched by padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.errors import ConfigError
+from stratarec.jagged import Batch, JaggedTensor, KeyedJagged
+from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
+
+ROWS = {"item": 40, "tags": 12, "place": 5}
+
+
+def schema(dense: int = 2, history: bool = True) -> Schema:
+    sparse = [SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"), SparseFeature(name="place")]
+    if history:
+        sparse.append(SparseFeature(name="history", kind="history", of="item", max_length=6))
+    columns = tuple(DenseFeature(name=f"d{i}") for i in range(dense))
+    return Schema(dense=columns, sparse=tuple(sparse), user="u", time="t")
+
+
+def batch_of(histories: list[list[int]], dense: int = 2) -> Batch:
+    torch.manual_seed(len(histories))
+    size = len(histories)
+
+    def bags(lists: list[list[int]]) -> JaggedTensor:
+        lengths = torch.tensor([0, *(len(bag) for bag in lists)])
+        values = torch.tensor([i for bag in lists for i in bag], dtype=torch.int32)
+        return JaggedTensor(values=values, offsets=lengths.cumsum(0))
+
+    sparse = KeyedJagged.from_features(
+        {
+            "item": bags([[i % 40] for i in range(size)]),
+            "tags": bags([[i % 12, (i + 5) % 12] if i % 3 else [] for i in range(size)]),
+            "place": bags([[i % 5] for i in range(size)]),
+            "history": bags(histories),
+        }
+    )
+    values = torch.linspace(-1, 1, size * dense).view(size, dense)
+    return Batch(label=(torch.arange(size) % 3 == 0).float(), dense=values, sparse=sparse)
+
+
+HISTORIES = [[1, 2, 3], [], [4], [5, 6, 7, 8, 9, 10], [11, 12]] * 4
+CONFIGS: list[ModelConfig] = [
+    DLRMConfig(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)),
+    DCNv2Config(embedding_dim=4, structure="stacked", cross_layers=2, deep_mlp=(8,)),
+    DCNv2Config(embedding_dim=4, structure="parallel", cross_layers=2, low_rank=3, deep_mlp=(8,)),
+]
+POOLINGS: list[Any] = ["mean", "target_attention", "transformer"]
+
+
+def with_history(config: ModelConfig, pooling: Any) -> ModelConfig:
+    return type(config)(**{**vars(config), "history": HistoryConfig(pooling=pooling)})  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_loss_trains_every_weight_and_every_table(
+    config: ModelConfig, pooling: Any, precision: torch.dtype
+) -> None:
+    model = build_model(with_history(config, pooling), schema(), ROWS, click_rate=0.3)
+    before = {name: view.clone() for name, view in model.embeddings.named_state()}
+    batch = batch_of(HISTORIES)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
+        logits = model(batch)
+    assert logits.dtype == torch.float32
+    assert logits.isfinite().all()
+    functional.binary_cross_entropy_with_logits(logits, batch.label).backward()
+    for name, weight in model.network.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.isfinite().all(), name
+        assert weight.grad.abs().sum() > 0 or "project.bias" in name, name
+    for name, view in model.embeddings.named_state():
+        assert not torch.equal(view, before[name]), name
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_other_samples_and_padding_never_change_a_score(pooling: Any) -> None:
+    model = build_model(with_history(CONFIGS[0], pooling), schema(), ROWS).eval()
+    with torch.no_grad():
+        short = model(batch_of([[1, 2], [], [3]]))
+        long = model(batch_of([[1, 2], [], [9, 8, 7, 6, 5, 4]]))
+    torch.testing.assert_close(short[:2], long[:2], rtol=1e-6, atol=1e-6)
+    assert not torch.isclose(short[2], long[2])
+
+
+def test_the_order_of_a_history_matters_to_the_transformer_alone() -> None:
+    for pooling in POOLINGS:
+        model = build_model(with_history(CONFIGS[0], pooling), schema(), ROWS).eval()
+        if pooling == "transformer":
+            torch.nn.init.normal_(model.network.poolings[0].position)  # type: ignore[arg-type]
+        with torch.no_grad():
+            one, other = model(batch_of([[1, 2, 3]])), model(batch_of([[3, 1, 2]]))
+        assert torch.allclose(one, other, atol=1e-6) == (pooling != "transformer")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+def test_weights_are_a_function_of_the_seed_alone(config: ModelConfig) -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = build_model(with_history(config, "transformer"), schema(), ROWS, seed=5).state_dict()
+    torch.manual_seed(2)
+    second = build_model(with_history(config, "transformer"), schema(), ROWS, seed=5).state_dict()
+    third = build_model(with_history(config, "transformer"), schema(), ROWS, seed=6).state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert any(not torch.equal(first[key], third[key]) for key in first)
+    assert len(state)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+def test_data_without_dense_features_or_histories(config: ModelConfig) -> None:
+    model = build_model(config, schema(dense=0, history=False), ROWS)
+    batch = batch_of(HISTORIES, dense=0)
+    assert model(batch).shape == (len(HISTORIES),)
+
+
+def test_a_new_model_starts_at_the_click_rate() -> None:
+    model = build_model(CONFIGS[0], schema(), ROWS, click_rate=0.1)
+    assert model.network.score.out.bias.sigmoid().item() == pytest.approx(0.1)  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DLRMConfig(embedding_dim=0), "embedding_dim is 0"),
+        (lambda: DLRMConfig(top_mlp=(8, 0)), r"top_mlp is \[8, 0\]"),
+        (lambda: DCNv2Config(cross_layers=0), "cross_layers is 0"),
+        (lambda: HistoryConfig(heads=0), "expected at least 1"),
+        (
+            lambda: build_model(
+                DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling="transformer", heads=3)), schema(), ROWS
+            ),
+            "heads is 3, which does not divide embedding_dim 4",
+        ),
+    ],
+)
+def test_impossible_models_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
