@@ -95,10 +95,16 @@ def sides(dataset: Dataset, width: int, batch: int, precision: str) -> dict[str,
 
 
 def gate(pair: dict[str, Side], steps: int = 20) -> float:
-    """The largest difference of losses over some steps; far off means different models."""
+    """The first losses are equal, and 20 steps later the models are still together.
+
+    Adagrad's first step is the sign of the gradient, so weights whose gradient is rounding noise part at once; the
+    tolerance allows for that. That the engines agree to 1e-5 is a test of the suite.
+    """
+    tight, loose = (1e-6, 1e-3) if pair["ours"].precision == "float32" else (1e-3, 2e-2)
+    first = abs(pair["ours"].step() - pair["torchrec"].step())
     difference = max(abs(pair["ours"].step() - pair["torchrec"].step()) for _ in range(steps))
-    limit = 1e-5 if pair["ours"].precision == "float32" else 5e-3
-    assert difference < limit, f"losses differ by {difference}"
+    if first > tight or difference > loose:
+        raise AssertionError(f"losses differ by {first} at the first step and {difference} over {steps} more")
     return difference
 
 

@@ -95,6 +95,17 @@ class Workspace:
     """Scratch of `update`, one row a thread; grows to the largest batch met and is then reused."""
 
     arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    _plans: dict[tuple[int, bytes], tuple[NDArray[np.int64], ...]] = field(default_factory=dict)
+
+    def plan(self, group: Group, counts: NDArray[np.int64], threads: int) -> tuple[NDArray[np.int64], ...]:
+        """`schedule` for these numbers of lookups; kept, since batches without jagged features repeat them."""
+        key = (threads, counts.tobytes())
+        if key not in self._plans:
+            rows = group.rows[group.table_features[group.table_start[:-1]]]
+            # A lookup adds one gradient row; a distinct row also reads and writes a row of the table.
+            costs = (counts + 2 * np.minimum(counts, rows)).astype(float).tolist()
+            self._plans = {key: schedule(costs, threads)}
+        return self._plans[key]
 
     def prepare(self, threads: int, lookups: int, width: int) -> dict[str, NDArray[np.generic]]:
         """Arrays for `threads` threads and up to `lookups` lookups of a table."""
@@ -219,17 +230,10 @@ def update(
     The bits do not depend on the number of threads: every row is summed and updated by one thread.
     """
     threads = use_torch_threads()
-    tables = len(group.table_start) - 1
-    counts = np.zeros(tables, dtype=np.int64)
-    costs = []
-    for table in range(tables):
-        features = group.table_features[group.table_start[table] : group.table_start[table + 1]]
-        spans = [lookups.span(int(f)) for f in features]
-        counts[table] = sum(last - first for first, last in spans)
-        # A lookup adds one gradient row; a distinct row also reads and writes a row of the table.
-        costs.append(float(counts[table] + 2 * min(counts[table], group.rows[features[0]])))
+    counts = _table_lookups(group, lookups)
     if not counts.any():
         return
+    plan = workspace.plan(group, counts, threads)
     work = workspace.prepare(threads, int(counts.max()), group.width)
     single = np.float32
     cpu.update(
@@ -237,13 +241,23 @@ def update(
         _NO_OFFSETS if lookups.offsets is None else lookups.offsets, lookups.offsets is None,
         _NO_FLOATS if lookups.weights is None else lookups.weights, lookups.weights is not None, lookups.batch,
         lookups.key, group.base, group.rows, group.column, group.mean, group.sequence, sequence_start,
-        group.table_start, group.table_features, counts, *schedule(costs, threads),
+        group.table_start, group.table_features, counts, *plan,
         gradient.reshape(-1), sequence_gradient, gradient.shape[1],
         work["index_of"], work["keys"], work["slot_of"], work["source_of"], work["scale_of"], work["order"],
         work["order_scale"], work["row_of"], work["count_of"], work["row_sum"],
         KINDS[rule.kind], single(rule.rate), single(rule.eps), single(rule.decay), single(rule.beta1),
         single(rule.beta2), single(1 - rule.beta1**rule.step), single(1 - rule.beta2**rule.step),
     )  # fmt: skip
+
+
+def _table_lookups(group: Group, lookups: Lookups) -> NDArray[np.int64]:
+    """``[tables]`` number of lookups of each table in the batch."""
+    first = lookups.key[group.table_features] * lookups.batch
+    if lookups.offsets is None:
+        spans = np.full(len(first), lookups.batch, dtype=np.int64)
+    else:
+        spans = lookups.offsets[first + lookups.batch] - lookups.offsets[first]
+    return np.add.reduceat(spans, group.table_start[:-1])
 
 
 def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: Floats, out: Floats) -> None:
