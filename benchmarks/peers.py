@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from benchmarks.registry import import_peer
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.module import Embeddings
 from stratarec.embedding.torchrec import to_torchrec
-from stratarec.jagged import Batch, KeyedJagged
+from stratarec.jagged import Batch
 
 
 def fused_collection(
@@ -31,22 +30,6 @@ def fused_collection(
     for name, weight in initial.items():
         state[f"embedding_bags.{name}.weight"].copy_(weight)
     return collection
-
-
-class TorchRecEmbeddings(nn.Module):
-    """TorchRec's collection behind the interface of ours, so that one network serves both."""
-
-    def __init__(self, collection: Any, keys: tuple[str, ...], dims: tuple[int, ...]) -> None:
-        super().__init__()
-        self.collection = collection
-        self.pooled_keys, self.dims = keys, dims
-
-    def forward(self, features: KeyedJagged) -> Embeddings:
-        pooled = self.collection(to_torchrec(features))
-        values = pooled.values()
-        if tuple(pooled.keys()) != self.pooled_keys:
-            values = torch.cat([pooled[key] for key in self.pooled_keys], dim=1)
-        return Embeddings(pooled=values, pooled_keys=self.pooled_keys, dims=self.dims, sequences={})
 
 
 class TorchRecDLRM(nn.Module):

@@ -14,7 +14,7 @@ import torch
 
 from stratarec.errors import ConfigError
 
-BENCHMARKS = {"embedding": "benchmarks.embedding", "train": "benchmarks.train", "clicks": "benchmarks.clicks"}
+BENCHMARKS = {"embedding": "benchmarks.embedding", "train": "benchmarks.train"}
 
 
 class PeerMissing(Exception):

@@ -29,7 +29,6 @@ class StagedChunk:
     rows: int
     groups: dict[int, int]
     """Partition -> row group in the chunk's file."""
-    first_time: int
     last_time: int
     bytes_done: int
     bad_rows: int
@@ -83,7 +82,6 @@ class Staging:
             index=chunk.index,
             rows=frame.height,
             groups={partition: group for group, partition in enumerate(order)},
-            first_time=0 if times is None else int(times.min()),  # type: ignore[arg-type]
             last_time=0 if times is None else int(times.max()),  # type: ignore[arg-type]
             bytes_done=chunk.bytes_done,
             bad_rows=chunk.bad_rows,

@@ -87,12 +87,6 @@ class Vocabulary:
         values = self.values.extend_constant(None, self.tail_buckets)
         return pl.DataFrame({"value": values, "id": np.arange(self.rows, dtype=np.int32), "count": self.counts})
 
-    @classmethod
-    def from_frame(cls, frame: pl.DataFrame, tail_buckets: int) -> Vocabulary:
-        """The inverse of `frame`."""
-        values = frame["value"].head(len(frame) - tail_buckets)
-        return cls(values=values, counts=frame["count"].to_numpy(), tail_buckets=tail_buckets)
-
 
 def _buckets(values: pl.Series, buckets: int) -> NDArray[np.int64]:
     if not len(values):

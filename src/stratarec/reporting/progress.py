@@ -55,7 +55,7 @@ class LineProgress:
     """A line every ten seconds, for logs."""
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
-        self._name, self._total, self._unit, self._done = task, total, unit, done
+        self._name, self._total, self._done = task, total, done
         self._first, self._began, self._shown = done, time.monotonic(), time.monotonic()
         self.say(f"{task}: {total:,} {unit}")
 

@@ -129,10 +129,6 @@ class Workspace:
         self.arrays["index_of"].fill(-1)
         return self.arrays
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
-
 
 def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
     """Pool every pooled feature of the group into ``out[b, column[f]:column[f] + D]``.
