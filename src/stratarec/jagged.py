@@ -101,7 +101,7 @@ class KeyedJagged:
         lengths = torch.cat([part.lengths() for part in parts])
         offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
-        weights = [part.weights for part in parts if part.weights is not None]
+        weights = [part.weights[part.offsets[0] : part.offsets[-1]] for part in parts if part.weights is not None]
         return cls(
             keys=tuple(features),
             values=torch.cat([part.values[part.offsets[0] : part.offsets[-1]] for part in parts]),

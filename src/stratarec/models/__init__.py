@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
+import torch
 from pydantic import Field
 
 from stratarec.data.schema import Schema
@@ -42,6 +43,8 @@ def build_model(
         Share of positives; the model starts at its log-odds.
     """
     optimizer = optimizer or RowOptimizerConfig()
-    if isinstance(config, DLRMConfig):
-        return build_dlrm(config, schema, table_rows, optimizer, seed, click_rate)
-    return build_dcnv2(config, schema, table_rows, optimizer, seed, click_rate)
+    # torch's layers draw initial weights of their own before ours replace them.
+    with torch.random.fork_rng(devices=[]):
+        if isinstance(config, DLRMConfig):
+            return build_dlrm(config, schema, table_rows, optimizer, seed, click_rate)
+        return build_dcnv2(config, schema, table_rows, optimizer, seed, click_rate)

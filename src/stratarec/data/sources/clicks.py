@@ -2,8 +2,9 @@
 
 Each click is a positive. K negatives are drawn among the items clicked in the window before it, in proportion to their
 clicks there (drawing a click of the window at random does just that), so nothing looks ahead in time. A negative is
-never the clicked item and no two negatives of a click are equal; a click whose window holds fewer other items gets
-fewer negatives. Negatives take over the user, session, time and contexts of their click.
+never the clicked item and no two negatives of a click are equal; a click for which 16 K draws find fewer (its window
+holds too few other items, or one far above the rest) gets fewer negatives. Negatives take over the user, session, time
+and contexts of their click.
 
 The log need not be sorted: it is first spooled into buckets of one window each, which are then taken in order of time.
 Memory holds two buckets.

@@ -215,13 +215,15 @@ class Converter:
         inner = lists.dtype.inner  # type: ignore[attr-defined]
         if not (inner.is_integer() or inner in (pl.String, pl.Categorical)):
             raise self._type_error(raw, "lists of integers or text")
+        if inner == pl.UInt64:
+            raise self._type_error(raw, "lists of signed integers or text")
         lists = lists.cast(pl.List(pl.Int64 if inner.is_integer() else pl.String))
         return lists.list.drop_nulls().list.head(feature.max_length)
 
     def time(self, raw: pl.Series, unit: TimeUnit) -> pl.Series:
         """``Int64`` in `unit`."""
         if raw.dtype.is_integer():
-            value = raw.cast(pl.Int64)
+            value = raw.cast(pl.Int64, strict=False)
         elif raw.dtype.base_type() == pl.Datetime:
             value = raw.dt.epoch(unit)
         else:

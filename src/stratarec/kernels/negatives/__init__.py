@@ -41,7 +41,7 @@ def draw_negatives(
     Returns
     -------
     negatives : ndarray
-        ``[N - first, K]`` item codes, never the clicked item, -1 where the window holds too few different items.
+        ``[N - first, K]`` item codes, never the clicked item, -1 where 16 K draws found fewer.
     counts : ndarray
         ``[N - first, 1 + K, 2]`` clicks of the clicked item and each negative in the window, and in its last stretch.
     """

@@ -1,0 +1,49 @@
+"""Jagged batches: joining, looking at one feature, selecting; and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stratarec.errors import ConfigError
+from stratarec.jagged import JaggedTensor, KeyedJagged
+
+
+def feature(bags: list[list[int]], weighted: bool = False) -> JaggedTensor:
+    offsets = torch.tensor([0, *(len(bag) for bag in bags)]).cumsum(0)
+    values = torch.tensor([i for bag in bags for i in bag])
+    return JaggedTensor(values=values, offsets=offsets, weights=values.float() / 10 if weighted else None)
+
+
+def test_features_join_and_come_apart_again() -> None:
+    parts = {"a": feature([[1, 2], [], [3]], True), "b": feature([[], [], [9]], True), "c": feature([[], [], []], True)}
+    joined = KeyedJagged.from_features(parts)
+    for key, part in parts.items():
+        assert joined[key].to_list() == part.to_list()
+        assert torch.equal(joined[key].weights, part.weights)  # type: ignore[arg-type]
+    swapped = joined.select(["b", "a"])
+    assert swapped.keys == ("b", "a")
+    assert swapped["a"].to_list() == [[1, 2], [], [3]]
+
+
+def test_a_slice_of_a_longer_feature_keeps_its_own_weights() -> None:
+    whole = feature([[1, 2], [3], [4, 5]], True)
+    part = JaggedTensor(values=whole.values, offsets=whole.offsets[1:], weights=whole.weights)
+    joined = KeyedJagged.from_features({"x": part})
+    assert joined["x"].to_list() == [[3], [4, 5]]
+    assert joined.weights.tolist() == pytest.approx([0.3, 0.4, 0.5])  # type: ignore[union-attr]
+
+
+def test_impossible_batches_are_refused() -> None:
+    with pytest.raises(ConfigError, match="different batch sizes"):
+        KeyedJagged.from_features({"a": feature([[1]]), "b": feature([[1], [2]])})
+    with pytest.raises(ConfigError, match="either every feature has weights or none"):
+        KeyedJagged.from_features({"a": feature([[1]]), "b": feature([[1]], True)})
+    with pytest.raises(ConfigError, match="at least one feature"):
+        KeyedJagged.from_features({})
+    with pytest.raises(ConfigError, match="one for each of 4 bags"):
+        KeyedJagged(keys=("a", "b"), values=torch.arange(3), offsets=None, batch_size=2)
+    with pytest.raises(ConfigError, match="expected F \\* B \\+ 1 = 3"):
+        KeyedJagged(keys=("a",), values=torch.arange(3), offsets=torch.tensor([0, 3]), batch_size=2)
+    with pytest.raises(ConfigError, match="no feature 'z' in this batch; it has a"):
+        KeyedJagged.from_features({"a": feature([[1]])})["z"]
