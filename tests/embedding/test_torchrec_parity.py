@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.torchrec import from_torchrec, to_torchrec
-from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.jagged import InverseJagged, JaggedTensor, KeyedJagged
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -96,3 +96,26 @@ def test_configs_and_batches_convert_both_ways() -> None:
     assert back.batch_size == 6
     assert torch.equal(back.values, features.values)
     assert torch.equal(back.bag_offsets(), features.bag_offsets())
+
+
+def test_groups_become_inverse_indices_that_torchrec_expands_to_the_same_embeddings() -> None:
+    draws = np.random.default_rng(1)
+    pair = batch_of(draws, 4).select(["f0", "f2"])
+    inverses = [torch.from_numpy(draws.integers(0, 4, 9).astype(np.int32)) for _ in range(2)]
+    groups = (
+        InverseJagged(unique=pair, inverse=inverses[0]),
+        InverseJagged(unique=batch_of(draws, 4).select(["f1"]), inverse=inverses[1]),
+    )
+    converted = to_torchrec(groups)
+    back = from_torchrec(converted)
+    assert [group.keys for group in back] == [("f0", "f2"), ("f1",)]
+    for one, other in zip(groups, back, strict=True):
+        assert torch.equal(one.inverse, other.inverse.int())
+        assert torch.equal(one.expand().values, other.expand().values)
+        assert torch.equal(one.expand().bag_offsets(), other.expand().bag_offsets())
+
+    peer = torchrec.EmbeddingBagCollection(tables=[to_torchrec(table) for table in TABLES])
+    features = {key: group.expand()[key] for group in groups for key in group.keys}
+    plain = KeyedJagged.from_features({table.feature_names[0]: features[table.feature_names[0]] for table in TABLES})
+    expected, found = peer(to_torchrec(plain)).to_dict(), peer(converted).to_dict()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
