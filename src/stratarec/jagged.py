@@ -327,8 +327,11 @@ class InverseJagged:
 
     def materialize(self) -> InverseJagged:
         """The same group with windows turned into bags of their own."""
-        unique = self.unique.to_keyed() if isinstance(self.unique, JaggedWindows) else self.unique
-        return InverseJagged(unique=unique, inverse=self.inverse)
+        return InverseJagged(unique=self.bags(), inverse=self.inverse)
+
+    def bags(self) -> KeyedJagged:
+        """The distinct values as bags, windows copied."""
+        return self.unique.to_keyed() if isinstance(self.unique, JaggedWindows) else self.unique
 
     def compact(self) -> InverseJagged:
         """The same samples without distinct values that no sample points at, numbered by first appearance."""
@@ -364,9 +367,8 @@ class InverseJagged:
         inverse, first = _by_first_appearance(codes)
         bags = {}
         for group in groups:
-            found = group.unique.take(group.inverse[first])
-            keyed = found.to_keyed() if isinstance(found, JaggedWindows) else found
-            bags.update({key: keyed[key] for key in keyed.keys})
+            found = InverseJagged(unique=group.unique, inverse=group.inverse[first]).expand()
+            bags.update({key: found[key] for key in found.keys})
         return cls(unique=KeyedJagged.from_features(bags), inverse=inverse.to(torch.int32))
 
 

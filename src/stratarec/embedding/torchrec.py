@@ -93,8 +93,7 @@ def to_torchrec(value: EmbeddingBagConfig | KeyedJagged | Sequence[InverseJagged
 def _variable_stride(torchrec: Any, groups: Sequence[InverseJagged]) -> Any:
     if not groups or len({group.batch_size for group in groups}) != 1:
         raise ConfigError(f"expected groups over the same samples, got {[group.batch_size for group in groups]}")
-    found = [group.materialize() for group in groups]
-    bags = [(key, group.inverse, group.unique[key]) for group in found for key in group.keys]
+    bags = [(key, group.inverse, group.bags()[key]) for group in groups for key in group.keys]
     if any(bag.weights is not None for _, _, bag in bags):
         raise ConfigError("groups with per-sample weights have no form in torchrec; expand them first")
     keys = [key for key, _, _ in bags]

@@ -91,6 +91,8 @@ class Trainer:
                 batch_size=self.config.batch_size,
                 seed=self.config.seed,
                 window_row_groups=self.config.window_row_groups,
+                unit=self.config.shuffle,
+                expand=not self.config.deduplicate,
             ),
         )
 
