@@ -14,7 +14,13 @@ import torch
 
 from stratarec.errors import ConfigError
 
-BENCHMARKS = {"embedding": "benchmarks.embedding", "train": "benchmarks.train"}
+BENCHMARKS = {
+    "dedup_reader": "benchmarks.dedup_reader",
+    "dedup_storage": "benchmarks.dedup_storage",
+    "dedup_train": "benchmarks.dedup_train",
+    "embedding": "benchmarks.embedding",
+    "train": "benchmarks.train",
+}
 
 
 class PeerMissing(Exception):

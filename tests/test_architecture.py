@@ -21,6 +21,7 @@ ROOMS = [
     ("training.tensors",),
     ("models",),
     ("reporting",),
+    ("profiling",),
     ("embedding.module", "embedding.torchrec", "embedding"),
     ("embedding.config", "embedding.stores"),
     ("embedding.optimizers",),

@@ -34,6 +34,20 @@ def prepare(args: argparse.Namespace) -> None:
     print(f"prepared {dataset.path}")
 
 
+def profile(args: argparse.Namespace) -> None:
+    """How values repeat, as a table and an HTML report."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.profiling.duplication import profile as run
+    from stratarec.reporting.duplication import print_profile, write_profile
+
+    dataset = Dataset.open(args.dataset, verify="sizes")
+    found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
+    print_profile(found)
+    output = Path(args.output or dataset.path.with_name(f"{dataset.path.name}-profile.html"))
+    write_profile(output, found)
+    print(f"report {output}")
+
+
 def train(args: argparse.Namespace) -> None:
     """Train a model, test it once, write a report."""
     from stratarec.data.dataset import Dataset
@@ -140,6 +154,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_recipe(command)
     command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
+
+    command = add(
+        "profile",
+        profile,
+        "Measure how values repeat inside sessions and batches, and what deduplication saves.",
+        "stratarec profile data/globo --batch-size 4096",
+    )
+    command.add_argument("dataset", help="prepared data set")
+    command.add_argument("--split", default="train", help="split to measure (default: train)")
+    command.add_argument("--batch-size", type=int, default=4096, help="samples a batch (default: 4096)")
+    command.add_argument("--batches", type=int, default=20, help="batches to look at (default: 20)")
+    command.add_argument("-o", "--output", help="HTML report (default: beside the data set)")
 
     command = add(
         "train",
