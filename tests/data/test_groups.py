@@ -26,7 +26,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.errors import ConfigError, DatasetError
+from stratarec.errors import ConfigError, DataError, DatasetError
 from stratarec.files import read_json, write_json
 from stratarec.jagged import Batch
 from stratarec.progress import SilentProgress
@@ -232,6 +232,28 @@ def test_groups_without_users_or_times(tmp_path: Path) -> None:
     plain = prepare(config(tmp_path, "plain", schema(user=False), groups="none"))
     assert grouped.groups
     assert rows_of(grouped, "train") == rows_of(plain, "train")
+
+
+def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
+    frame = write_log(tmp_path / "log.parquet")
+    frame[5, "session"] = None
+    frame.write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r"row 6: column 'session': got nothing, expected a value"):
+        prepare(config(tmp_path, "strict", schema()))
+    skipped = prepare(config(tmp_path, "skipping", schema(), on_bad_row="skip"))
+    assert skipped.about["bad_rows"] == 1
+    assert sum(skipped.samples(split) for split in skipped.splits) == len(frame) - 1
+
+
+def test_a_session_larger_than_a_shard_stays_in_one(tmp_path: Path) -> None:
+    frame = write_log(tmp_path / "log.parquet")
+    frame.with_columns(session=pl.lit(1), user=pl.lit(1)).write_parquet(tmp_path / "log.parquet")
+    dataset = prepare(config(tmp_path, "one", schema(), shard_samples=50, split=SplitConfig(valid=0.0, test=0.0)))
+    assert [shard.samples for shard in dataset.shards("train")] == [len(frame)]
+    (table,) = (
+        dataset.read_row_group("train", 0, group) for group in range(len(dataset.shards("train")[0].row_groups))
+    )
+    assert max(len(history) for history in table["history"].to_pylist()) == 4
 
 
 def test_data_without_sessions_is_stored_as_before(tmp_path: Path) -> None:

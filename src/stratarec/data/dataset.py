@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 from numpy.typing import NDArray
@@ -119,29 +118,43 @@ def _store(root: Path, relative: str, parts: Sequence[pa.Table]) -> StoredFile:
     return StoredFile(path=relative, bytes=path.stat().st_size, hash=file_hash(path))
 
 
-def parquet_options(table: pa.Table) -> dict[str, Any]:
-    """How columns are encoded: pointers and windows as differences, others by dictionary while that is the shorter."""
-    steps = [name for name in table.column_names if name.startswith("@") and "/" not in name]
-    nested = [f"{name}.list.element" for name in table.column_names if name.endswith(("/start", "/length"))]
-    dictionary = []
-    for name in table.column_names:
-        kind = table[name].type
-        if pa.types.is_list(kind):
-            inner = name + ".list.element" * (1 + pa.types.is_list(kind.value_type))
-            dictionary += [inner] if inner not in nested else []
-        elif name not in steps and not _mostly_distinct(table[name]):
-            dictionary.append(name)
+def parquet_options(sample: pa.Table) -> dict[str, Any]:
+    """Codec, level, and for each column the encoding that is the smallest on `sample`.
+
+    Dictionary indices are packed by the bit, which hides from zstd what repeats by the byte, so which one is smaller is
+    a matter of the column: pointers go as differences, precise numbers plain, categories by dictionary.
+    """
+    chosen = {path: _smallest(sample.select([name]), path) for name, path in _leaves(sample.schema)}
     return {
         "compression": "zstd",
         "compression_level": LEVEL,
-        "use_dictionary": dictionary,
-        "column_encoding": dict.fromkeys([*steps, *nested], "DELTA_BINARY_PACKED"),
+        "use_dictionary": [path for path, encoding in chosen.items() if encoding is None],
+        "column_encoding": {path: encoding for path, encoding in chosen.items() if encoding is not None},
     }
 
 
-def _mostly_distinct(column: pa.ChunkedArray) -> bool:
-    """Whether a dictionary would be more than half as long as the column, as for precise numbers."""
-    return bool(pa.types.is_floating(column.type) and 2 * pc.count_distinct(column).as_py() > len(column))
+def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str]]:
+    """Column and the path of what it holds, lists unfolded."""
+    for column in schema:
+        kind, path = column.type, column.name
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind, path = kind.value_type, f"{path}.list.element"
+        yield column.name, path
+
+
+def _smallest(column: pa.Table, path: str) -> str | None:
+    """The encoding of the smallest file, ties by order; None for a dictionary."""
+    sizes: dict[str | None, int] = {}
+    for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
+        options = {"use_dictionary": True} if encoding is None else {"use_dictionary": False}
+        options |= {} if encoding is None else {"column_encoding": {path: encoding}}
+        buffer = pa.BufferOutputStream()
+        try:
+            pq.write_table(column, buffer, compression="zstd", compression_level=LEVEL, **options)
+        except (pa.ArrowException, OSError):  # an encoding that this type has not
+            continue
+        sizes[encoding] = buffer.getvalue().size
+    return min(sizes, key=lambda encoding: sizes[encoding])
 
 
 def _one_row(block: Block) -> pa.Table:
