@@ -83,8 +83,8 @@ class Spans:
         inverse = _rows([own if number < 0 else self._inverses[number] for _, _, number in pieces], self.size)
         out = RECYCLER.empty(rows, self.columns)
         first, width = _bounds(pieces)
-        use_torch_threads()
-        cpu.fold(_flat(gradient), self.columns, inverse, first, width, out.view(-1).numpy(), self.size, rows)
+        threads = use_torch_threads()
+        cpu.fold(_flat(gradient), self.columns, inverse, first, width, threads, out.view(-1).numpy(), self.size, rows)
         return out
 
 

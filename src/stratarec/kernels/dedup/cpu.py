@@ -73,21 +73,26 @@ def expand(pooled, stride, inverse, first, width, chunks, out, size):
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def fold(gradient, stride, inverse, first, width, out, size, rows):
+def fold(gradient, stride, inverse, first, width, threads, out, size, rows):
     """The transpose of `expand`: columns of a span are summed by ``inverse[g, b]``, the others copied.
 
-    `first` and `width` cover every column; a span that is copied has ``inverse[g, b] = b``.
+    `first` and `width` cover every column in order; a span that is copied has ``inverse[g, b] = b``. A thread takes
+    neighbouring spans and goes through the samples once: a pass for each span missed the cache at every row.
     """
     S = U(stride)
-    for g in prange(len(first)):
-        begin, end = U(first[g]), U(first[g] + width[g])
+    for t in prange(threads):
+        low, high = len(first) * t // threads, len(first) * (t + 1) // threads
+        if low == high:
+            continue
+        begin, end = U(first[low]), U(first[high - 1] + width[high - 1])
         for r in range(U(rows)):
             for d in range(begin, end):
                 out[r * S + d] = np.float32(0.0)
         for b in range(U(size)):
-            source, target = b * S, U(inverse[g, b]) * S
-            for d in range(begin, end):
-                out[target + d] += gradient[source + d]
+            for g in range(low, high):
+                source, target = b * S, U(inverse[g, b]) * S
+                for d in range(U(first[g]), U(first[g] + width[g])):
+                    out[target + d] += gradient[source + d]
 
 
 @njit(parallel=True, nogil=True, cache=True)
