@@ -146,8 +146,9 @@ def _smallest(column: pa.Table, path: str) -> str | None:
     """The encoding of the smallest file, ties by order; None for a dictionary."""
     sizes: dict[str | None, int] = {}
     for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
-        options = {"use_dictionary": True} if encoding is None else {"use_dictionary": False}
-        options |= {} if encoding is None else {"column_encoding": {path: encoding}}
+        options: dict[str, Any] = {"use_dictionary": True}
+        if encoding is not None:
+            options = {"use_dictionary": False, "column_encoding": {path: encoding}}
         buffer = pa.BufferOutputStream()
         try:
             pq.write_table(column, buffer, compression="zstd", compression_level=LEVEL, **options)
