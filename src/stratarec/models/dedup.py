@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stratarec.embedding import Embeddings
-from stratarec.jagged import Batch, JaggedTensor, JaggedWindows, KeyedJagged
+from stratarec.jagged import Batch, InverseJagged, JaggedTensor, JaggedWindows, KeyedJagged
 from stratarec.kernels import dedup
 
 
@@ -55,9 +55,24 @@ def look_up(batch: Batch, sequences: tuple[str, ...]) -> Lookup:
             windows[shared.key] = (shared.start, shared.length)
             continue
         unique = group.bags()
-        bags.update({key: unique[key] for key in unique.keys})
-        windows.update({key: (bags[key].offsets[:-1], bags[key].lengths()) for key in unique.keys if key in sequences})
+        for key in unique.keys:
+            bags[key] = unique[key]
+            if key in sequences:
+                windows[key] = (bags[key].offsets[:-1], bags[key].lengths())
+        for key, bag in _single(group, unique, sequences).items():
+            bags[key] = bag
+            del inverses[key]
     return Lookup(features=_joined(bags, batch.size), inverses=inverses, windows=windows)
+
+
+def _single(group: InverseJagged, unique: KeyedJagged, sequences: tuple[str, ...]) -> dict[str, JaggedTensor]:
+    """The features of at most one id a bag on average, expanded."""
+    pooled = [key for key in unique.keys if key not in sequences]
+    keys = [key for key in pooled if unique[key].values.numel() <= unique.batch_size]
+    if not keys:
+        return {}
+    expanded = unique.select(keys).take(group.inverse)
+    return {key: expanded[key] for key in keys}
 
 
 def _joined(bags: Mapping[str, JaggedTensor], size: int) -> KeyedJagged:
