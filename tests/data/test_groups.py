@@ -147,7 +147,7 @@ def test_no_distinct_value_is_stored_twice_in_a_row_group(pair: tuple[Dataset, D
 
 
 @settings(deadline=None, max_examples=8)
-@given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 3), st.sampled_from(["session", "sample"]))
+@given(st.integers(15, 300), st.integers(1, 9), st.integers(0, 3), st.sampled_from(["session", "sample"]))
 def test_batches_expand_to_exactly_the_samples_of_the_plain_data_set(
     pair: tuple[Dataset, Dataset], size: int, window: int, seed: int, unit: Any
 ) -> None:
