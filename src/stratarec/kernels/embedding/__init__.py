@@ -151,16 +151,21 @@ def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
         return int(bad)
     sample_weights = _NO_FLOATS if lookups.weights is None else lookups.weights
     bad = cpu.pool_bags(
-        weights, group.width, lookups.values, _offsets(lookups), sample_weights, lookups.weights is not None,
+        weights, group.width, lookups.values, _all_offsets(lookups), sample_weights, lookups.weights is not None,
         lookups.batch, key, base, rows, column, group.mean[chosen], flat, stride, chunks,
     )  # fmt: skip
     return int(bad)
 
 
-def _offsets(lookups: Lookups) -> NDArray[np.int64]:
+def _all_offsets(lookups: Lookups) -> NDArray[np.int64]:
     if lookups.offsets is not None:
         return lookups.offsets
     return np.arange(len(lookups.values) + 1, dtype=np.int64)
+
+
+def offsets_or_empty(lookups: Lookups) -> NDArray[np.int64]:
+    """The offsets, or a placeholder for kernels that are told of single ids apart."""
+    return _NO_OFFSETS if lookups.offsets is None else lookups.offsets
 
 
 def gather(weights: Floats, group: Group, lookups: Lookups, feature: int, out: Floats) -> int:
@@ -226,7 +231,7 @@ def update(
     The bits do not depend on the number of threads: every row is summed and updated by one thread.
     """
     threads = use_torch_threads()
-    counts = _table_lookups(group, lookups)
+    counts = lookups_by_table(group, lookups)
     if not counts.any():
         return
     plan = workspace.plan(group, counts, threads)
@@ -234,7 +239,7 @@ def update(
     single = np.float32
     cpu.update(
         weights, group.width, row_state, full_state, lookups.values,
-        _NO_OFFSETS if lookups.offsets is None else lookups.offsets, lookups.offsets is None,
+        offsets_or_empty(lookups), lookups.offsets is None,
         _NO_FLOATS if lookups.weights is None else lookups.weights, lookups.weights is not None, lookups.batch,
         lookups.key, group.base, group.rows, group.column, group.mean, group.sequence, sequence_start,
         group.table_start, group.table_features, counts, *plan,
@@ -246,7 +251,7 @@ def update(
     )  # fmt: skip
 
 
-def _table_lookups(group: Group, lookups: Lookups) -> NDArray[np.int64]:
+def lookups_by_table(group: Group, lookups: Lookups) -> NDArray[np.int64]:
     """``[tables]`` number of lookups of each table in the batch."""
     first = lookups.key[group.table_features] * lookups.batch
     if lookups.offsets is None:
@@ -261,7 +266,7 @@ def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: F
     chosen = np.flatnonzero(group.sequence == 0)
     chunks = use_torch_threads() * _CHUNKS_PER_THREAD
     cpu.weight_gradient(
-        weights, group.width, lookups.values, _offsets(lookups), lookups.batch, lookups.key[chosen],
+        weights, group.width, lookups.values, _all_offsets(lookups), lookups.batch, lookups.key[chosen],
         group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1],
         out, chunks,
     )  # fmt: skip
