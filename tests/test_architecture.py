@@ -13,6 +13,7 @@ ROOT = Path(stratarec.__file__).parent
 
 # Rooms from the front door down: a module may import from its own room and from rooms below it, never from above.
 ROOMS = [
+    ("testing",),
     ("cli",),
     ("training",),
     ("recipe",),
@@ -23,6 +24,8 @@ ROOMS = [
     ("reporting",),
     ("embedding.module", "embedding.torchrec", "embedding"),
     ("embedding.config", "embedding.stores"),
+    ("embedding.codecs",),
+    ("embedding.level0",),
     ("embedding.optimizers",),
     ("embedding.schedules",),
     ("data",),
