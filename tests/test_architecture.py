@@ -19,7 +19,7 @@ ROOMS = [
     ("recipe",),
     ("training.config",),
     ("training.checkpoint",),
-    ("training.tensors",),
+    ("tensors",),
     ("models",),
     ("reporting",),
     ("embedding.module", "embedding.torchrec", "embedding"),

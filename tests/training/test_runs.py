@@ -27,7 +27,7 @@ from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.export import load_export
-from stratarec.training.tensors import read_tensors
+from stratarec.tensors import read_tensors
 from stratarec.training.trainer import Trainer
 
 

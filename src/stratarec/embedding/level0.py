@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.errors import ConfigError
+from stratarec.kernels.memory import allocate
 
 Floats = NDArray[np.float32]
 
@@ -38,7 +39,22 @@ class Level0:
         if self.width < 1 or len(self.weights) % self.width:
             raise ConfigError(f"level 0: {len(self.weights)} weights are not a whole number of rows of {self.width}")
 
+    @classmethod
+    def allocate(cls, slots: int, width: int, *, row_state: bool, full_state: bool) -> Level0:
+        """Zeroed slots on huge pages; pages that are never touched cost nothing."""
+        return cls(
+            weights=allocate(slots * width),
+            row_state=allocate(slots if row_state else 1),
+            full_state=allocate(slots * width if full_state else 1),
+            width=width,
+        )
+
     @property
     def slots(self) -> int:
         """S."""
         return len(self.weights) // self.width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and state."""
+        return sum(array.nbytes for array in (self.weights, self.row_state, self.full_state) if len(array) > 1)

@@ -20,7 +20,7 @@ from torch import Tensor
 from stratarec.data.dataset import file_hash
 from stratarec.errors import CheckpointError, ConfigError, DatasetError, StorageError
 from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_json
-from stratarec.training.tensors import read_tensors, write_tensors
+from stratarec.tensors import read_tensors, write_tensors
 
 FORMAT = 1
 _FILES = ("model.safetensors", "optimizer.safetensors")

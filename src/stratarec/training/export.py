@@ -21,7 +21,7 @@ from stratarec.errors import CheckpointError, StorageError
 from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_json
 from stratarec.models.base import Network
 from stratarec.training.run import TrainedModel
-from stratarec.training.tensors import read_tensors, write_tensors
+from stratarec.tensors import read_tensors, write_tensors
 
 
 class _Probability(nn.Module):

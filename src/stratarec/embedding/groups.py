@@ -1,0 +1,218 @@
+"""Tables of one width that share kernel calls: whole in level 0, or cached there with a home elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.embedding.cache.row_cache import RowCache
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.level0 import Level0
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.errors import ConfigError
+from stratarec.jagged import KeyedJagged
+from stratarec.kernels import embedding as kernel
+from stratarec.kernels.memory import RECYCLER
+from stratarec.kernels.random import fill_uniform, table_key
+
+Ids = NDArray[np.int32] | NDArray[np.int64]
+
+
+class Group:
+    """What both kinds share: the layout that kernels read, forward and update over level 0.
+
+    Parameters
+    ----------
+    first_slot, slots : sequence of int
+        Where each table starts in level 0, and how many slots it has.
+    columns : mapping of str to int
+        First output column of each pooled feature.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        columns: Mapping[str, int],
+        level0: Level0,
+        first_slot: Sequence[int],
+        slots: Sequence[int],
+    ) -> None:
+        self.tables, self.level0 = tuple(tables), level0
+        self.features = [(table, name) for table in tables for name in (*table.feature_names, *table.sequence_features)]
+        self.sequence_keys = [name for table in tables for name in table.sequence_features]
+        sizes = [len(table.feature_names) + len(table.sequence_features) for table in tables]
+        self.layout = kernel.Group(
+            width=level0.width,
+            base=np.repeat(np.array(first_slot, dtype=np.int64), sizes),
+            rows=np.repeat(np.array(slots, dtype=np.int64), sizes),
+            column=np.array([columns.get(name, 0) for _, name in self.features], dtype=np.int64),
+            mean=np.array([table.pooling == "mean" for table, _ in self.features], dtype=np.int64),
+            sequence=np.array([name in table.sequence_features for table, name in self.features], dtype=np.int64),
+            table_start=np.cumsum([0, *sizes]).astype(np.int64),
+            table_features=np.arange(len(self.features), dtype=np.int64),
+        )
+        self.workspace = kernel.Workspace()
+
+    def lookups(self, features: KeyedJagged, values: Ids) -> kernel.Lookups:
+        """The group's share of a batch; `values` are ids, or the slots that staging put in their place."""
+        places = {name: place for place, name in enumerate(features.keys)}
+        return kernel.Lookups(
+            values=values,
+            offsets=None if features.offsets is None else features.offsets.numpy(),
+            weights=None if features.weights is None else features.weights.detach().numpy(),
+            batch=features.batch_size,
+            key=np.array([places[name] for _, name in self.features], dtype=np.int64),
+        )
+
+    def forward(self, features: KeyedJagged, values: Ids, out: NDArray[np.float32]) -> list[Tensor]:
+        """Fill this group's columns of `out`; returns the rows of its sequence features."""
+        return self._forward(self.lookups(features, values), self.level0, self.layout, out)
+
+    def _forward(
+        self, lookups: kernel.Lookups, level0: Level0, layout: kernel.Group, out: NDArray[np.float32]
+    ) -> list[Tensor]:
+        self.check(lookups, kernel.pool(level0.weights, layout, lookups, out))
+        rows = []
+        for feature in np.flatnonzero(layout.sequence):
+            first, last = lookups.span(int(feature))
+            gathered = RECYCLER.empty(last - first, layout.width)
+            self.check(lookups, kernel.gather(level0.weights, layout, lookups, int(feature), gathered.numpy()))
+            rows.append(gathered)
+        return rows
+
+    def check(self, lookups: kernel.Lookups, place: int) -> None:
+        """`ConfigError` that names feature and table of the id at `place`, unless that is -1."""
+        for feature, (table, name) in enumerate(self.features):
+            first, last = lookups.span(feature)
+            if first <= place < last:
+                raise ConfigError(
+                    f"feature {name!r}: id {lookups.values[place]} is outside table {table.name!r}, "
+                    f"expected 0 to {table.num_embeddings - 1}"
+                )
+
+    def update(
+        self, features: KeyedJagged, values: Ids, pooled: NDArray[np.float32], rows: Sequence[Tensor],
+        rule: kernel.RowUpdate,
+    ) -> None:  # fmt: skip
+        """Apply the row optimizer, given the gradients of what `forward` returned."""
+        start = np.zeros(len(self.features), dtype=np.int64)
+        ends = np.cumsum([0, *(part.numel() for part in rows)])
+        start[np.flatnonzero(self.layout.sequence)] = ends[:-1]
+        flat = torch.cat([part.reshape(-1) for part in rows]) if rows else torch.zeros(1)
+        kernel.update(
+            self.level0.weights, self.level0.row_state, self.level0.full_state, self.layout,
+            self.lookups(features, values), pooled, flat.numpy(), start, rule, self.workspace,
+        )  # fmt: skip
+
+    def weight_gradient(
+        self, features: KeyedJagged, values: Ids, pooled: NDArray[np.float32], out: NDArray[np.float32]
+    ) -> None:
+        """Add the gradients of per-sample weights to `out`."""
+        kernel.weight_gradient(self.level0.weights, self.layout, self.lookups(features, values), pooled, out)
+
+
+class DenseGroup(Group):
+    """Tables that lie whole in level 0: a slot is a row.
+
+    Initial weights are uniform in +-1/sqrt(rows), a function of (seed, table name, row).
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        columns: Mapping[str, int],
+        optimizer: RowOptimizerConfig,
+        seed: int,
+    ) -> None:
+        rows = [table.num_embeddings for table in tables]
+        first = np.cumsum([0, *rows]).tolist()
+        width = tables[0].embedding_dim
+        self._state_names = (optimizer.row_state, optimizer.full_state)
+        level0 = Level0.allocate(
+            first[-1], width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state)
+        )
+        super().__init__(tables, columns, level0, first[:-1], rows)
+        self._span = {table.name: (begin, begin + size) for table, begin, size in zip(tables, first, rows, strict=False)}
+        for table in tables:
+            bound = table.num_embeddings**-0.5
+            weights = self.views(table.name)["weight"].numpy()
+            fill_uniform(weights, key=table_key(seed, table.name), low=-bound, high=bound)
+
+    def views(self, table: str) -> dict[str, Tensor]:
+        """``weight`` ``[R, D]`` and the optimizer state of a table, sharing level 0's memory."""
+        first, last = self._span[table]
+        width, (row, full) = self.level0.width, self._state_names
+
+        def matrix(array: NDArray[np.float32]) -> Tensor:
+            return torch.from_numpy(array[first * width : last * width]).view(-1, width)
+
+        views = {"weight": matrix(self.level0.weights)}
+        if row:
+            views[row] = torch.from_numpy(self.level0.row_state[first:last])
+        if full:
+            views[full] = matrix(self.level0.full_state)
+        return views
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by part."""
+        return {"level0": self.level0.nbytes}
+
+
+class TieredGroup(Group):
+    """Tables whose rows are at home in a store and pass through the slots of a cache."""
+
+    def __init__(self, tables: Sequence[EmbeddingBagConfig], columns: Mapping[str, int], cache: RowCache) -> None:
+        start = cache.layout.slot_start
+        super().__init__(tables, columns, cache.level0, start[:-1].tolist(), np.diff(start).tolist())
+        self.cache = cache
+
+    def stage(
+        self, features: KeyedJagged, out: Ids, *, batch: int, horizon: int, settle: Callable[[], None]
+    ) -> None:  # fmt: skip
+        """Bring the rows of a batch into level 0 and write their slots over the ids in `out`; see `RowCache.stage`."""
+        lookups = self.lookups(features, features.values.numpy())
+        self.check(lookups, self.cache.stage(self.layout, lookups, out, batch=batch, horizon=horizon, settle=settle))
+
+    def read(self, features: KeyedJagged, out: NDArray[np.float32]) -> list[Tensor]:
+        """As `forward` of ids that were not staged: reads rows where they lie and leaves everything as it is."""
+        lookups = self.lookups(features, features.values.numpy())
+        spans = [lookups.span(feature) for feature in range(len(self.features))]
+        rows = [
+            self._rows_of(feature, lookups.values[first:last]) for feature, (first, last) in enumerate(spans)
+        ]
+        distinct, place = np.unique(np.concatenate(rows), return_inverse=True)
+        values = np.empty(len(lookups.values), dtype=np.int64)
+        for (first, last), part in zip(spans, np.split(place, np.cumsum([len(part) for part in rows])), strict=False):
+            values[first:last] = part
+        zeros = np.zeros_like(self.layout.base)
+        layout = kernel.Group(**{**vars(self.layout), "base": zeros, "rows": zeros + max(len(distinct), 1)})
+        return self._forward(
+            kernel.Lookups(**{**vars(lookups), "values": values}), self.cache.read(distinct), layout, out
+        )
+
+    def _rows_of(self, feature: int, ids: Ids) -> NDArray[np.int64]:
+        """The group's rows of a feature's ids, checked."""
+        table, name = self.features[feature]
+        wrong = (ids < 0) | (ids >= table.num_embeddings)
+        if wrong.any():
+            raise ConfigError(
+                f"feature {name!r}: id {ids[wrong][0]} is outside table {table.name!r}, "
+                f"expected 0 to {table.num_embeddings - 1}"
+            )
+        return ids.astype(np.int64) + self.cache.layout.first_row[self.tables.index(table)]
+
+    def read_rows(self, table: str, first: int, last: int) -> Level0:
+        """Rows ``first:last`` of a table as they are now."""
+        start = self.cache.layout.first_row[self.cache.names.index(table)]
+        return self.cache.read(np.arange(start + first, start + last, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by part."""
+        return self.cache.nbytes
