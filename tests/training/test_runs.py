@@ -25,9 +25,9 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe
+from stratarec.tensors import read_tensors
 from stratarec.training import checkpoint
 from stratarec.training.export import load_export
-from stratarec.tensors import read_tensors
 from stratarec.training.trainer import Trainer
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -116,6 +115,21 @@ class Group:
         kernel.weight_gradient(self.level0.weights, self.layout, self.lookups(features, values), pooled, out)
 
 
+def state_views(level0: Level0, optimizer: RowOptimizerConfig, first: int, last: int) -> dict[str, Tensor]:
+    """``weight`` ``[R, D]`` and the optimizer state of slots ``first:last``, sharing level 0's memory."""
+    width = level0.width
+
+    def matrix(array: NDArray[np.float32]) -> Tensor:
+        return torch.from_numpy(array[first * width : last * width]).view(-1, width)
+
+    views = {"weight": matrix(level0.weights)}
+    if optimizer.row_state:
+        views[optimizer.row_state] = torch.from_numpy(level0.row_state[first:last])
+    if optimizer.full_state:
+        views[optimizer.full_state] = matrix(level0.full_state)
+    return views
+
+
 class DenseGroup(Group):
     """Tables that lie whole in level 0: a slot is a row.
 
@@ -132,12 +146,14 @@ class DenseGroup(Group):
         rows = [table.num_embeddings for table in tables]
         first = np.cumsum([0, *rows]).tolist()
         width = tables[0].embedding_dim
-        self._state_names = (optimizer.row_state, optimizer.full_state)
+        self._optimizer = optimizer
         level0 = Level0.allocate(
             first[-1], width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state)
         )
         super().__init__(tables, columns, level0, first[:-1], rows)
-        self._span = {table.name: (begin, begin + size) for table, begin, size in zip(tables, first, rows, strict=False)}
+        self._span = {
+            table.name: (begin, begin + size) for table, begin, size in zip(tables, first, rows, strict=False)
+        }
         for table in tables:
             bound = table.num_embeddings**-0.5
             weights = self.views(table.name)["weight"].numpy()
@@ -145,18 +161,7 @@ class DenseGroup(Group):
 
     def views(self, table: str) -> dict[str, Tensor]:
         """``weight`` ``[R, D]`` and the optimizer state of a table, sharing level 0's memory."""
-        first, last = self._span[table]
-        width, (row, full) = self.level0.width, self._state_names
-
-        def matrix(array: NDArray[np.float32]) -> Tensor:
-            return torch.from_numpy(array[first * width : last * width]).view(-1, width)
-
-        views = {"weight": matrix(self.level0.weights)}
-        if row:
-            views[row] = torch.from_numpy(self.level0.row_state[first:last])
-        if full:
-            views[full] = matrix(self.level0.full_state)
-        return views
+        return state_views(self.level0, self._optimizer, *self._span[table])
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -183,9 +188,7 @@ class TieredGroup(Group):
         """As `forward` of ids that were not staged: reads rows where they lie and leaves everything as it is."""
         lookups = self.lookups(features, features.values.numpy())
         spans = [lookups.span(feature) for feature in range(len(self.features))]
-        rows = [
-            self._rows_of(feature, lookups.values[first:last]) for feature, (first, last) in enumerate(spans)
-        ]
+        rows = [self._rows_of(feature, lookups.values[first:last]) for feature, (first, last) in enumerate(spans)]
         distinct, place = np.unique(np.concatenate(rows), return_inverse=True)
         values = np.empty(len(lookups.values), dtype=np.int64)
         for (first, last), part in zip(spans, np.split(place, np.cumsum([len(part) for part in rows])), strict=False):
@@ -205,7 +208,7 @@ class TieredGroup(Group):
                 f"feature {name!r}: id {ids[wrong][0]} is outside table {table.name!r}, "
                 f"expected 0 to {table.num_embeddings - 1}"
             )
-        return ids.astype(np.int64) + self.cache.layout.first_row[self.tables.index(table)]
+        return ids.astype(np.int64) + int(self.cache.layout.first_row[self.tables.index(table)])
 
     def read_rows(self, table: str, first: int, last: int) -> Level0:
         """Rows ``first:last`` of a table as they are now."""

@@ -22,7 +22,7 @@ class TableTier:
     """The home of one table's rows, and the float32 cache over it."""
 
     home: HomeKind = "dram"
-    """``dram`` is an array, ``mapped`` an array in a memory-mapped file, ``log`` an append-only log on a block device."""
+    """``dram`` is an array, ``mapped`` an array in a mapped file, ``log`` an append-only log on a block device."""
     codec: CodecConfig = field(default_factory=CodecConfig)
     """How a row is encoded at rest."""
     cache_rows: int

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_json
 from stratarec.models.base import Network
-from stratarec.training.run import TrainedModel
 from stratarec.tensors import read_tensors, write_tensors
+from stratarec.training.run import TrainedModel
 
 
 class _Probability(nn.Module):

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from stratarec.embedding.codecs import RecordCodec
@@ -21,12 +18,10 @@ from stratarec.embedding.level0 import Level0
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tiers import TableTier, cache_sets
-from stratarec.errors import CheckpointError, TrainingError
-from stratarec.files import file_hash
+from stratarec.errors import TrainingError
 from stratarec.kernels import cache as kernel
 from stratarec.kernels.embedding import Group, Lookups
 from stratarec.kernels.random import table_key
-from stratarec.tensors import read_tensors, write_tensors
 
 _LEVEL0_FILE = "level0.safetensors"
 
@@ -157,8 +152,8 @@ class RowCache:
         wanted = distinct * 5 // 4
         bytes_wanted = wanted * (self.level0.nbytes // self.layout.slots)
         return (
-            f"table {self.names[table]!r}: one batch uses {distinct:,} distinct rows, its cache has {slots:,} slots; give "
-            f"it cache_rows of {wanted:,} ({bytes_wanted / 2**20:.1f} MiB) or use smaller batches"
+            f"table {self.names[table]!r}: one batch uses {distinct:,} distinct rows, its cache has {slots:,} slots; "
+            f"give it cache_rows of {wanted:,} ({bytes_wanted / 2**20:.1f} MiB) or use smaller batches"
         )
 
     def _staging(self, rows: int) -> NDArray[np.uint8]:

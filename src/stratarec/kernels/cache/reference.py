@@ -43,12 +43,12 @@ class TableCache:
         rows_out: list[int] = []
         missing = []
         for row in ids:
-            slot = self._find(row)
-            if slot < 0:
+            place = self._find(row)
+            if place < 0:
                 missing.append(row)
-            elif self.slots[slot].stamp != batch:
-                self.slots[slot].stamp = batch
-                self.slots[slot].count += 1
+            elif self.slots[place].stamp != batch:
+                self.slots[place].stamp = batch
+                self.slots[place].count += 1
         for slot in self.slots[self.sets * self.ways :]:
             if slot.row >= 0 and slot.stamp < horizon:
                 rows_out.append(slot.row)
@@ -87,14 +87,15 @@ class TableCache:
                 return place
         free = [place for place in own if self.slots[place].stamp < horizon]
         if free:
-            keys = {
-                "lru": lambda slot: slot.stamp,
-                "lfu": lambda slot: (slot.count, slot.stamp),
-                "rank": lambda slot: -slot.row,
-            }
-            return min(free, key=lambda place: keys[self.policy](self.slots[place]))
+            return min(free, key=lambda place: self._rank(self.slots[place]))
         for places in overflow:
             for place in places:
                 if self.slots[place].row < 0:
                     return place
         return -1
+
+    def _rank(self, slot: Slot) -> tuple[int, int]:
+        """The least goes first."""
+        if self.policy == "rank":
+            return -slot.row, 0
+        return (slot.count if self.policy == "lfu" else 0), slot.stamp
