@@ -15,6 +15,7 @@ ROOT = Path(stratarec.__file__).parent
 ROOMS = [
     ("testing",),
     ("cli",),
+    ("testing",),
     ("training",),
     ("recipe",),
     ("training.config",),

@@ -1,0 +1,44 @@
+"""Rows of bytes in addressable memory, with one bit a row: gather, scatter, test and set.
+
+Shapes: `array` is ``[R, W]`` uint8, `bits` ``[ceil(R / 8)]`` uint8 (bit ``r & 7`` of byte ``r >> 3``), `rows` ``[n]``
+int64 within 0..R-1 and distinct, `records` ``[n, W]`` uint8. Callers check them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.kernels.records import cpu
+
+_CHUNKS = 16
+# Fewer bytes than this are copied by the calling thread: waking the others costs more.
+_SERIAL_BYTES = 1 << 17
+
+
+def test_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """``[n]`` bool: the bit of each row."""
+    found = np.empty(len(rows), np.bool_)
+    cpu.test_bits(bits, rows, found)
+    return found
+
+
+def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
+    """Set the bit of each row."""
+    cpu.set_bits(bits, rows)
+
+
+def gather(
+    array: NDArray[np.uint8], rows: NDArray[np.int64], wanted: NDArray[np.bool_], out: NDArray[np.uint8]
+) -> None:
+    """``out[i] = array[rows[i]]`` where ``wanted[i]``; nothing else is read or written."""
+    cpu.gather(array.reshape(-1), rows, wanted, out.reshape(-1), array.shape[1], _chunks(out))
+
+
+def scatter(array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
+    """``array[rows[i]] = records[i]``."""
+    cpu.scatter(array.reshape(-1), rows, records.reshape(-1), array.shape[1], _chunks(records))
+
+
+def _chunks(records: NDArray[np.uint8]) -> int:
+    return _CHUNKS if records.nbytes > _SERIAL_BYTES else 1
