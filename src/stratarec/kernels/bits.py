@@ -1,7 +1,7 @@
 """Float bits, half floats and unaligned memory for Numba kernels, which has words for none of them.
 
-Unaligned addresses are given as an element of a C-contiguous 1-D uint8 array and are not checked. Bytes are in the order
-of the machine, which is little-endian wherever Numba runs.
+Unaligned addresses are given as an element of a C-contiguous 1-D uint8 array and are not checked. Bytes are in the
+order of the machine, which is little-endian wherever Numba runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Numba bodies of the row codecs: one function a kind, so that its inner loop holds no choice of kind.
 
 A row function reads or writes D floats from `start` of a flat array, and the record whose first byte is `at`. Encoders
-return whether the codec can hold every number. 32-bit words are cast back after every operation: Numba widens them to 64
-bits, LLVM narrows them again where it sees the cast, and the loops keep 16 lanes instead of 8.
+return whether the codec can hold every number. 32-bit words are cast back after every operation: Numba widens them
+to 64 bits, LLVM narrows them again where it sees the cast, and the loops keep 16 lanes instead of 8.
 """
 
 from __future__ import annotations
@@ -11,10 +11,26 @@ import numpy as np
 from numba import njit, prange
 
 from stratarec.kernels.bits import (
-    bits_float, float_bits, from_half, load_f32, load_u16, store_f32, store_u16, to_half,
+    bits_float,
+    float_bits,
+    from_half,
+    load_f32,
+    load_u16,
+    store_f32,
+    store_u16,
+    to_half,
 )  # fmt: skip
 from stratarec.kernels.codec.layout import (
-    BF16, BF16_LIMIT, FP16, FP16_LIMIT, FP32, FP32_LIMIT, INT8, MIX_1, MIX_2, STEP,
+    BF16,
+    BF16_LIMIT,
+    FP16,
+    FP16_LIMIT,
+    FP32,
+    FP32_LIMIT,
+    INT8,
+    MIX_1,
+    MIX_2,
+    STEP,
 )  # fmt: skip
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import GOLDEN, mix
@@ -109,7 +125,7 @@ def extremes(values, start, D):
         bits = np.int32(float_bits(values[start + d]))
         order = np.int32(bits ^ np.int32(W(np.int32(bits >> np.int32(31))) >> W(1)))
         least, most = min(least, order), max(most, order)
-    finite = least >= np.int32(~FP32_LIMIT) + np.int32(0) and most <= np.int32(FP32_LIMIT)
+    finite = least >= np.int32(~FP32_LIMIT) and most <= np.int32(FP32_LIMIT)
     low = bits_float(W(np.int32(least ^ np.int32(W(np.int32(least >> np.int32(31))) >> W(1)))))
     high = bits_float(W(np.int32(most ^ np.int32(W(np.int32(most >> np.int32(31))) >> W(1)))))
     return low, high, finite
@@ -117,7 +133,7 @@ def extremes(values, start, D):
 
 @njit(nogil=True, cache=True)
 def store_parameters(records, at, low, high, levels, wide):
-    """Write scale and offset as `RecordCodec` defines them. Returns (scale, offset, whether their storage holds them)."""
+    """Write scale and offset as `RecordCodec` defines them. Returns them and whether their storage holds them."""
     low, high = low + F(0.0), high + F(0.0)  # zeros of either sign give the same bytes
     if wide:
         spread = high - low
