@@ -61,7 +61,7 @@ def to_fp16(values: Floats, words: NDArray[np.uint32] | None) -> NDArray[np.uint
 
 def parameters(values: Floats, layout: Layout) -> tuple[np.floating, np.floating] | None:
     """(scale, offset) in their storage type: the offset rounded down and the scale up; None where they don't fit."""
-    least, most = np.float32(values.min() + np.float32(0)), np.float32(values.max())
+    least, most = np.float32(values.min()) + np.float32(0), np.float32(values.max()) + np.float32(0)
     with np.errstate(over="ignore"):
         if layout.wide_parameters:
             spread = most - least
@@ -86,7 +86,8 @@ def to_codes(
     steps = (values - offset) * (np.float32(1) / scale if scale else np.float32(0))
     whole = np.floor(steps)
     up = steps - whole >= np.float32(0.5) if words is None else steps - whole > unit(words)
-    return np.minimum(whole.astype(np.int32) + up, levels).astype(np.uint8)
+    codes: Bytes = np.minimum(whole.astype(np.int32) + up, levels).astype(np.uint8)
+    return codes
 
 
 def pack(codes: Bytes) -> Bytes:
