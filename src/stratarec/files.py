@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from stratarec.errors import DatasetError, StorageError
 
 
@@ -90,3 +92,12 @@ def replace_directory(temporary: Path, final: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise storage_error(final, error) from error
+
+
+def file_hash(path: Path) -> str:
+    """xxh3_128 of a file's bytes."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()

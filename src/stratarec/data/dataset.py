@@ -20,12 +20,11 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 from numpy.typing import NDArray
 
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.errors import DatasetError
-from stratarec.files import read_json, write_atomic, write_json
+from stratarec.files import file_hash, read_json, write_atomic, write_json
 
 FORMAT = 1
 ROW_GROUP = 1 << 16
@@ -57,15 +56,6 @@ class VocabularyInfo:
     path: str
     bytes: int
     hash: str
-
-
-def file_hash(path: Path) -> str:
-    """xxh3_128 of a file's bytes."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def write_shard(root: Path, split: str, number: int, table: pa.Table) -> Shard:

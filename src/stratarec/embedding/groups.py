@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.embedding.cache.row_cache import RowCache
+from stratarec.embedding.cache.row_cache import RowCache, put_rows, rows_of
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.level0 import Level0
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.errors import ConfigError
+from stratarec.embedding.stores.chain import Chain
+from stratarec.embedding.stores.memory import allocate_bits, clear_bits, row_chunks, set_rows
+from stratarec.errors import ConfigError, TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels import embedding as kernel
 from stratarec.kernels.memory import RECYCLER
 from stratarec.kernels.random import fill_uniform, table_key
+from stratarec.kernels.records import set_bits
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
 
@@ -115,6 +121,25 @@ class Group:
         kernel.weight_gradient(self.level0.weights, self.layout, self.lookups(features, values), pooled, out)
 
 
+class SlotRecords:
+    """Level 0 as float32 records: what a checkpoint of tables that lie whole in level 0 reads and writes."""
+
+    def __init__(self, level0: Level0, codec: RecordCodec) -> None:
+        self._level0, self._codec = level0, codec
+        self.shape = (level0.slots, codec.record_bytes)
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
+        records = np.empty((len(rows), self._codec.record_bytes), dtype=np.uint8)
+        places = np.arange(len(rows), dtype=np.int64)
+        bad = self._codec.encode(self._level0, rows, records, places, np.zeros(len(rows), dtype=np.uint64), 0)
+        if bad >= 0:
+            raise TrainingError(f"row {rows[bad]} of the tables of width {self._level0.width} is not finite")
+        return records
+
+    def __setitem__(self, rows: NDArray[np.int64], records: NDArray[np.uint8], /) -> None:
+        self._codec.decode(records, np.arange(len(rows), dtype=np.int64), self._level0, rows)
+
+
 def state_views(level0: Level0, optimizer: RowOptimizerConfig, first: int, last: int) -> dict[str, Tensor]:
     """``weight`` ``[R, D]`` and the optimizer state of slots ``first:last``, sharing level 0's memory."""
     width = level0.width
@@ -151,6 +176,12 @@ class DenseGroup(Group):
             first[-1], width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state)
         )
         super().__init__(tables, columns, level0, first[:-1], rows)
+        self._changed = allocate_bits(first[-1])
+        self._chain = Chain()
+        config = CodecConfig(kind="fp32")
+        self.codec = RecordCodec(
+            config, width=width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state)
+        )
         self._span = {
             table.name: (begin, begin + size) for table, begin, size in zip(tables, first, rows, strict=False)
         }
@@ -161,12 +192,55 @@ class DenseGroup(Group):
 
     def views(self, table: str) -> dict[str, Tensor]:
         """``weight`` ``[R, D]`` and the optimizer state of a table, sharing level 0's memory."""
+        # Whoever holds a view may write it, which nothing here would see.
+        set_bits(self._changed, np.arange(*self._span[table], dtype=np.int64))
         return state_views(self.level0, self._optimizer, *self._span[table])
+
+    def update(
+        self, features: KeyedJagged, values: Ids, pooled: NDArray[np.float32], rows: Sequence[Tensor],
+        rule: kernel.RowUpdate,
+    ) -> None:  # fmt: skip
+        super().update(features, values, pooled, rows, rule)
+        kernel.mark_rows(self.layout, self.lookups(features, values), self._changed)
+
+    def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
+        """Write all rows, or those that changed since `previous`, into the new directory; returns the manifest."""
+        home = directory / "home"
+        home.mkdir(parents=True)
+        total = self.level0.slots
+        files = self._chain.save(
+            home,
+            None if previous is None else previous / "home",
+            SlotRecords(self.level0, self.codec),
+            lambda: row_chunks(total),
+            lambda: set_rows(self._changed),
+        )
+        clear_bits(self._changed)
+        return {"home": {"layout": "rows", "rows": total, "record_bytes": self.codec.record_bytes, "files": files}}
+
+    def restore(self, directory: Path, manifest: Mapping[str, Any]) -> None:
+        """Take all rows from what `save` wrote."""
+        files = manifest["home"]["files"]
+        self._chain.verify(directory / "home", files)
+        # Pieces are loaded as they are asked for.
+        for _ in self._chain.load(directory / "home", files, SlotRecords(self.level0, self.codec)):
+            pass
+        clear_bits(self._changed)
+
+    def fits(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint is of rows that lie whole in level 0."""
+        return "cache" not in manifest
+
+    def put(self, rows: NDArray[np.int64], level0: Level0, slots: NDArray[np.int64], write: int) -> None:
+        """Overwrite rows of the group."""
+        parts = rows_of(level0, slots, self.codec)
+        put_rows(parts, self.level0, rows)
+        set_bits(self._changed, rows)
 
     @property
     def nbytes(self) -> dict[str, int]:
         """Bytes by part."""
-        return {"level0": self.level0.nbytes}
+        return {"level0": self.level0.nbytes, "metadata": self._changed.nbytes}
 
 
 class TieredGroup(Group):
@@ -214,6 +288,27 @@ class TieredGroup(Group):
         """Rows ``first:last`` of a table as they are now."""
         start = self.cache.layout.first_row[self.cache.names.index(table)]
         return self.cache.read(np.arange(start + first, start + last, dtype=np.int64))
+
+    @property
+    def codec(self) -> RecordCodec:
+        """Of the rows at rest."""
+        return self.cache.codec
+
+    def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
+        """See `RowCache.save`."""
+        return self.cache.save(directory, previous)
+
+    def restore(self, directory: Path, manifest: Mapping[str, Any]) -> None:
+        """See `RowCache.restore`."""
+        self.cache.restore(directory, manifest)
+
+    def fits(self, manifest: Mapping[str, Any]) -> bool:
+        """See `RowCache.fits`."""
+        return "cache" in manifest and self.cache.fits(manifest)
+
+    def put(self, rows: NDArray[np.int64], level0: Level0, slots: NDArray[np.int64], write: int) -> None:
+        """See `RowCache.put`."""
+        self.cache.put(rows, level0, slots, write)
 
     @property
     def nbytes(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from stratarec.embedding.cache.row_cache import RowCache
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
@@ -11,6 +12,7 @@ from stratarec.embedding.groups import DenseGroup, TieredGroup
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.dram_records import DramRecords
+from stratarec.embedding.stores.mapped import MappedRecords
 from stratarec.embedding.tiers import HomeKind, TierConfig
 from stratarec.errors import ConfigError
 
@@ -60,4 +62,11 @@ def build_groups(
 
 def open_store(home: HomeKind, tiers: TierConfig, name: str, rows: int, record_bytes: int) -> RecordStore:
     """An empty store of the kind."""
+    if home == "mapped":
+        assert tiers.mapped_path is not None
+        return MappedRecords(tiers.mapped_path / name, rows=rows, record_bytes=record_bytes)
     return DramRecords(rows=rows, record_bytes=record_bytes)
+
+
+def open_log(directory: Path, *, rows: int, record_bytes: int) -> RecordStore:
+    raise NotImplementedError

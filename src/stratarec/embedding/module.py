@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from stratarec.embedding.config import EmbeddingBagConfig, check_tables
 from stratarec.embedding.groups import DenseGroup, TieredGroup, state_views
 from stratarec.embedding.homes import build_groups
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.saving import load_groups, save_groups
 from stratarec.embedding.staging import Staged, Stager
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
@@ -182,7 +184,42 @@ class TieredEmbeddingBagCollection(nn.Module):
                     for part, view in group.views(table.name).items():
                         yield f"tables.{table.name}.{part}", view
 
+    def save(self, directory: Path, previous: Path | None = None) -> dict[str, Any]:
+        """Write all tables into the new directory `directory`; returns the JSON manifest that `load` takes.
+
+        Parameters
+        ----------
+        previous : Path
+            Where this collection was saved last, or loaded from: only rows that changed since are written, the rest is
+            linked from there.
+
+        Raises
+        ------
+        StorageError
+            When something cannot be written; `previous` stays as it was.
+        """
+        manifests = save_groups(self._groups, directory, previous)
+        return {"step": self.step, "batches": self.stager.batches, "groups": manifests}
+
+    def load(self, directory: Path, manifest: Mapping[str, Any]) -> bool:
+        """Take all tables from what `save` wrote, by whatever tiers, caches and codecs.
+
+        Returns
+        -------
+        bool
+            Whether everything lies as it did, so that training goes on with the same bits.
+
+        Raises
+        ------
+        CheckpointError
+            When a file is missing or damaged, or the tables are others.
+        """
+        self.step, self.stager.batches = int(manifest["step"]), int(manifest["batches"])
+        return load_groups(self._groups, directory, manifest["groups"], self.stager.batches)
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if self.stager.groups:
+            raise ConfigError("tables that do not lie whole in level 0 are in no state_dict; call save and load")
         for name, view in self.named_state():
             destination[prefix + name] = view
         destination[prefix + "step"] = torch.tensor(self.step)

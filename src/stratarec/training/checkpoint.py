@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratarec.data.dataset import file_hash
 from stratarec.errors import CheckpointError, ConfigError, DatasetError, StorageError
-from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_json
+from stratarec.files import file_hash, make_directory, read_json, replace_directory, storage_error, write_json
 from stratarec.tensors import read_tensors, write_tensors
 
 FORMAT = 1

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from stratarec.embedding.codecs import RecordCodec
@@ -17,13 +20,16 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.level0 import Level0
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.stores.rowfile import verify_file
 from stratarec.embedding.tiers import TableTier, cache_sets
 from stratarec.errors import TrainingError
+from stratarec.files import file_hash
 from stratarec.kernels import cache as kernel
 from stratarec.kernels.embedding import Group, Lookups
 from stratarec.kernels.random import table_key
+from stratarec.tensors import read_tensors, write_tensors
 
-_LEVEL0_FILE = "level0.safetensors"
+_RESIDENT = "resident.safetensors"
 
 
 @dataclass
@@ -169,16 +175,18 @@ class RowCache:
         places = moves.rows if direct else np.arange(len(moves), dtype=np.int64)
         bad = self.codec.encode(self.level0, moves.slots, records, places, moves.keys, batch)
         if bad >= 0:
-            table = int(moves.tables[bad])
-            row = int(moves.rows[bad] - self.layout.first_row[table])
-            raise TrainingError(
-                f"table {self.names[table]!r}, row {row}: a weight or its optimizer state is not a finite number that "
-                f"{self.codec.config.kind} can hold; lower the learning rate or give the table a wider precision"
-            )
+            raise self._unfit(int(moves.tables[bad]), int(moves.rows[bad]))
         if direct:
             self.store.mark_written(moves.rows)
         else:
             self.store.write(moves.rows, records)
+
+    def _unfit(self, table: int, group_row: int) -> TrainingError:
+        return TrainingError(
+            f"table {self.names[table]!r}, row {group_row - self.layout.first_row[table]}: a weight or its optimizer "
+            f"state is not a finite number that {self.codec.config.kind} can hold; lower the learning rate or give the "
+            "table a wider precision"
+        )
 
     def _bring_in(self, moves: kernel.Moves) -> None:
         if len(moves):
@@ -219,13 +227,91 @@ class RowCache:
             self._load(kernel.Moves(rows=rows[absent], slots=absent, tables=tables[absent], keys=keys), found)
         return found
 
+    def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
+        """Write records and resident rows into the new directory `directory`; returns the manifest.
+
+        `previous` is where the last call wrote: records that did not change since are linked from there.
+        """
+        home = directory / "home"
+        home.mkdir(parents=True)
+        manifest = self.store.checkpoint(home, None if previous is None else previous / "home")
+        resident = np.flatnonzero(self.state.tags)
+        tables = (np.searchsorted(self.layout.slot_start, resident, side="right") - 1).astype(np.int64)
+        parts = {
+            "rows": self.layout.first_row[tables] + self.state.tags[resident] - 1,
+            "slots": resident,
+            "stamps": self.state.stamps[resident],
+            **rows_of(self.level0, resident, self.codec),
+        }
+        if len(self.state.counts) > 1:
+            parts["counts"] = self.state.counts[resident].astype(np.int64)
+        path = directory / _RESIDENT
+        write_tensors(path, {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()})
+        return {"home": manifest, "cache": self._shape(), "resident": file_hash(path)}
+
+    def _shape(self) -> dict[str, Any]:
+        layout = self.layout
+        sets = [[int(own), int(extra)] for own, extra in zip(layout.sets, layout.overflow_sets, strict=True)]
+        return {"ways": layout.ways, "policy": layout.policy, "sets": sets}
+
+    def restore(self, directory: Path, manifest: Mapping[str, Any]) -> None:
+        """Go on exactly where `save` was, which needs a cache of the same shape; see `fits`."""
+        self.store.restore(directory / "home", manifest["home"])
+        self.state = kernel.CacheState.empty(self.layout)
+        parts = read_resident(directory, manifest)
+        slots = parts["slots"]
+        tables = np.searchsorted(self.layout.slot_start, slots, side="right") - 1
+        self.state.tags[slots] = (parts["rows"] - self.layout.first_row[tables] + 1).astype(np.int32)
+        self.state.stamps[slots] = parts["stamps"]
+        if len(self.state.counts) > 1:
+            self.state.counts[slots] = parts["counts"]
+        overflow_start = self.layout.slot_start[:-1] + self.layout.sets * self.layout.ways
+        spilled = tables[slots >= overflow_start[tables]]
+        self.state.overflow_rows[:] = np.bincount(spilled, minlength=len(self.names))
+        put_rows(parts, self.level0, slots)
+
+    def fits(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint is of a cache of this shape and a store that reads its files."""
+        kinds = {"rows": ("dram", "mapped"), "log": ("log",)}
+        same_home = self.store.kind in kinds.get(str(manifest["home"].get("layout", "")), ())
+        return same_home and manifest["cache"] == self._shape()
+
+    def put(self, rows: NDArray[np.int64], level0: Level0, slots: NDArray[np.int64], write: int) -> None:
+        """Write rows of the group straight into the store, under an empty cache."""
+        tables = (np.searchsorted(self.layout.first_row, rows, side="right") - 1).astype(np.int32)
+        keys = kernel.row_keys(self.layout, tables, rows - self.layout.first_row[tables])
+        records = np.zeros((len(rows), self.codec.record_bytes), dtype=np.uint8)
+        bad = self.codec.encode(level0, slots, records, np.arange(len(rows), dtype=np.int64), keys, write)
+        if bad >= 0:
+            raise self._unfit(int(tables[bad]), int(rows[bad]))
+        self.store.write(rows, records)
+
     def _copy_resident(self, slots: NDArray[np.int64], found: Level0) -> None:
         resident = np.flatnonzero(slots >= 0)
-        width = self.level0.width
-        parts = [(self.level0.weights, found.weights, width)]
-        if self._kept["row_state"]:
-            parts.append((self.level0.row_state, found.row_state, 1))
-        if self._kept["full_state"]:
-            parts.append((self.level0.full_state, found.full_state, width))
-        for source, target, share in parts:
-            target.reshape(-1, share)[resident] = source.reshape(-1, share)[slots[resident]]
+        put_rows(rows_of(self.level0, slots[resident], self.codec), found, resident)
+
+
+def rows_of(level0: Level0, slots: NDArray[np.int64], codec: RecordCodec) -> dict[str, NDArray[Any]]:
+    """Weights and state of some slots, by name."""
+    parts = {"weights": level0.weights.reshape(-1, level0.width)[slots]}
+    if codec.layout.row_state:
+        parts["row_state"] = level0.row_state[slots]
+    if codec.layout.full_state:
+        parts["full_state"] = level0.full_state.reshape(-1, level0.width)[slots]
+    return parts
+
+
+def put_rows(parts: Mapping[str, NDArray[Any]], level0: Level0, slots: NDArray[np.int64]) -> None:
+    """Weights and state into some slots."""
+    level0.weights.reshape(-1, level0.width)[slots] = parts["weights"]
+    if "row_state" in parts:
+        level0.row_state[slots] = parts["row_state"]
+    if "full_state" in parts:
+        level0.full_state.reshape(-1, level0.width)[slots] = parts["full_state"]
+
+
+def read_resident(directory: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The rows that were in level 0 when a checkpoint was written, with their slots and stamps."""
+    path = directory / _RESIDENT
+    verify_file(path, manifest["resident"])
+    return {name: tensor.numpy() for name, tensor in read_tensors(path).items()}

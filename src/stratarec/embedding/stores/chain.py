@@ -10,17 +10,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.embedding.stores.rowfile import RowSelection, link_or_copy, read_rows, verify_file, write_rows
+from stratarec.embedding.stores.rowfile import Readable, RowSelection, link_or_copy, read_rows, verify_file, write_rows
 from stratarec.errors import CheckpointError, DatasetError
 from stratarec.files import read_json, sync, write_json
 
 _NAME = "chain.json"
 _MOST_FILES = 64
+
+
+class Rows(Readable, Protocol):
+    """A byte array ``[R, W]``, or something that is read and written like one."""
+
+    def __setitem__(self, rows: NDArray[np.int64], records: NDArray[np.uint8], /) -> None: ...
 
 
 class Chain:
@@ -37,7 +43,7 @@ class Chain:
         self,
         directory: Path,
         previous: Path | None,
-        array: NDArray[np.uint8],
+        array: Rows,
         written: RowSelection,
         changed: RowSelection,
     ) -> list[dict[str, Any]]:
@@ -83,9 +89,7 @@ class Chain:
         for entry in files:
             verify_file(directory / entry["name"], entry["hash"])
 
-    def load(
-        self, directory: Path, files: list[dict[str, Any]], array: NDArray[np.uint8]
-    ) -> Iterator[NDArray[np.int64]]:
+    def load(self, directory: Path, files: list[dict[str, Any]], array: Rows) -> Iterator[NDArray[np.int64]]:
         """Put the rows of verified `files` into `array`, giving them piece by piece; the next `save` builds on them."""
         total, width = array.shape
         for entry in files:

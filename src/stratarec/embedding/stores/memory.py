@@ -30,6 +30,12 @@ def allocate_bits(rows: int) -> NDArray[np.uint8]:
     return allocate_bytes(-(-rows // 8))
 
 
+def row_chunks(rows: int) -> Iterator[NDArray[np.int64]]:
+    """All rows, ascending, in chunks."""
+    for first in range(0, rows, _CHUNK_ROWS):
+        yield np.arange(first, min(first + _CHUNK_ROWS, rows), dtype=np.int64)
+
+
 def set_rows(bits: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
     """The rows whose bit is set, ascending, in chunks."""
     step = _CHUNK_ROWS // 8

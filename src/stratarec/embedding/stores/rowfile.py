@@ -12,13 +12,14 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.files import storage_error, sync, write_atomic
+from stratarec.files import file_hash, storage_error, sync, write_atomic
 
 RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
 """Gives the rows of a file, ascending, in chunks; it is called twice."""
@@ -26,7 +27,15 @@ RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
 _PIECE_BYTES = 1 << 23
 
 
-def write_rows(path: Path, select: RowSelection, array: NDArray[np.uint8]) -> tuple[int, str]:
+class Readable(Protocol):
+    """What rows are taken from: ``[R, W]`` bytes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]: ...
+
+
+def write_rows(path: Path, select: RowSelection, array: Readable) -> tuple[int, str]:
     """Write the selected rows of `array` ``[R, W]`` atomically; returns how many there were and the file's hash.
 
     Raises
@@ -47,7 +56,7 @@ def write_rows(path: Path, select: RowSelection, array: NDArray[np.uint8]) -> tu
     return count, digest.hexdigest()
 
 
-def _pieces(select: RowSelection, array: NDArray[np.uint8], count: int) -> Iterator[bytes | memoryview]:
+def _pieces(select: RowSelection, array: Readable, count: int) -> Iterator[bytes | memoryview]:
     width = array.shape[1]
     header = json.dumps(
         {
@@ -79,14 +88,11 @@ def read_rows(path: Path, count: int, width: int) -> Iterator[tuple[NDArray[np.i
 
 def verify_file(path: Path, expected: str) -> None:
     """`CheckpointError` that names `path` when it is missing, cannot be read, or its hash is not `expected`."""
-    digest = xxhash.xxh3_128()
     try:
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
+        found = file_hash(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from error
-    if digest.hexdigest() != expected:
+    if found != expected:
         raise CheckpointError(f"{path} is damaged: its hash does not match; use another checkpoint")
 
 

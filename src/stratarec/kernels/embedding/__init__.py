@@ -270,3 +270,10 @@ def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: F
         group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1],
         out, chunks,
     )  # fmt: skip
+
+
+def mark_rows(group: Group, lookups: Lookups, bits: NDArray[np.uint8]) -> None:
+    """Set the bit of every row of the group that the batch looks up: bit ``r & 7`` of byte ``r >> 3``."""
+    cpu.mark_rows(
+        lookups.values, offsets_or_empty(lookups), lookups.offsets is None, lookups.batch, lookups.key, group.base, bits
+    )

@@ -358,3 +358,14 @@ def weight_gradient(weights, width, values, offsets, batch, key, base, column, m
                     for d in range(U(width)):
                         total += gradient[target + d] * weights[source + d]
                     out[i] += factor * total
+
+
+@njit(nogil=True, cache=True)
+def mark_rows(values, offsets, singles, batch, key, base, bits):
+    """Set the bit of every row that the batch looks up."""
+    for f in range(len(key)):
+        shift = key[f] * batch
+        begin, end = (shift, shift + batch) if singles else (offsets[shift], offsets[shift + batch])
+        for i in range(U(begin), U(end)):
+            row = U(base[f] + values[i])
+            bits[row >> U(3)] |= np.uint8(1) << np.uint8(row & U(7))
