@@ -19,6 +19,7 @@ ROOMS = [
     ("training.config",),
     ("training.checkpoint",),
     ("training.tensors",),
+    ("planning",),
     ("models",),
     ("reporting",),
     ("embedding.module", "embedding.torchrec", "embedding"),
@@ -28,7 +29,7 @@ ROOMS = [
     ("data",),
     ("jagged",),
     ("kernels",),
-    ("files", "progress"),
+    ("files", "progress", "sizes"),
     ("errors",),
 ]
 

@@ -49,7 +49,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
-    from stratarec.training.memory import readable
+    from stratarec.sizes import readable
 
     if "test" in result:
         _print_metrics("test", result["test"])  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""A row's bytes at rest: encoded weights, quantisation parameters and optimizer state."""
