@@ -34,6 +34,33 @@ def prepare(args: argparse.Namespace) -> None:
     print(f"prepared {dataset.path}")
 
 
+def plan(args: argparse.Namespace) -> None:
+    """Where the tables of a recipe would live, in bytes and predicted speed."""
+    import json
+
+    from stratarec.data.dataset import Dataset
+    from stratarec.models.base import build_tables
+    from stratarec.planning.planner import make_plan
+    from stratarec.planning.tiers import measure_tiers
+    from stratarec.recipe import Recipe
+    from stratarec.reporting.placement import print_plan, write_plan_report
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    dataset = Dataset.open(recipe.data.path, verify="sizes")
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    tiers = measure_tiers(recipe.memory, again=args.measure)
+    config = recipe.train
+    made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
+    if args.json:
+        print(json.dumps(made.to_dict(), indent=1))
+    else:
+        print_plan(made.to_dict(), tiers.age_seconds)
+    if args.output:
+        made.save(Path(args.output))
+    if args.report:
+        write_plan_report(Path(args.report), recipe.name, made.to_dict())
+
+
 def train(args: argparse.Namespace) -> None:
     """Train a model, test it once, write a report."""
     from stratarec.data.dataset import Dataset
@@ -49,7 +76,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
-    from stratarec.training.memory import readable
+    from stratarec.sizes import readable
 
     if "test" in result:
         _print_metrics("test", result["test"])  # type: ignore[arg-type]
@@ -140,6 +167,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_recipe(command)
     command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
+
+    command = add(
+        "plan",
+        plan,
+        "Print where each table would live, at which precision, with how much cache: bytes and predicted speed.",
+        "stratarec plan recipes/criteo.yaml memory.dram=1GiB memory.block.path=/mnt/ssd/rows -o plan.json",
+    )
+    add_recipe(command)
+    command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
+    command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
+    command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
+    command.add_argument("--report", help="also write tables and a picture as HTML to this file")
 
     command = add(
         "train",

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import matplotlib as mpl
 import numpy as np
 import yaml
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
-from stratarec.files import write_atomic
+from stratarec.reporting.html import inline_svg, write_html
 
 _TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ name }}</title><style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0 }
-.card { background: #f3f6f9; border-radius: .5rem; padding: .7rem 1.1rem; min-width: 8rem }
-.card b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums } .card span { color: #5b6b7b }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-td, th { padding: .25rem .9rem .25rem 0; text-align: right; border-bottom: 1px solid #e3e8ed }
-td:first-child, th:first-child { text-align: left }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem } .figures svg { width: 31rem; height: auto; max-width: 100% }
-pre { background: #f3f6f9; padding: 1rem; border-radius: .5rem; overflow-x: auto; font-size: .85rem }
-</style></head><body>
+<html lang="en"><head><meta charset="utf-8"><title>{{ name }}</title><style>{{ style }}</style></head><body>
 <h1>{{ name }}</h1><p>{{ about }}</p>
 <div class="cards">{% for label, value in cards %}<div class="card"><b>{{ value }}</b><span>{{ label }}</span></div>
 {% endfor %}</div>
@@ -68,22 +54,19 @@ def write_report(
     test = result.get("test", {})
     rows = [("validation", *_row(entry)) for entry in position["evaluations"]]
     rows += [("test", *_row({"step": result["steps"], **test}))] if test else []
-    text = jinja2.Environment(autoescape=True).from_string(_TEMPLATE).render(
+    write_html(
+        path,
+        _TEMPLATE,
         name=recipe["name"],
         about=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
         cards=_cards(test, result),
-        figures=[_safe(figure) for figure in _figures(position, curve)],
+        figures=[inline_svg(figure) for figure in _figures(position, curve)],
         heads=("split", "step", *(name.replace("_", " ") for name in _METRICS)),
         rows=rows,
         splits=[_split(dataset, name) for name in dataset.splits],
         vocabularies=f"{len(dataset.vocabularies)} tables, {sum(dataset.table_rows().values()):,} rows",
         recipe=yaml.safe_dump(dict(recipe), sort_keys=False),
-    )  # fmt: skip
-    write_atomic(path, lambda temporary: _write(temporary, text))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    )
 
 
 def _row(entry: Mapping[str, float]) -> tuple[str, ...]:
@@ -141,14 +124,3 @@ def _calibration(label: NDArray[Any], probability: NDArray[Any], bins: int = 20)
     axes.plot([0, top], [0, top], color="#9aa7b4", linestyle="--", linewidth=1)
     axes.set(ylabel="click rate")
     return figure
-
-
-def _safe(figure: Figure) -> Any:
-    """The figure as inline SVG, marked as HTML of our own making."""
-    from markupsafe import Markup
-
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "stratarec"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return Markup(text[text.index("<svg") :])

@@ -1,0 +1,203 @@
+"""Bytes of everything that a placed table occupies, in one place.
+
+A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``dram``, `mapped` and ``block``:
+
+    part                memory         each         what
+    slot weights        dram           slot         float32 weights in level 0, where rows are trained
+    slot state          dram           slot         float32 optimizer state beside them
+    tags, stamps        dram           slot         which row, when last used; 4 bytes each
+    counters            dram           slot         4 bytes, policy ``lfu`` only
+    record weights      of the home    row          encoded weights
+    record parameters   of the home    row          scale and offset of int8 and int4
+    record state        of the home    row          optimizer state at rest
+    bitmaps             dram           row          written and changed, a bit each (homes ``dram`` and ``mapped``)
+    locations           dram           row          4 bytes (home ``log``)
+    second level        dram           slot of it   a record, a tag and a stamp
+    staging             dram           batch        slots of the lookups in flight; records on the way from and to a log
+    dead space          block          row          records that a log has superseded and not yet reclaimed, at most
+
+A table that lies whole in level 0 has slot weights and slot state alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
+
+Home: TypeAlias = Literal["level0", "dram", "mapped", "log"]
+Memory: TypeAlias = Literal["dram", "mapped", "block"]
+Parts: TypeAlias = Mapping[Memory, Mapping[str, int]]
+
+MEMORIES: tuple[Memory, ...] = ("dram", "mapped", "block")
+HOME_MEMORY: Mapping[Home, Memory] = {"level0": "dram", "dram": "dram", "mapped": "mapped", "log": "block"}
+TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOCATION_BYTES = LOOKUP_SLOT_BYTES = 4
+DISTINCT_ROW_BYTES = 16  # the row and its slot, int64 each
+BITMAPS = 2
+OVERFLOW_SHARE = 16  # one slot of 16 is overflow
+DEAD_SHARE = 1.0  # superseded bytes that a log keeps for each live one, at most
+RESERVES = frozenset({"dead space", "staging"})
+"""Parts that are upper bounds: using less is no defect of a plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowShape:
+    """What a row is made of."""
+
+    width: int
+    """D, weights."""
+    row_state: bool
+    """Whether the optimizer keeps a float for the row."""
+    full_state: bool
+    """Whether it keeps a float for each weight."""
+
+    @classmethod
+    def of(cls, width: int, optimizer: RowOptimizerConfig) -> RowShape:
+        """A row of `width` weights under `optimizer`."""
+        return cls(width=width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state))
+
+    @property
+    def state_floats(self) -> int:
+        """Floats of optimizer state."""
+        return self.row_state + self.width * self.full_state
+
+    @property
+    def slot_bytes(self) -> int:
+        """float32 weights and state in level 0."""
+        return 4 * (self.width + self.state_floats)
+
+
+def weight_bytes(codec: CodecConfig, width: int) -> int:
+    """Encoded weights of a row."""
+    bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}[codec.kind]
+    return (width * bits + 7) // 8
+
+
+def parameter_bytes(codec: CodecConfig) -> int:
+    """Scale and offset of a row."""
+    if codec.kind not in ("int8", "int4"):
+        return 0
+    return 2 * {"fp16": 2, "fp32": 4}[codec.parameters]
+
+
+def state_bytes(codec: CodecConfig, shape: RowShape) -> int:
+    """Optimizer state of a row at rest."""
+    return shape.state_floats * {"fp32": 4, "bf16": 2}[codec.state]
+
+
+def record_bytes(codec: CodecConfig, shape: RowShape) -> int:
+    """A row at rest: encoded weights, scale and offset, state, without padding."""
+    return weight_bytes(codec, shape.width) + parameter_bytes(codec) + state_bytes(codec, shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """How the cache slots of a table divide."""
+
+    sets: int
+    ways: int
+    overflow: int
+    """Slots behind the sets, for rows whose set is full of pinned ones."""
+
+    @classmethod
+    def holding(cls, rows: int, ways: int) -> Slots:
+        """The fewest slots whose sets hold `rows`."""
+        sets = max(1, -(-rows // ways))
+        return cls(sets=sets, ways=ways, overflow=-(-sets * ways // (OVERFLOW_SHARE - 1)))
+
+    @classmethod
+    def within(cls, total: int, ways: int) -> Slots:
+        """The most slots that are no more than `total`, but at least one set."""
+        sets = max(1, total * (OVERFLOW_SHARE - 1) // (OVERFLOW_SHARE * ways))
+        while sets > 1 and cls.holding(sets * ways, ways).total > total:
+            sets -= 1
+        return cls.holding(sets * ways, ways)
+
+    @property
+    def in_sets(self) -> int:
+        """Slots without overflow."""
+        return self.sets * self.ways
+
+    @property
+    def total(self) -> int:
+        """All slots: what `TablePlacement.cache_rows` says."""
+        return self.in_sets + self.overflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a batch asks of a table, as far as staging buffers go."""
+
+    lookups: float
+    """Ids of a batch."""
+    distinct: float
+    """Distinct rows among them, with margin."""
+    batches: int
+    """Batches in flight: lookahead + 1."""
+
+
+def level0_bytes(shape: RowShape, rows: int) -> Parts:
+    """A table that lies whole in level 0."""
+    return {"dram": {"slot weights": 4 * shape.width * rows, "slot state": 4 * shape.state_floats * rows}}
+
+
+def cached_bytes(
+    shape: RowShape,
+    rows: int,
+    *,
+    home: Home,
+    codec: CodecConfig,
+    slots: int,
+    level1_rows: int,
+    counters: bool,
+    traffic: Traffic,
+) -> Parts:
+    """A table of `rows` records at `home` under a cache of `slots`."""
+    record = record_bytes(codec, shape)
+    dram: dict[str, int] = {
+        "slot weights": 4 * shape.width * slots,
+        "slot state": 4 * shape.state_floats * slots,
+        "tags": TAG_BYTES * slots,
+        "stamps": STAMP_BYTES * slots,
+        "counters": COUNTER_BYTES * slots if counters else 0,
+        "bitmaps": 0 if home == "log" else BITMAPS * -(-rows // 8),
+        "locations": LOCATION_BYTES * rows if home == "log" else 0,
+        "second level": (record + TAG_BYTES + STAMP_BYTES) * level1_rows,
+        "staging": staging_bytes(record, home, traffic),
+    }
+    at_home = {
+        "record weights": weight_bytes(codec, shape.width) * rows,
+        "record parameters": parameter_bytes(codec) * rows,
+        "record state": state_bytes(codec, shape) * rows,
+    }
+    if home == "log":
+        at_home["dead space"] = int(DEAD_SHARE * record * rows)
+    memory = HOME_MEMORY[home]
+    return add_parts([{"dram": dram}, {memory: at_home}])
+
+
+def staging_bytes(record: int, home: Home, traffic: Traffic) -> int:
+    """Buffers of the batches in flight; a log also needs room for a batch's records each way."""
+    each = LOOKUP_SLOT_BYTES * traffic.lookups + DISTINCT_ROW_BYTES * traffic.distinct
+    records = 2 * record * traffic.distinct if home == "log" else 0
+    return int(each * traffic.batches + records)
+
+
+def add_parts(many: Iterable[Parts]) -> Parts:
+    """Part by part sums; parts of zero bytes are left out."""
+    total: dict[Memory, dict[str, int]] = {}
+    for parts in many:
+        for memory, named in parts.items():
+            into = total.setdefault(memory, {})
+            for name, size in named.items():
+                if size:
+                    into[name] = into.get(name, 0) + size
+    return {memory: total[memory] for memory in MEMORIES if total.get(memory)}
+
+
+def in_memory(parts: Parts, memory: Memory) -> int:
+    """Bytes in one memory."""
+    return sum(parts.get(memory, {}).values())
