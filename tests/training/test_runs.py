@@ -23,6 +23,7 @@ from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
+from stratarec.embedding.saving import saved_rows
 from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe
 from stratarec.tensors import read_tensors
@@ -55,10 +56,31 @@ def last(target: Path) -> Path:
 
 
 def assert_same_model(one: Path, other: Path) -> None:
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    for name in ("network.safetensors", "optimizer.safetensors"):
         left, right = read_tensors(one / name), read_tensors(other / name)
         assert left.keys() == right.keys()
         assert all(torch.equal(left[key], right[key]) for key in left)
+    tables, others = table_values(one), table_values(other)
+    assert tables.keys() == others.keys()
+    for name, values in tables.items():
+        np.testing.assert_array_equal(values, others[name], err_msg=name)
+
+
+def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Weights and state of every row of a checkpoint; NaN for rows that were never written."""
+    found = {}
+    for manifest in checkpoint.read_state(path)["tables"]["groups"]:
+        total = sum(rows for _, rows in manifest["tables"])
+        for rows, level0 in saved_rows(path / "tables" / manifest["name"], manifest):
+            for part in ("weights", "row_state", "full_state"):
+                values = getattr(level0, part)
+                if len(values) > 1:
+                    name = f"{manifest['name']}.{part}"
+                    share = len(values) // len(rows)
+                    found.setdefault(name, np.full((total, share), np.nan, np.float32))[rows] = values.reshape(
+                        -1, share
+                    )
+    return found
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(home: Path, tmp_path: Path) -> None:
@@ -117,7 +139,10 @@ def test_a_checkpoint_of_another_model_is_refused(home: Path, tmp_path: Path) ->
         Trainer(made, Dataset.open(made.data.path)).train(resume=True)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["network.safetensors", "optimizer.safetensors", "state.json", "tables/group-00/home/rows-000000.safetensors"],
+)
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
 def test_damaged_checkpoints_are_named(home: Path, tmp_path: Path, name: str, damage: str) -> None:
     run(home, tmp_path / "a", max_steps=3)
@@ -128,8 +153,12 @@ def test_damaged_checkpoints_are_named(home: Path, tmp_path: Path, name: str, da
         path.unlink()
     else:
         path.write_bytes(bytes(content) if damage == "flip" else bytes(content[: len(content) // 2]))
-    with pytest.raises(CheckpointError, match=r"step-00000003|no checkpoint"):
-        checkpoint.load(path.parent)
+    made = recipe(home, tmp_path / "a")
+    with pytest.raises(CheckpointError, match=rf"step-00000003/{name}|no checkpoint"):
+        if name == "state.json":
+            checkpoint.load(tmp_path / "a" / "checkpoints" / "step-00000003")
+        else:
+            Trainer(made, Dataset.open(made.data.path)).train(resume=True)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:

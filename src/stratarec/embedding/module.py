@@ -217,6 +217,11 @@ class TieredEmbeddingBagCollection(nn.Module):
         self.step, self.stager.batches = int(manifest["step"]), int(manifest["batches"])
         return load_groups(self._groups, directory, manifest["groups"], self.stager.batches)
 
+    def close(self) -> None:
+        """Give back the files and threads of stores; the collection is of no use afterwards."""
+        for group in self.stager.groups:
+            group.cache.store.close()
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if self.stager.groups:
             raise ConfigError("tables that do not lie whole in level 0 are in no state_dict; call save and load")

@@ -55,7 +55,7 @@ def load_groups(
         return True
     targets = {table.name: (group, first) for group in groups for table, first in _first_rows(group)}
     for manifest in manifests:
-        for rows, level0 in _rows_of(directory / manifest["name"], manifest):
+        for rows, level0 in saved_rows(directory / manifest["name"], manifest):
             _distribute(manifest["tables"], rows, level0, targets, write)
     return False
 
@@ -87,8 +87,8 @@ def _first_rows(group: AnyGroup) -> Iterator[tuple[Any, int]]:
         first += table.num_embeddings
 
 
-def _rows_of(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], Level0]]:
-    """Rows of a group of a checkpoint, piece by piece; a later piece overrides an earlier one."""
+def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], Level0]]:
+    """Rows of a group of a checkpoint, decoded, piece by piece; a later piece overrides an earlier one."""
     codec = RecordCodec.from_identity(manifest["codec"])
     home = manifest["home"]
     pieces = _log_records if home["layout"] == "log" else _chain_records

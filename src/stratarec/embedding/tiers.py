@@ -27,10 +27,14 @@ class TableTier:
     """How a row is encoded at rest."""
     cache_rows: int
     """Slots of level 0 for this table, the overflow area included."""
+    level1_rows: int = 0
+    """Records of a ``log`` home that a second cache in DRAM holds, encoded, between level 0 and the files."""
 
     def __post_init__(self) -> None:
         if self.cache_rows < 1:
             raise ConfigError(f"cache_rows is {self.cache_rows}, expected at least 1")
+        if self.level1_rows < 0:
+            raise ConfigError(f"level1_rows is {self.level1_rows}, expected 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +53,12 @@ class TierConfig:
     """Directory of ``log`` homes."""
     log_budget_bytes: int | None = None
     """File space that all ``log`` homes together may take; None for what the disk has."""
-    level1_rows: int = 0
-    """Records that each ``log`` home keeps in a DRAM cache of encoded rows between level 0 and its files."""
+    lookahead: int = 1
+    """Batches that a training run stages ahead."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.ways <= 256:
             raise ConfigError(f"ways is {self.ways}, expected 1 to 256")
-        if self.level1_rows < 0:
-            raise ConfigError(f"level1_rows is {self.level1_rows}, expected 0 or more")
         for home, path in (("mapped", self.mapped_path), ("log", self.log_path)):
             named = [name for name, tier in self.tables.items() if tier.home == home]
             if named and path is None:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from stratarec.data.schema import Schema
 from stratarec.embedding import RowOptimizerConfig
+from stratarec.embedding.tiers import TierConfig
 from stratarec.models.base import CTRModel
 from stratarec.models.dcn import DCNv2Config, build_dcnv2
 from stratarec.models.dlrm import DLRMConfig, build_dlrm
@@ -28,6 +29,7 @@ def build_model(
     optimizer: RowOptimizerConfig | None = None,
     seed: int = 0,
     click_rate: float | None = None,
+    tiers: TierConfig | None = None,
 ) -> CTRModel:
     """The model that `config` describes; its weights are a function of `seed` alone.
 
@@ -41,10 +43,12 @@ def build_model(
         For the embedding tables.
     click_rate : float
         Share of positives; the model starts at its log-odds.
+    tiers : TierConfig
+        Tables whose rows are at home outside level 0; by default none.
     """
     optimizer = optimizer or RowOptimizerConfig()
     # torch's layers draw initial weights of their own before ours replace them.
     with torch.random.fork_rng(devices=[]):
         if isinstance(config, DLRMConfig):
-            return build_dlrm(config, schema, table_rows, optimizer, seed, click_rate)
-        return build_dcnv2(config, schema, table_rows, optimizer, seed, click_rate)
+            return build_dlrm(config, schema, table_rows, optimizer, seed, click_rate, tiers)
+        return build_dcnv2(config, schema, table_rows, optimizer, seed, click_rate, tiers)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import Batch
 from stratarec.models.layers import initialize, pad
@@ -134,14 +135,14 @@ class CTRModel(nn.Module):
 
 def assemble(
     network: Network, tables: list[EmbeddingBagConfig], optimizer: RowOptimizerConfig, seed: int, final: nn.Linear,
-    click_rate: float | None,
+    click_rate: float | None, tiers: TierConfig | None,
 ) -> CTRModel:  # fmt: skip
     """Set initial weights and join the parts; the last bias starts at the log-odds of `click_rate`."""
     initialize(network, seed)
     if click_rate is not None and 0 < click_rate < 1:
         with torch.no_grad():
             final.bias.fill_(math.log(click_rate / (1 - click_rate)))
-    return CTRModel(TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=seed), network)
+    return CTRModel(TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=seed, tiers=tiers), network)
 
 
 def pooled_keys(tables: list[EmbeddingBagConfig]) -> tuple[str, ...]:

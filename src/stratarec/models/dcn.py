@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stratarec.data.schema import Schema
 from stratarec.embedding import RowOptimizerConfig
+from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
 from stratarec.models.base import (
     CTRModel,
@@ -97,9 +98,10 @@ def build_dcnv2(
     optimizer: RowOptimizerConfig,
     seed: int,
     click_rate: float | None,
+    tiers: TierConfig | None,
 ) -> CTRModel:
     """A DCN V2 for the features of `schema`."""
     tables = build_tables(config, schema, table_rows)
     network = Network(config, schema, pooled_keys(tables))
     network.score = score = DCNv2Score(config, len(schema.dense), network.features)
-    return assemble(network, tables, optimizer, seed, score.out, click_rate)
+    return assemble(network, tables, optimizer, seed, score.out, click_rate, tiers)

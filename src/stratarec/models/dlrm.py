@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stratarec.data.schema import Schema
 from stratarec.embedding import RowOptimizerConfig
+from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction
 from stratarec.models.base import (
@@ -66,9 +67,10 @@ def build_dlrm(
     optimizer: RowOptimizerConfig,
     seed: int,
     click_rate: float | None,
+    tiers: TierConfig | None,
 ) -> CTRModel:
     """A DLRM for the features of `schema`."""
     tables = build_tables(config, schema, table_rows)
     network = Network(config, schema, pooled_keys(tables))
     network.score = score = DLRMScore(config, len(schema.dense), network.features)
-    return assemble(network, tables, optimizer, seed, score.out, click_rate)
+    return assemble(network, tables, optimizer, seed, score.out, click_rate, tiers)

@@ -14,6 +14,7 @@ from stratarec.errors import ConfigError, DatasetError
 from stratarec.files import read_json, write_json
 from stratarec.planning.bytes import MEMORIES, RESERVES, Home, Memory, Parts, Slots, add_parts, in_memory
 from stratarec.planning.config import Policy
+from stratarec.sizes import readable
 
 FORMAT = 1
 TOLERANCE = 0.05
@@ -143,6 +144,16 @@ class Plan:
         """Share of a batch's distinct rows, all tables, that level 0 holds already."""
         distinct = sum(placement.distinct for placement in self.tables)
         return 1 - sum(placement.misses for placement in self.tables) / distinct if distinct else 1.0
+
+    @property
+    def summary(self) -> str:
+        """One line: what the tables take, against float32 in DRAM."""
+        cached = [placed for placed in self.tables if placed.tier != "level0"]
+        used = ", ".join(f"{readable(self.used(memory))} of {memory}" for memory in MEMORIES if self.used(memory))
+        return (
+            f"tables: {readable(self.float32_bytes)} as float32, planned {used}; {len(cached)} of {len(self.tables)} "
+            f"tables cached, predicted hit rate {self.hit_rate:.1%}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, with the totals for whoever reads it."""
