@@ -137,6 +137,7 @@ class CodecTests:
                 own = slice(i * width, (i + 1) * width)
                 state = level.row_state[i % len(level.row_state)], level.full_state[own]
                 record = reference.encode(row, *state, int(keys[i]), 5, codec.layout)
+                assert record is not None
                 assert record == records[i].tobytes()
                 weights, row_state, full_state = reference.decode(record, codec.layout)
                 assert back.weights[own].tobytes() == weights.tobytes()
@@ -212,9 +213,9 @@ class CodecTests:
             held = [[-1.5e38, 0, 1.5e38]] if wide else [[-65504.0, 0, 65504.0], [65504.0, 65504.0, 65504.0]]
             refused = [[-3e38, 0, 3e38]] if wide else [[-65505.0, 0, 0], [65536.0, 7e4, 7e4], [0, 0, 3e38]]
         else:
-            largest = np.float32(LARGEST[kind])
+            largest = LARGEST[kind]
             held = [[-largest, largest, 0]]
-            refused = [] if kind == "fp32" else [[0, np.nextafter(largest, np.float32(np.inf)), 0], [-3.4e38, 0, 0]]
+            refused = [] if kind == "fp32" else [[0, largest * (1 + 2.0**-22), 0], [-3.4e38, 0, 0]]
         for row in held:
             rows = np.array([row], dtype=np.float32)
             assert np.isfinite(decoded(codec, encoded(codec, level_of(codec, rows), keys_of(200))).weights).all()
