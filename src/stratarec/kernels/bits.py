@@ -81,6 +81,26 @@ def bits_float(typingctx, bits):
 
 
 @intrinsic
+def multiply32(typingctx, first, second):
+    """Product of two uint32 modulo 2^32, in 32 bits throughout."""
+
+    def codegen(context, builder, signature, args):
+        return builder.mul(*args)
+
+    return types.uint32(types.uint32, types.uint32), codegen
+
+
+@intrinsic
+def fold32(typingctx, word, shift):
+    """``word ^ (word >> shift)`` of a uint32, in 32 bits throughout."""
+
+    def codegen(context, builder, signature, args):
+        return builder.xor(args[0], builder.lshr(*args))
+
+    return types.uint32(types.uint32, types.uint32), codegen
+
+
+@intrinsic
 def to_half(typingctx, value):
     """uint16 bits of the float16 nearest to a float32, ties to even; infinity beyond 65504 and half a step."""
 

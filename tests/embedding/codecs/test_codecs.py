@@ -8,70 +8,70 @@ import pytest
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.level0 import Level0
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.testing.codecs import CodecTests
+from stratarec.testing.codecs import NearestFloatTests, QuantisedTests, StochasticTests
 
 
-class TestFp32(CodecTests):
+class TestFp32(NearestFloatTests):
     config = CodecConfig(kind="fp32")
     golden = "cdcccc3d000080be0000803fd00f4940acc527b600000000333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestFp16Nearest(CodecTests):
+class TestFp16Nearest(NearestFloatTests):
     config = CodecConfig(kind="fp16", rounding="nearest")
     golden = "662e00b4003c48422a8000009ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestFp16Stochastic(CodecTests):
+class TestFp16Stochastic(StochasticTests):
     config = CodecConfig(kind="fp16", rounding="stochastic")
     golden = "672e00b4003c48422a80000099b9993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestBf16Nearest(CodecTests):
+class TestBf16Nearest(NearestFloatTests):
     config = CodecConfig(kind="bf16", rounding="nearest")
     golden = "cd3d80be803f494028b6000033bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestBf16Stochastic(CodecTests):
+class TestBf16Stochastic(StochasticTests):
     config = CodecConfig(kind="bf16", rounding="stochastic")
     golden = "cd3d80be803f494028b6000034bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestInt8NearestHalf(CodecTests):
+class TestInt8NearestHalf(QuantisedTests):
     config = CodecConfig(kind="int8", rounding="nearest", parameters="fp16")
     golden = "351e71ff2e2e00b7239ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestInt8NearestWide(CodecTests):
+class TestInt8NearestWide(QuantisedTests):
     config = CodecConfig(kind="int8", rounding="nearest", parameters="fp32")
     golden = "351e71ff2e2e0070d3763c333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestInt8StochasticHalf(CodecTests):
+class TestInt8StochasticHalf(StochasticTests, QuantisedTests):
     config = CodecConfig(kind="int8", rounding="stochastic", parameters="fp16")
     golden = "351d71ff2f2e00b7239ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestInt8StochasticWide(CodecTests):
+class TestInt8StochasticWide(StochasticTests, QuantisedTests):
     config = CodecConfig(kind="int8", rounding="stochastic", parameters="fp32")
     golden = "351d71ff2f2e0070d3763c333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestInt4NearestHalf(CodecTests):
+class TestInt4NearestHalf(QuantisedTests):
     config = CodecConfig(kind="int4", rounding="nearest", parameters="fp16")
     golden = "3332070f1a349ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestInt4NearestWide(CodecTests):
+class TestInt4NearestWide(QuantisedTests):
     config = CodecConfig(kind="int4", rounding="nearest", parameters="fp32")
     golden = "3332070f5420833e333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestInt4StochasticHalf(CodecTests):
+class TestInt4StochasticHalf(StochasticTests, QuantisedTests):
     config = CodecConfig(kind="int4", rounding="stochastic", parameters="fp16")
     golden = "3321070f1a349ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-class TestInt4StochasticWide(CodecTests):
+class TestInt4StochasticWide(StochasticTests, QuantisedTests):
     config = CodecConfig(kind="int4", rounding="stochastic", parameters="fp32")
     golden = "3321070f5420833e333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
