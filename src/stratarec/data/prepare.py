@@ -116,6 +116,7 @@ class _Run:
         self.work = self.final.with_name(f"{self.final.name}.preparing")
         self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row)
         self.schema = self.source.schema
+        self.splitter = Splitter(config.split, self.schema, self.source.files)
         self.plan = self._plan()
 
     def _plan(self) -> dict[str, Any]:
@@ -145,13 +146,10 @@ class _Run:
         """Every stage, each from where the work directory says it stopped."""
         chunks = self._stage()
         shards = self.staging.shards(chunks, self.config.shard_samples)
-        splitter = Splitter(
-            self.config.split, self.schema, self.source.files, max((chunk.last_time for chunk in chunks), default=0)
-        )
-        self._count(chunks, shards, splitter)
+        self._count(chunks, shards)
         vocabularies, infos = self._vocabularies(len(shards))
         moments = self._moments(len(shards))
-        self._encode(chunks, shards, splitter, vocabularies, moments)
+        self._encode(chunks, shards, vocabularies, moments)
         self._finish(chunks, len(shards), infos, moments)
 
     def _finished(self) -> Dataset:
@@ -212,18 +210,19 @@ class _Run:
         write_json(finished, len(done))
         return done
 
-    def _partition(self, chunks: Sequence[StagedChunk], partitions: Sequence[int], splitter: Splitter) -> Partition:
+    def _partition(self, chunks: Sequence[StagedChunk], partitions: Sequence[int]) -> Partition:
         frame = self.staging.read(chunks, partitions)
-        return Partition(frame, self.schema, splitter.assign(frame))
+        last_time = max((chunk.last_time for chunk in chunks if chunk.rows), default=0)
+        return Partition(frame, self.schema, self.splitter.assign(frame, last_time))
 
-    def _count(self, chunks: Sequence[StagedChunk], shards: Sequence[Sequence[int]], splitter: Splitter) -> None:
+    def _count(self, chunks: Sequence[StagedChunk], shards: Sequence[Sequence[int]]) -> None:
         folder = self.work / "counts"
         make_directory(folder)
         self.progress.start("count", len(shards), "shards")
         for number, partitions in enumerate(shards):
             note = folder / f"{number:05d}.json"
             if not note.exists():
-                part = self._partition(chunks, partitions, splitter)
+                part = self._partition(chunks, partitions)
                 for name in self.schema.vocabularies():
                     write_atomic(folder / f"{number:05d}-{name}.parquet", part.count(name).write_parquet)
                 moments = {feature.name: asdict(part.moments(feature.name)) for feature in self.schema.dense}
@@ -262,7 +261,6 @@ class _Run:
         self,
         chunks: Sequence[StagedChunk],
         shards: Sequence[Sequence[int]],
-        splitter: Splitter,
         vocabularies: Mapping[str, Vocabulary],
         moments: Mapping[str, Moments],
     ) -> None:
@@ -272,7 +270,7 @@ class _Run:
         for number, partitions in enumerate(shards):
             note = folder / f"{number:05d}.json"
             if not note.exists():
-                part = self._partition(chunks, partitions, splitter)
+                part = self._partition(chunks, partitions)
                 written = {}
                 for split, name in enumerate(SPLITS):
                     table = part.encode(split, vocabularies, moments)
@@ -308,6 +306,10 @@ class _Run:
                 f"the training split has {samples['train']} samples, {positives['train']} of them positive; "
                 "expected both classes: check data.split"
             )
+        for name in ("valid", "test"):
+            if self.config.split.asks_for(name) and not samples[name]:
+                asked = getattr(self.config.split, name)
+                raise DataError(f"no sample falls into the {name} split: check data.split.{name}, which is {asked!r}")
         bad = sum(chunk.bad_rows for chunk in chunks)
         examples = [text for chunk in chunks for text in chunk.bad_examples][:5]
         write_manifest(
