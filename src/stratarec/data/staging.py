@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import Chunk
-from stratarec.files import make_directory, read_json, write_atomic, write_json
+from stratarec.errors import DatasetError
+from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,13 @@ class StagedChunk:
     bytes_done: int
     bad_rows: int
     bad_examples: tuple[str, ...]
+
+
+def _staged(path: Path) -> StagedChunk:
+    with reading(path):
+        note = read_json(path)
+        groups = {int(key): int(group) for key, group in note["groups"].items()}
+        return StagedChunk(**{**note, "groups": groups, "bad_examples": tuple(note["bad_examples"])})
 
 
 class Staging:
@@ -50,17 +58,10 @@ class Staging:
 
     def done(self) -> list[StagedChunk]:
         """Finished chunks in order."""
-        notes = [read_json(path) for path in sorted(self._folder.glob("*.json"))]
-        return [
-            StagedChunk(
-                **{
-                    **note,
-                    "groups": {int(key): group for key, group in note["groups"].items()},
-                    "bad_examples": tuple(note["bad_examples"]),
-                }
-            )
-            for note in notes
-        ]
+        chunks = [_staged(path) for path in sorted(self._folder.glob("*.json"))]
+        if [chunk.index for chunk in chunks] != list(range(len(chunks))):
+            raise DatasetError(f"{self._folder} is damaged: some of its chunks are missing")
+        return chunks
 
     def add(self, chunk: Chunk) -> StagedChunk:
         """Write a chunk, partition by partition."""
@@ -99,9 +100,9 @@ class Staging:
         for chunk in chunks:
             groups = [chunk.groups[partition] for partition in partitions if partition in chunk.groups]
             if groups:
-                with pq.ParquetFile(self._file(chunk.index)) as file:
-                    table = file.read_row_groups(groups, use_threads=False)
-                frames.append(pl.from_arrow(table))
+                path = self._file(chunk.index)
+                with reading(path), pq.ParquetFile(path) as file:
+                    frames.append(pl.from_arrow(file.read_row_groups(groups, use_threads=False)))
         whole = pl.concat(frames, rechunk=True)  # type: ignore[type-var]
         assert isinstance(whole, pl.DataFrame)
         return whole

@@ -28,7 +28,7 @@ from stratarec.data.sources.files import expand, fingerprint
 from stratarec.data.sources.parquet import Converter, open_parquet, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.errors import ConfigError
-from stratarec.files import make_directory, read_json, write_atomic, write_json
+from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
 from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
 
@@ -211,5 +211,7 @@ _NO_CLICKS = pl.DataFrame()
 
 def _read_bucket(workspace: Path, bucket: int, time: str) -> pl.DataFrame:
     """The clicks of one window in order of time, and of the log where times are equal."""
-    parts = sorted((workspace / f"bucket={bucket}").glob("[0-9]*.parquet"))
-    return pl.concat([pl.read_parquet(path, hive_partitioning=False) for path in parts]).sort(time, maintain_order=True)
+    folder = workspace / f"bucket={bucket}"
+    with reading(folder):
+        parts = [pl.read_parquet(path, hive_partitioning=False) for path in sorted(folder.glob("[0-9]*.parquet"))]
+        return pl.concat(parts).sort(time, maintain_order=True)
