@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import inspect
 import platform
 from collections.abc import Callable
 from importlib import metadata
@@ -14,7 +15,7 @@ import torch
 
 from stratarec.errors import ConfigError
 
-BENCHMARKS = {"embedding": "benchmarks.embedding", "train": "benchmarks.train"}
+BENCHMARKS = {"embedding": "benchmarks.embedding", "train": "benchmarks.train", "clicks": "benchmarks.clicks"}
 
 
 class PeerMissing(Exception):
@@ -29,12 +30,17 @@ def import_peer(name: str) -> Any:
         raise PeerMissing(f"{name} does not import ({error}); `make bench NAME=...` installs the peers") from error
 
 
-def run(name: str, *, quick: bool) -> dict[str, Any]:
-    """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed."""
+def run(name: str, *, quick: bool, data: Path | None = None) -> dict[str, Any]:
+    """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
+
+    One that reads real data also takes `data`.
+    """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
-    body: Callable[[bool], dict[str, Any]] = importlib.import_module(BENCHMARKS[name]).run
-    found = body(quick)
+    body: Callable[..., dict[str, Any]] = importlib.import_module(BENCHMARKS[name]).run
+    if data is not None and "data" not in inspect.signature(body).parameters:
+        raise ConfigError(f"benchmark {name!r} makes its own data; leave --data out")
+    found = body(quick) if data is None else body(quick, data=data)
     return {
         "benchmark": name,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

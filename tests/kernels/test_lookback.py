@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,7 @@ def piecewise(log: list[Click], shown: np.ndarray, cuts: list[int]) -> np.ndarra
     lookback = Lookback(window=WINDOW, memory=MEMORY, unit=2, contexts=2)
     hashes = mix_array(shown.astype(np.uint64))  # of 0 it is 0
     edges = [0, *cuts, len(log)]
-    parts = [
-        lookback.features(as_clicks(log[first:last]), hashes[first:last])
-        for first, last in zip(edges, edges[1:], strict=False)
-    ]
+    parts = [lookback.features(as_clicks(log[first:last]), hashes[first:last]) for first, last in pairwise(edges)]
     return np.concatenate(parts)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -145,7 +146,7 @@ class ClicksSource:
             near = before if len(before) and buckets[place - 1] == bucket - 1 else clicks.clear()
             both = pl.concat([near, clicks])
             edges = len(near) + _pieces(clicks[self._config.time].to_numpy())
-            for first, last in zip(edges, edges[1:], strict=False):
+            for first, last in pairwise(edges):
                 # Chunks before `start` are gone through for what is remembered of them.
                 frame = self._samples(both[:last], int(first), lookback, born, number, wanted=index >= start)
                 if frame is not None:
