@@ -9,9 +9,10 @@ The recipe is ``recipes/globo.yaml``. ``--data`` names a data set that was prepa
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator
-from itertools import islice, product
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from benchmarks.train import copy_dense
 from stratarec.data.dataset import MANIFEST, Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import prepare
-from stratarec.embedding import ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import Batch
 from stratarec.models import DLRMConfig
@@ -37,7 +37,7 @@ from stratarec.training.trainer import Trainer
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "globo.yaml"
 # Settings of the logistic regression that validation chooses among: Adam's rate and L2.
-RATES, DECAYS = (0.01, 0.002), (0.0, 1e-5)
+LOGISTIC = ((0.01, 0.0), (0.002, 0.0), (0.002, 1e-5))
 QUICK_STEPS, QUICK_BATCHES = 300, 20
 GATE = 1e-4
 Scores = tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]
@@ -99,7 +99,7 @@ class TorchRecSide:
 class Logistic:
     """A weight for every value of every feature, histories as bags of equal total weight, and dense features."""
 
-    def __init__(self, dataset: Dataset, steps: int, rate: float, decay: float) -> None:
+    def __init__(self, dataset: Dataset, rate: float, decay: float) -> None:
         self.sizes = [dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse]
         self.base = torch.tensor([0, *np.cumsum(self.sizes)[:-1]])
         self.values = nn.EmbeddingBag(sum(self.sizes), 1, mode="sum", include_last_offset=True)
@@ -112,15 +112,11 @@ class Logistic:
         self.settings = {"rate": rate, "decay": decay}
         weights = [*self.values.parameters(), *self.dense.parameters()]
         self.optimizer = torch.optim.Adam(weights, lr=rate, weight_decay=decay, fused=True)
-        self.schedule = ScheduleConfig(kind="polynomial", total_steps=steps)
-        self.rate, self.steps = rate, 0
 
     def step(self, batch: Batch) -> None:
-        _set_rate(self.optimizer, self.rate * self.schedule.factor(self.steps))
         self.optimizer.zero_grad(set_to_none=True)
         functional.binary_cross_entropy_with_logits(self(batch), batch.label).backward()
         self.optimizer.step()
-        self.steps += 1
 
     def __call__(self, batch: Batch) -> Tensor:
         features = len(self.sizes)
@@ -156,14 +152,19 @@ def metrics_of(scores: Scores) -> dict[str, Metrics]:
     return {name: evaluate_logits(label, logit) for name, logit in logits.items()}
 
 
-def train_all(sides: dict[str, Any], batches: Iterator[Batch]) -> dict[str, float]:
-    """Train every side on every batch; returns seconds spent in each."""
-    seconds = dict.fromkeys(sides, 0.0)
-    for number, batch in enumerate(batches):
+def train_all(sides: dict[str, Any], trainer: Trainer, steps: int, minutes: float) -> dict[str, float]:
+    """Train every side on every batch, until the time is up; returns seconds spent in each."""
+    seconds, began = dict.fromkeys(sides, 0.0), time.monotonic()
+    for number, batch in enumerate(islice(trainer.loader.epoch(0), steps)):
         for name in list(sides) if number % 2 else list(reversed(sides)):
-            began = time.perf_counter()
+            start = time.perf_counter()
             sides[name].step(batch)
-            seconds[name] += time.perf_counter() - began
+            seconds[name] += time.perf_counter() - start
+        passed = (time.monotonic() - began) / 60
+        if number % 50 == 0:
+            print(f"step {number + 1} of {steps}, {passed:.1f} minutes", file=sys.stderr)
+        if minutes and passed > minutes:
+            break
     return seconds
 
 
@@ -177,15 +178,19 @@ def gate(trainer: Trainer, peer: TorchRecSide) -> float:
     return difference
 
 
-def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
-    """Train on all days but the last two, choose the logistic regression on the second last, test on the last."""
+def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, Any]:
+    """Train on all days but the last two, choose the logistic regression on the second last, test on the last.
+
+    Where `minutes` end the training before the pass over the data does, every side has seen the same part of it, which
+    is drawn from all days alike.
+    """
     recipe, dataset = open_data(data)
     trainer = Trainer(recipe, dataset)
     steps = min(QUICK_STEPS, trainer.total_steps) if quick else trainer.total_steps
     peer = TorchRecSide(trainer)
     difference = gate(trainer, peer)
-    linear = {f"logistic {n}": Logistic(dataset, steps, *pair) for n, pair in enumerate(product(RATES, DECAYS))}
-    seconds = train_all({"ours": trainer, "torchrec": peer, **linear}, islice(trainer.loader.epoch(0), steps))
+    linear = {f"logistic {n}": Logistic(dataset, *pair) for n, pair in enumerate(LOGISTIC)}
+    seconds = train_all({"ours": trainer, "torchrec": peer, **linear}, trainer, steps, minutes)
     limit = QUICK_BATCHES if quick else None
     valid = metrics_of(score(dataset, "valid", {"ours": trainer.model, "torchrec": peer, **linear}, limit))
     best = min(linear, key=lambda name: valid[name].log_loss)
@@ -214,9 +219,10 @@ def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
     return {
         "config": {
             "recipe": recipe.to_dict() | {"data": {**recipe.to_dict()["data"], "path": "", "source": _source(recipe)}},
-            "steps": steps,
+            "steps": trainer.position.step,
+            "steps_of_whole_pass": trainer.total_steps,
             "samples": {split: dataset.samples(split) for split in dataset.splits},
-            "logistic": {"rates": RATES, "decays": DECAYS, "chosen": linear[best].settings},
+            "logistic": {"tried": LOGISTIC, "chosen": linear[best].settings},
             "initial_logit_difference": difference,
         },
         "metrics": {

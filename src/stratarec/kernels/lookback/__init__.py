@@ -96,12 +96,12 @@ class Lookback:
 
     def _make_room(self, clicks: int, now: int) -> None:
         """Fit the tables to what is alive and what `clicks` more can add, at most half full."""
-        size = _size(np.count_nonzero(self._counts) + clicks * (cpu.LONG_KEYS + 1 + self._contexts))
+        size = _size(int(np.count_nonzero(self._counts)) + clicks * (cpu.LONG_KEYS + 1 + self._contexts))
         keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int32)
         cpu.move_counts(self._keys, self._counts, keys, counts)
         self._keys, self._counts = keys, counts
         oldest = now - self._memory
-        last = _last_table(_size(np.count_nonzero(self._last[2] >= oldest) + clicks))
+        last = _last_table(_size(int(np.count_nonzero(self._last[2] >= oldest)) + clicks))
         cpu.move_last(*self._last, oldest, *last)
         self._last = last
 
