@@ -14,7 +14,11 @@ import torch
 
 from stratarec.errors import ConfigError
 
-BENCHMARKS = {"embedding": "benchmarks.embedding", "train": "benchmarks.train"}
+BENCHMARKS = {
+    "blockstore": "benchmarks.blockstore",
+    "embedding": "benchmarks.embedding",
+    "train": "benchmarks.train",
+}
 
 
 class PeerMissing(Exception):
@@ -64,7 +68,7 @@ def versions() -> dict[str, str]:
     """Versions of everything that matters."""
     found = {"python": platform.python_version()}
     installed = {str(entry.metadata["Name"]).lower() for entry in metadata.distributions()}
-    wanted = ("stratarec", "torch", "numba", "numpy", "polars", "pyarrow", "torchrec", "fbgemm-gpu-cpu")
+    wanted = ("stratarec", "torch", "numba", "numpy", "polars", "pyarrow", "torchrec", "fbgemm-gpu-cpu", "rocksdict")
     return found | {
         name: metadata.version(name) for name in wanted if name in installed or name.replace("-", "_") in installed
     }

@@ -169,6 +169,18 @@ def find(rows, locations, first_state, first_data, second_state, second_data, sh
 
 
 @njit(nogil=True, cache=True)
+def read_checked(descriptor, sequence, first, blocks, words, shape):
+    """Read `blocks` blocks from `first` on into `words` (aligned) and check them; -1, or which of them failed."""
+    block_bytes = shape.block_words * 8
+    got = _pread(np.int32(descriptor), words.ctypes.data, U(blocks * block_bytes), first * block_bytes)
+    whole = max(got, 0) // block_bytes
+    bad = first_damaged(words, shape, whole, sequence, first)
+    if bad < 0 and whole < blocks:
+        return whole
+    return bad
+
+
+@njit(nogil=True, cache=True)
 def read_cells(
     descriptors, sequences, cells, entries, rows, first, last, scratch, scratch_tags, scratch_data, shape, out
 ):
@@ -180,7 +192,6 @@ def read_cells(
     """
     per_block, segment = shape.per_block, shape.segment_blocks
     most = len(scratch) // shape.block_words
-    block_bytes = shape.block_words * 8
     i, end = first, last
     while i < last and i > 0 and cells[i] // per_block == cells[i - 1] // per_block:
         i += 1
@@ -198,10 +209,7 @@ def read_cells(
             stop = max(stop, block + 1)
             j += 1
         inside = begin - slot * segment
-        size = (stop - begin) * block_bytes
-        if _pread(descriptors[slot], scratch.ctypes.data, U(size), inside * block_bytes) != size:
-            return begin
-        bad = first_damaged(scratch, shape, stop - begin, sequences[slot], inside)
+        bad = read_checked(descriptors[slot], sequences[slot], inside, stop - begin, scratch, shape)
         if bad >= 0:
             return begin + bad
         while i < j:
@@ -221,29 +229,13 @@ def read_cells(
 def verify_segment(descriptor, sequence, first, last, scratch, shape):
     """Read blocks [first, last) of a segment and check them; -1, or the block that failed."""
     most = len(scratch) // shape.block_words
-    block_bytes = shape.block_words * 8
     while first < last:
         count = min(most, last - first)
-        got = _pread(descriptor, scratch.ctypes.data, U(count * block_bytes), first * block_bytes)
-        bad = first_damaged(scratch, shape, max(got, 0) // block_bytes, sequence, first)
+        bad = read_checked(descriptor, sequence, first, count, scratch, shape)
         if bad >= 0:
             return first + bad
-        if got != count * block_bytes:
-            return first + max(got, 0) // block_bytes
         first += count
     return -1
-
-
-@njit(nogil=True, cache=True)
-def load_blocks(descriptor, sequence, first, words, shape):
-    """Read the blocks from `first` on that fill `words` (aligned) and check them; -1, or the block that failed."""
-    block_bytes = shape.block_words * 8
-    blocks = len(words) // shape.block_words
-    got = _pread(np.int32(descriptor), words.ctypes.data, U(blocks * block_bytes), first * block_bytes)
-    if got != blocks * block_bytes:
-        return first + max(got, 0) // block_bytes
-    bad = first_damaged(words, shape, blocks, sequence, first)
-    return first + bad if bad >= 0 else -1
 
 
 @njit(nogil=True, cache=True)

@@ -244,9 +244,9 @@ class LogRecords:
         shape, per_block = self.layout.shape, self.layout.per_block
         words = self._stride[: blocks * shape.block_words]
         descriptor = int(self.segments.descriptors[entry.slot])
-        bad = cpu.load_blocks(descriptor, np.uint64(entry.sequence), first, words, shape)
+        bad = cpu.read_checked(descriptor, np.uint64(entry.sequence), first, blocks, words, shape)
         if bad >= 0:
-            raise self.segments.damage(entry.slot, bad)
+            raise self.segments.damage(entry.slot, first + bad)
         first_cell = (entry.slot * self.layout.segment_blocks + first) * per_block
         done = 0
         while True:
