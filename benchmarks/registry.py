@@ -15,7 +15,12 @@ import torch
 
 from stratarec.errors import ConfigError
 
-BENCHMARKS = {"embedding": "benchmarks.embedding", "train": "benchmarks.train", "clicks": "benchmarks.clicks"}
+BENCHMARKS = {
+    "blockstore": "benchmarks.blockstore",
+    "clicks": "benchmarks.clicks",
+    "embedding": "benchmarks.embedding",
+    "train": "benchmarks.train",
+}
 
 
 class PeerMissing(Exception):
@@ -71,7 +76,7 @@ def versions() -> dict[str, str]:
     """Versions of everything that matters."""
     found = {"python": platform.python_version()}
     installed = {str(entry.metadata["Name"]).lower() for entry in metadata.distributions()}
-    wanted = ("stratarec", "torch", "numba", "numpy", "polars", "pyarrow", "torchrec", "fbgemm-gpu-cpu")
+    wanted = ("stratarec", "torch", "numba", "numpy", "polars", "pyarrow", "torchrec", "fbgemm-gpu-cpu", "rocksdict")
     return found | {
         name: metadata.version(name) for name in wanted if name in installed or name.replace("-", "_") in installed
     }
