@@ -19,6 +19,7 @@ from stratarec.planning.bytes import (
     cached_bytes,
     in_memory,
     level0_bytes,
+    log_bytes,
     parameter_bytes,
     record_bytes,
     weight_bytes,
@@ -122,12 +123,21 @@ def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
     found = parts(
         shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", level1_rows=10, traffic=traffic
     )
-    record = 16 + 4 + 4
+    record, blocks = 16 + 4 + 4, 7  # 146 cells of 28 bytes and a checksum of 8 in 4096 bytes
     assert found["dram locations"] == 4000
-    assert found["dram second level"] == 10 * (record + 8)
+    assert found["dram bitmaps"] == 125
+    assert found["dram second level"] == 10 * (record + 21)
+    assert found["dram second level map"] == 10 * 16
     assert found["dram staging"] == 2 * (4 * 100 + 16 * 50) + 2 * record * 50
-    assert found["block dead space"] == record * 1000
-    assert "dram bitmaps" not in found
+    assert found["block block padding"] == blocks * 4096 - 1000 * record
+    assert found["block dead space"] == int(blocks * 4096 * (0.5 + 4 / 64))
+
+
+@pytest.mark.parametrize(
+    ("record", "rows", "expected"), [(4084, 3, 3 * 4096), (4085, 3, 2 * 8192), (100, 39, 4096), (100, 40, 8192)]
+)
+def test_no_record_straddles_blocks(record: int, rows: int, expected: int) -> None:
+    assert log_bytes(record, rows) == expected
 
 
 def test_sums_go_part_by_part_and_leave_zeros_out() -> None:

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stratarec.errors import ConfigError
-from stratarec.planning.hits import expected_misses
+from stratarec.planning.hits import CacheDemand, expected_misses, expected_second_misses
 from stratarec.planning.popularity import Popularity
+
+
+def misses(
+    popularity: Popularity, *, lookups: float, slots: float, policy: str = "lru", lookahead: int = 1, second: float = 0
+) -> float:
+    demand = CacheDemand(lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)  # type: ignore[arg-type]
+    return expected_second_misses(popularity, demand, second) if second else expected_misses(popularity, demand)
 
 
 def exact_distinct(counts: NDArray[np.int64], lookups: float) -> float:
@@ -60,7 +67,7 @@ def test_ids_in_no_order_are_binned_by_count() -> None:
     assert (np.diff(popularity.share) <= 0).all()
     assert popularity.distinct(1e5) == pytest.approx(exact_distinct(counts, 1e5), rel=5e-3)
     with pytest.raises(ConfigError, match=r"memory\.cache\.policy is rank, but the ids are not ranked"):
-        expected_misses(popularity, lookups=1e4, slots=5e4, policy="rank", lookahead=1)
+        misses(popularity, lookups=1e4, slots=5e4, policy="rank", lookahead=1)
 
 
 def test_chunks_and_the_fall_back_to_a_histogram_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,13 +145,13 @@ def simulate_rank(trace: list[NDArray[np.int64]], slots: int, lookahead: int) ->
 def test_ches_approximation_meets_a_simulated_lru_within_three_percent(exponent: float, slots: int) -> None:
     trace = batches(exponent)
     popularity = Popularity.zipf(ROWS, exponent)
-    predicted = expected_misses(popularity, lookups=LOOKUPS, slots=slots, policy="lru", lookahead=1)
+    predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy="lru")
     assert predicted == pytest.approx(simulate_lru(trace, 1, slots), rel=0.03)
 
 
 def test_sets_of_32_ways_miss_a_few_percent_more_than_predicted() -> None:
     popularity = Popularity.zipf(ROWS, 1.1)
-    predicted = expected_misses(popularity, lookups=LOOKUPS, slots=93 * 32, policy="lru", lookahead=1)
+    predicted = misses(popularity, lookups=LOOKUPS, slots=93 * 32, policy="lru")
     found = simulate_lru(batches(1.1), 93, 32)
     assert 0.98 < found / predicted < 1.05
 
@@ -153,17 +160,51 @@ def test_sets_of_32_ways_miss_a_few_percent_more_than_predicted() -> None:
 @pytest.mark.parametrize("slots", [2_000, 6_000])
 def test_rank_meets_its_simulation_within_three_percent(slots: int, lookahead: int) -> None:
     popularity = Popularity.zipf(ROWS, 1.0)
-    predicted = expected_misses(popularity, lookups=LOOKUPS, slots=slots, policy="rank", lookahead=lookahead)
+    predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy="rank", lookahead=lookahead)
     assert predicted == pytest.approx(simulate_rank(batches(1.0), slots, lookahead), rel=0.03)
 
 
 def test_lfu_is_rank_for_ids_in_any_order() -> None:
     ranked = Popularity.zipf(ROWS, 1.0)
     shuffled = Popularity(rows=ranked.rows[::-1], share=ranked.share[::-1], by_id=False)
-    one = expected_misses(ranked, lookups=LOOKUPS, slots=3000, policy="rank", lookahead=1)
-    other = expected_misses(shuffled, lookups=LOOKUPS, slots=3000, policy="lfu", lookahead=1)
+    one = misses(ranked, lookups=LOOKUPS, slots=3000, policy="rank", lookahead=1)
+    other = misses(shuffled, lookups=LOOKUPS, slots=3000, policy="lfu", lookahead=1)
     assert one == pytest.approx(other)
-    assert one < expected_misses(ranked, lookups=LOOKUPS, slots=3000, policy="lru", lookahead=1)
+    assert one < misses(ranked, lookups=LOOKUPS, slots=3000, policy="lru")
+
+
+def simulate_second_level(
+    trace: list[NDArray[np.int64]], policy: str, slots: int, second: int, lookahead: int
+) -> float:
+    """Misses of both levels a batch; the second level keeps the last evicted rows, those that have gone up included."""
+    stamps: OrderedDict[int, int] = OrderedDict()
+    below: OrderedDict[int, None] = OrderedDict()
+    misses = 0
+    for number, batch in enumerate(trace):
+        rows = batch.tolist()
+        misses += number >= WARM and sum(row not in stamps and row not in below for row in rows)
+        for row in rows:
+            stamps[row] = number
+            stamps.move_to_end(row)
+        victims = [row for row, stamp in stamps.items() if stamp < number - lookahead]
+        if policy == "rank":
+            victims.sort(reverse=True)
+        for row in victims[: max(len(stamps) - slots, 0)]:
+            del stamps[row]
+            below[row] = None
+            below.move_to_end(row)
+        while len(below) > second:
+            below.popitem(last=False)
+    return misses / (BATCHES - WARM)
+
+
+@pytest.mark.parametrize("policy", ["lru", "rank"])
+@pytest.mark.parametrize(("slots", "second"), [(2_000, 2_000), (2_000, 8_000), (4_000, 3_000)])
+def test_a_second_level_meets_its_simulation_within_six_percent(policy: str, slots: int, second: int) -> None:
+    popularity = Popularity.zipf(ROWS, 0.9)
+    predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy=policy, second=second)
+    assert predicted == pytest.approx(simulate_second_level(batches(0.9), policy, slots, second, 1), rel=0.06)
+    assert predicted < misses(popularity, lookups=LOOKUPS, slots=slots, policy=policy)
 
 
 @settings(deadline=None, max_examples=60)
@@ -178,10 +219,10 @@ def test_misses_fall_with_slots_from_no_more_than_all_to_none(
 ) -> None:
     popularity = Popularity.from_counts(np.array(counts, dtype=np.int64))
     least = min(popularity.distinct(lookups * (lookahead + 1)), popularity.used_rows)
-    misses = [
-        expected_misses(popularity, lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)  # type: ignore[arg-type]
+    found = [
+        misses(popularity, lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)
         for slots in np.linspace(least, popularity.used_rows, 9)
     ]
-    assert misses[0] <= popularity.distinct(lookups) + 1e-6
-    assert misses[-1] == 0
-    assert all(later <= sooner + 1e-6 for sooner, later in pairwise(misses))
+    assert found[0] <= popularity.distinct(lookups) + 1e-6
+    assert found[-1] == 0
+    assert all(later <= sooner + 1e-6 for sooner, later in pairwise(found))
