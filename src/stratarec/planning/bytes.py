@@ -10,13 +10,17 @@ A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``
     record weights      of the home    row          encoded weights
     record parameters   of the home    row          scale and offset of int8 and int4
     record state        of the home    row          optimizer state at rest
-    bitmaps             dram           row          written and changed, a bit each (homes ``dram`` and ``mapped``)
-    locations           dram           row          4 bytes (home ``log``)
-    second level        dram           slot of it   a record, a tag and a stamp
+    bitmaps             dram           row          written and changed, a bit each; a log has changed alone
+    locations           dram           row          4 bytes, 8 beyond 2.8e9 rows (home ``log``)
+    second level        dram           slot of it   a record, its row, its place in the order of writes
+    second level map    dram           slot of it   open addressing, at most 16 bytes
     staging             dram           batch        slots of the lookups in flight; records on the way from and to a log
-    dead space          block          row          records that a log has superseded and not yet reclaimed, at most
+    log buffers         dram           log          of the writer, compaction and the readers, at most
+    block padding       block          row          row numbers, checksums, what no whole record fits
+    dead space          block          row, log     records that a log has superseded and not yet reclaimed, at most
 
-A table that lies whole in level 0 has slot weights and slot state alone.
+A table that lies whole in level 0 has slot weights and slot state alone. Tables of one width, home and codec share a
+store, and so what is said to be each log's.
 """
 
 from __future__ import annotations
@@ -34,12 +38,19 @@ Parts: TypeAlias = Mapping[Memory, Mapping[str, int]]
 
 MEMORIES: tuple[Memory, ...] = ("dram", "mapped", "block")
 HOME_MEMORY: Mapping[Home, Memory] = {"level0": "dram", "dram": "dram", "mapped": "mapped", "log": "block"}
-TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOCATION_BYTES = LOOKUP_SLOT_BYTES = 4
+TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
 DISTINCT_ROW_BYTES = 16  # the row and its slot, int64 each
-BITMAPS = 2
 OVERFLOW_SHARE = 16  # one slot of 16 is overflow
-DEAD_SHARE = 1.0  # superseded bytes that a log keeps for each live one, at most
-RESERVES = frozenset({"dead space", "staging"})
+SECOND_LEVEL_BYTES = 8 + 3 * 4 + 1  # row; two links and a free-list entry; whether the home has it
+SECOND_LEVEL_MAP_BYTES = 16
+BLOCK_BYTES = 4096
+CHECKSUM_BYTES = 8
+ROW_NUMBER_BYTES = 4
+# A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
+DEAD_SHARE = 0.5 + 4 / 64
+LOG_DEAD_BYTES = 4 * (4 << 20)
+LOG_BUFFER_BYTES = 2 * (4 << 20) + (1 << 20) + 32 * (64 << 10)
+RESERVES = frozenset({"dead space", "staging", "log buffers", "second level map"})
 """Parts that are upper bounds: using less is no defect of a plan."""
 
 
@@ -163,9 +174,10 @@ def cached_bytes(
         "tags": TAG_BYTES * slots,
         "stamps": STAMP_BYTES * slots,
         "counters": COUNTER_BYTES * slots if counters else 0,
-        "bitmaps": 0 if home == "log" else BITMAPS * -(-rows // 8),
-        "locations": LOCATION_BYTES * rows if home == "log" else 0,
-        "second level": (record + TAG_BYTES + STAMP_BYTES) * level1_rows,
+        "bitmaps": (1 if home == "log" else 2) * -(-rows // 8),
+        "locations": location_bytes(rows) if home == "log" else 0,
+        "second level": (record + SECOND_LEVEL_BYTES) * level1_rows,
+        "second level map": SECOND_LEVEL_MAP_BYTES * level1_rows,
         "staging": staging_bytes(record, home, traffic),
     }
     at_home = {
@@ -174,7 +186,9 @@ def cached_bytes(
         "record state": state_bytes(codec, shape) * rows,
     }
     if home == "log":
-        at_home["dead space"] = int(DEAD_SHARE * record * rows)
+        blocks = log_bytes(record, rows)
+        at_home["block padding"] = blocks - record * rows
+        at_home["dead space"] = int(DEAD_SHARE * blocks)
     memory = HOME_MEMORY[home]
     return add_parts([{"dram": dram}, {memory: at_home}])
 
@@ -184,6 +198,27 @@ def staging_bytes(record: int, home: Home, traffic: Traffic) -> int:
     each = LOOKUP_SLOT_BYTES * traffic.lookups + DISTINCT_ROW_BYTES * traffic.distinct
     records = 2 * record * traffic.distinct if home == "log" else 0
     return int(each * traffic.batches + records)
+
+
+def block_bytes(record: int) -> int:
+    """A block of a log: 4096 bytes, or the least multiple of that which holds a record."""
+    return -(-(CHECKSUM_BYTES + ROW_NUMBER_BYTES + record) // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def log_bytes(record: int, rows: int) -> int:
+    """The blocks of `rows` records; none straddles two."""
+    block = block_bytes(record)
+    per_block = (block - CHECKSUM_BYTES) // (ROW_NUMBER_BYTES + record)
+    return -(-rows // per_block) * block
+
+
+def location_bytes(rows: int) -> int:
+    """Where each row of a log lies."""
+    return rows * (4 if rows < 2.8e9 else 8)
+
+
+SHARED_BYTES: Parts = {"dram": {"log buffers": LOG_BUFFER_BYTES}, "block": {"dead space": LOG_DEAD_BYTES}}
+"""Of each log, whatever tables are in it."""
 
 
 def add_parts(many: Iterable[Parts]) -> Parts:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from stratarec.embedding.codecs.config import CodecConfig
-from stratarec.planning.bytes import MEMORIES, Home, Parts, RowShape, Slots, Traffic, cached_bytes, in_memory
+from stratarec.planning.bytes import MEMORIES, Home, RowShape, Slots, Traffic, cached_bytes, in_memory
 from stratarec.planning.bytes import level0_bytes as whole_bytes
 from stratarec.planning.config import CodecKind, MemoryConfig
 from stratarec.planning.cost import PENALTY, Demand, cached_seconds, level0_seconds
-from stratarec.planning.hits import expected_misses
-from stratarec.planning.plan import TablePlacement
+from stratarec.planning.hits import CacheDemand, expected_misses, expected_second_misses
+from stratarec.planning.plan import Log, TablePlacement
 from stratarec.planning.popularity import Popularity
 from stratarec.planning.tiers import Tiers
 
@@ -31,6 +31,8 @@ DEFAULT_FRACTION = 0.05
 """Of a cache for which there is neither a budget nor a fraction; as in arXiv 2010.11305."""
 
 _GRID = 24
+_SECOND_STRIDE = 3
+_SECOND_GRID = 6
 _LARGEST_FRACTION = 0.75
 
 
@@ -75,28 +77,24 @@ class Candidate:
         return tuple(in_memory(self.placement.bytes, memory) for memory in MEMORIES)
 
 
-def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers, *, second_level: bool = False) -> list[Candidate]:
+def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Candidate]:
     """All ways to place `table` that `memory` allows, best first among equals; never empty.
 
     A cache holds at least the pinned rows, whatever `memory.cache.fraction` says; a table for which such a cache would
     be as large as the table is whole in level 0.
-
-    Parameters
-    ----------
-    second_level : bool
-        Also try a second, encoded cache in DRAM over a log.
     """
     precision = memory.table_precision(table.name)
     kinds = AUTO_KINDS if precision == "auto" else (precision,)
     sizes = cache_sizes(table, memory)
     found = [_whole(table, memory, tiers)] if "fp32" in kinds or not sizes else []
     for slots in sizes:
-        misses = _misses(table, memory, slots.in_sets)
+        misses = _misses(table, memory, slots)
         for home in _homes(memory):
-            for kind in kinds:
-                codec = memory.codec(kind)
-                for level1 in (0, *(_second_levels(table, slots) if second_level and home == "log" else ())):
-                    found.append(_cached(table, memory, tiers, home, codec, slots, level1, misses))  # noqa: PERF401
+            found += [_cached(table, memory, tiers, home, memory.codec(kind), slots, misses) for kind in kinds]
+    if memory.block is not None and memory.cache.second_level:
+        for slots, level1 in _second_levels(table, sizes):
+            misses = _misses(table, memory, slots, level1)
+            found += [_cached(table, memory, tiers, "log", memory.codec(kind), slots, misses) for kind in kinds]
     return _undominated(found)
 
 
@@ -128,15 +126,32 @@ def _homes(memory: MemoryConfig) -> Iterator[Home]:
         yield "log"
 
 
-def _misses(table: TableSpec, memory: MemoryConfig, rows: float) -> float:
-    return expected_misses(
-        table.popularity, lookups=table.lookups, slots=rows, policy=memory.cache.policy, lookahead=memory.lookahead
+@dataclass(frozen=True, kw_only=True)
+class _Misses:
+    """Distinct rows of a batch that a cache lacks, and that a second level of `level1` rows lacks as well."""
+
+    level0: float
+    device: float
+    level1: int = 0
+
+
+def _misses(table: TableSpec, memory: MemoryConfig, slots: Slots, level1: int = 0) -> _Misses:
+    demand = CacheDemand(
+        lookups=table.lookups, slots=slots.in_sets, policy=memory.cache.policy, lookahead=memory.lookahead
     )
+    first = expected_misses(table.popularity, demand)
+    if not level1:
+        return _Misses(level0=first, device=first)
+    both = expected_second_misses(table.popularity, demand, level1)
+    return _Misses(level0=first, device=min(first, both), level1=level1)
 
 
-def _second_levels(table: TableSpec, slots: Slots) -> list[int]:
-    sizes = np.geomspace(slots.total, max(slots.total, _LARGEST_FRACTION * table.rows), _GRID // 3)
-    return sorted({round(size) for size in sizes if slots.total + size < table.rows})
+def _second_levels(table: TableSpec, sizes: list[Slots]) -> Iterator[tuple[Slots, int]]:
+    """Pairs of a cache and a second level that are together smaller than the table, on a coarser grid."""
+    for slots in sizes[::_SECOND_STRIDE]:
+        for size in np.geomspace(slots.total, max(slots.total, _LARGEST_FRACTION * table.rows), _SECOND_GRID):
+            if slots.total + size < table.rows:
+                yield slots, round(size)
 
 
 def _whole(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> Candidate:
@@ -151,49 +166,41 @@ def _whole(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> Candidate:
 
 
 def _cached(
-    table: TableSpec, memory: MemoryConfig, tiers: Tiers, home: Home, codec: CodecConfig, slots: Slots, level1: int,
-    misses: float,
-) -> Candidate:  # fmt: skip
-    # Two levels that hold different rows and hand them to each other act as one cache of their joint size.
-    device_misses = _misses(table, memory, slots.in_sets + level1) if level1 else misses
+    table: TableSpec, memory: MemoryConfig, tiers: Tiers, home: Home, codec: CodecConfig, slots: Slots, misses: _Misses
+) -> Candidate:
     seconds = cached_seconds(
         table.shape, table.demand, tiers,
-        home=home, codec=codec, ways=slots.ways, misses=misses, device_misses=device_misses,
+        home=home, codec=codec, ways=slots.ways, misses=misses.level0, device_misses=misses.device,
     )  # fmt: skip
-    placement = TablePlacement(
-        table=table.name, rows=table.rows, width=table.shape.width, tier=home, codec=codec,
-        cache_rows=slots.total, ways=slots.ways, level1_rows=level1,
-        bytes=_bytes(table, memory, home, codec, slots, level1),
-        lookups=table.lookups, distinct=table.demand.distinct, pinned=table.pinned(memory.lookahead), misses=misses,
-        seconds=seconds,
-    )  # fmt: skip
-    return Candidate(placement=placement, cost=seconds.total + PENALTY[codec.kind] * seconds.compute)
-
-
-def _bytes(table: TableSpec, memory: MemoryConfig, home: Home, codec: CodecConfig, slots: Slots, level1: int) -> Parts:
     traffic = Traffic(
         lookups=table.lookups,
         distinct=min(table.rows, PIN_MARGIN * table.demand.distinct),
         batches=memory.lookahead + 1,
     )
-    return cached_bytes(
-        table.shape,
-        table.rows,
-        home=home,
-        codec=codec,
-        slots=slots.total,
-        level1_rows=level1,
-        counters=memory.cache.policy == "lfu",
-        traffic=traffic,
-    )
+    parts = cached_bytes(
+        table.shape, table.rows, home=home, codec=codec, slots=slots.total, level1_rows=misses.level1,
+        counters=memory.cache.policy == "lfu", traffic=traffic,
+    )  # fmt: skip
+    placement = TablePlacement(
+        table=table.name, rows=table.rows, width=table.shape.width, tier=home, codec=codec,
+        cache_rows=slots.total, ways=slots.ways, level1_rows=misses.level1, bytes=parts,
+        lookups=table.lookups, distinct=table.demand.distinct, pinned=table.pinned(memory.lookahead),
+        misses=misses.level0, seconds=seconds,
+    )  # fmt: skip
+    return Candidate(placement=placement, cost=seconds.total + PENALTY[codec.kind] * seconds.compute)
 
 
 def _undominated(found: list[Candidate]) -> list[Candidate]:
-    """Without those that another one beats or equals in cost and in every memory; no optimum is lost."""
+    """Without those that another one beats or equals in cost and in every memory; no optimum is lost.
+
+    Only a candidate in a log that is there already, or in none, beats another: a log has bytes of its own.
+    """
     points = np.array([(each.cost, *each.sizes) for each in found])
     order = np.lexsort(points.T[::-1])
-    kept: list[int] = []
+    kept: dict[Log | None, list[int]] = {None: []}
     for index in order:
-        if not kept or not (points[kept] <= points[index]).all(axis=1).any():
-            kept.append(int(index))
-    return [found[index] for index in kept]
+        log = found[index].placement.log
+        rivals = kept[None] + (kept.setdefault(log, []) if log else [])
+        if not rivals or not (points[rivals] <= points[index]).all(axis=1).any():
+            kept[log].append(int(index))
+    return sorted((found[index] for each in kept.values() for index in each), key=lambda each: each.cost)

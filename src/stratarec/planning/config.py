@@ -78,6 +78,8 @@ class CacheConfig:
     within the budget, and 0.05 where there is no budget."""
     ways: int = 32
     """Slots of a set."""
+    second_level: bool = True
+    """Whether a log may have a cache of encoded rows in DRAM before it, where that is predicted to pay."""
 
     def __post_init__(self) -> None:
         if self.policy not in get_args(Policy):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stratarec.embedding.codecs.config import CodecConfig
-from stratarec.planning.bytes import STAMP_BYTES, TAG_BYTES, Home, RowShape, record_bytes
+from stratarec.planning.bytes import STAMP_BYTES, TAG_BYTES, Home, RowShape, block_bytes, record_bytes
 from stratarec.planning.config import CodecKind
 from stratarec.planning.plan import Seconds
 from stratarec.planning.tiers import Tiers
@@ -20,11 +20,11 @@ _DECODE = {"fp16": 8e9, "bf16": 8e9, "int8": 4e9, "int4": 4e9}
 # Bytes that a log writes for each byte of a row, rewriting of segments included.
 _LOG_WRITES = 2.0
 
-PENALTY: dict[CodecKind, float] = {"fp32": 0.0, "fp16": 0.2, "bf16": 0.25, "int8": 0.5, "int4": 4.0}
+PENALTY: dict[CodecKind, float] = {"fp32": 0.0, "fp16": 0.2, "bf16": 0.25, "int8": 0.5, "int4": 50.0}
 """What ``precision: auto`` gives for more precision, as a share of the table's compute seconds.
 
 With 0.5 for int8, a table goes to a slower tier in float32 rather than into DRAM in int8 when that costs it less than
-half its compute time; with 4 for int4 that codec is left for what nothing else can hold. The figures are a
+half its compute time; with 50 for int4 that codec is left for what nothing else can hold. The figures are a
 judgement, not a measurement: int8 under a cache trains to the accuracy of float32 (arXiv 2010.11305), int4 does not
 always."""
 
@@ -80,7 +80,7 @@ def cached_seconds(
 
 def _device_seconds(record: int, tiers: Tiers, home: Home, misses: float) -> float:
     if home == "log" and tiers.block is not None:
-        blocks = -(-record // tiers.block.read_bytes)
+        blocks = block_bytes(record) / tiers.block.read_bytes
         written = _LOG_WRITES * record / tiers.block.write_bytes_per_second
         return misses * (blocks / tiers.block.reads_per_second + written)
     if home == "mapped" and tiers.mapped is not None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stratarec.errors import ConfigError
-from stratarec.planning.bytes import MEMORIES, Memory, in_memory
+from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, in_memory
 from stratarec.planning.candidates import Candidate, TableSpec, candidates
 from stratarec.planning.config import MemoryConfig
-from stratarec.planning.plan import Plan
-from stratarec.planning.solve import solve
+from stratarec.planning.plan import Log, Plan
+from stratarec.planning.solve import Groups, solve
 from stratarec.planning.tiers import Tiers
 from stratarec.sizes import readable
 
@@ -22,9 +22,7 @@ _FIELDS: Mapping[Memory, str] = {
 }
 
 
-def place(
-    tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int, second_level: bool = False
-) -> Plan:
+def place(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int) -> Plan:
     """The placement of least predicted time, with the penalties of lower precision, that the budgets allow.
 
     Parameters
@@ -37,8 +35,6 @@ def place(
         What the memories give; those that `memory` names must be in it.
     batch_size : int
         Recorded in the plan; lookups are in `tables`.
-    second_level : bool
-        Also try a second, encoded cache in DRAM over a log.
 
     Raises
     ------
@@ -47,7 +43,7 @@ def place(
     """
     memory.check_tables(table.name for table in tables)
     budgets = _budgets(memory, tiers)
-    choices = [candidates(table, memory, tiers, second_level=second_level) for table in tables]
+    choices = [candidates(table, memory, tiers) for table in tables]
     limits = [budgets.get(name) for name in MEMORIES]
     chosen = _least(choices, limits, None)
     if chosen is None:
@@ -76,12 +72,30 @@ def _least(
 ) -> list[Candidate] | None:
     """The choice of least cost, or of fewest bytes in `memory`."""
     sizes = [np.array([each.sizes for each in found], dtype=np.int64) for found in choices]
+    logs = list(dict.fromkeys(each.placement.log for found in choices for each in found if each.placement.log))
+    shared = [in_memory(SHARED_BYTES, name) for name in MEMORIES]
     if memory is None:
-        costs = [np.array([each.cost for each in found]) for found in choices]
+        costs, fees = [np.array([each.cost for each in found]) for found in choices], 0
     else:
-        costs = [size[:, MEMORIES.index(memory)].astype(np.float64) for size in sizes]
-    chosen = solve(costs, sizes, limits)
+        place = MEMORIES.index(memory)
+        costs, fees = [size[:, place].astype(np.float64) for size in sizes], shared[place]
+    groups = Groups(
+        member=[np.array([_index(logs, each.placement.log) for each in found]) for found in choices],
+        sizes=np.array([shared] * len(logs), dtype=np.int64).reshape(len(logs), len(MEMORIES)),
+        costs=np.full(len(logs), float(fees)),
+    )
+    chosen = solve(costs, sizes, limits, groups)
     return None if chosen is None else [found[choice] for found, choice in zip(choices, chosen, strict=True)]
+
+
+def _index(logs: list[Log], log: Log | None) -> int:
+    return -1 if log is None else logs.index(log)
+
+
+def _used(chosen: Sequence[Candidate], memory: Memory) -> int:
+    """Bytes of tables and of the logs that they share."""
+    logs = {each.placement.log for each in chosen} - {None}
+    return sum(in_memory(each.placement.bytes, memory) for each in chosen) + len(logs) * in_memory(SHARED_BYTES, memory)
 
 
 def _explain(
@@ -99,7 +113,7 @@ def _explain(
         smallest = _least(choices, without, name)
         if smallest is None:
             continue
-        needed = sum(in_memory(each.placement.bytes, name) for each in smallest)
+        needed = _used(smallest, name)
         fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(limit)})")
         worst = worst or _worst(smallest, name)
     if not fixes:

@@ -12,7 +12,7 @@ import pydantic
 from stratarec.embedding.codecs.config import CodecConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.files import read_json, write_json
-from stratarec.planning.bytes import MEMORIES, RESERVES, Home, Memory, Parts, Slots, add_parts, in_memory
+from stratarec.planning.bytes import MEMORIES, RESERVES, SHARED_BYTES, Home, Memory, Parts, Slots, add_parts, in_memory
 from stratarec.planning.config import Policy
 from stratarec.sizes import readable
 
@@ -50,6 +50,14 @@ class Seconds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Log:
+    """A store on the block device: tables of one width and one codec share it."""
+
+    width: int
+    codec: CodecConfig
+
+
+@dataclass(frozen=True, kw_only=True)
 class TablePlacement:
     """Where one table lives."""
 
@@ -78,6 +86,11 @@ class TablePlacement:
     """Distinct rows of a batch that are not in level 0 when it is staged."""
     seconds: Seconds
     """Of a step."""
+
+    @property
+    def log(self) -> Log | None:
+        """The log that it shares with other tables, if it is at home in one."""
+        return Log(width=self.width, codec=self.codec) if self.tier == "log" else None
 
     @property
     def slots(self) -> Slots:
@@ -113,8 +126,9 @@ class Plan:
 
     @property
     def bytes(self) -> Parts:
-        """Of all tables."""
-        return add_parts(placement.bytes for placement in self.tables)
+        """Of all tables, and of the logs that they share."""
+        logs = {placement.log for placement in self.tables} - {None}
+        return add_parts([*(placement.bytes for placement in self.tables), *[SHARED_BYTES] * len(logs)])
 
     def used(self, memory: Memory) -> int:
         """Bytes in one memory."""

@@ -87,6 +87,11 @@ class Popularity:
         chance: Floats = -np.expm1(self._log_missed * lookups)
         return chance
 
+    def rate(self, lookups: float) -> Floats:
+        """``[bins]`` lambda of a row for which ``touched(lookups)`` is 1 - exp(-lambda)."""
+        rate: Floats = -self._log_missed * lookups
+        return rate
+
     def distinct(self, lookups: float) -> float:
         """Expected distinct rows among `lookups` draws."""
         return float(self.rows @ self.touched(lookups))

@@ -31,7 +31,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 _HEADS = ("table", "rows", "home", "precision", "cache", "hit rate", *_COLUMNS, "total", "ms/step")
 # Tables that together are less than this share of all bytes stand in one line.
 _SMALL_SHARE = 0.01
-_LEAST_WIDTH = 150
+_LEAST_WIDTH = 180
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ name }}: placement</title><style>{{ style }}
 body { max-width: 80rem }</style></head><body>
