@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from stratarec.embedding.cache.row_cache import put_rows, read_resident
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.groups import DenseGroup, TieredGroup
-from stratarec.embedding.homes import open_log
 from stratarec.embedding.level0 import Level0
+from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.rowfile import read_rows, verify_file
 from stratarec.errors import CheckpointError
 
@@ -117,7 +117,7 @@ def _chain_records(
 
 def _log_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
     with tempfile.TemporaryDirectory(prefix=".reading-", dir=directory.parent) as scratch:
-        store = open_log(Path(scratch), rows=manifest["rows"], record_bytes=manifest["record_bytes"])
+        store = LogRecords(Path(scratch), rows=manifest["rows"], record_bytes=manifest["record_bytes"])
         store.restore(directory, dict(manifest))
         for first in range(0, store.rows, _CHUNK_ROWS):
             rows = np.arange(first, min(first + _CHUNK_ROWS, store.rows), dtype=np.int64)
