@@ -19,6 +19,8 @@ BENCHMARKS = {
     "blockstore": "benchmarks.blockstore",
     "clicks": "benchmarks.clicks",
     "embedding": "benchmarks.embedding",
+    "precision": "benchmarks.precision",
+    "tiers": "benchmarks.tiers",
     "train": "benchmarks.train",
 }
 

@@ -41,15 +41,16 @@ def new_plan(recipe: Recipe, dataset: Dataset) -> Plan | None:
     return make_plan(tables, dataset, recipe.train.embedding, recipe.memory, batch_size=recipe.train.batch_size)
 
 
-def saved_plan(run: Path, recipe: Recipe) -> Plan | None:
-    """The plan that a run was started with, if it still is what `recipe` asks for."""
+def saved_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
+    """The plan that a run was started with, if it still is what `recipe` asks for and of the tables of `dataset`."""
     path = run / _PLAN
     if not path.is_file():
         return None
     content = read_json(path)
     if content.get("memory") != recipe.to_dict()["memory"]:
         return None
-    return Plan.from_dict(content["plan"], str(path))
+    plan = Plan.from_dict(content["plan"], str(path))
+    return plan if {placed.table: placed.rows for placed in plan.tables} == dataset.table_rows() else None
 
 
 def save_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
@@ -104,7 +105,7 @@ def open_run(path: str | Path, data: str | Path | None = None) -> TrainedModel:
     if own.table_rows() != state["identity"]["tables"]:
         difference = checkpoint.first_difference(own.table_rows(), state["identity"]["tables"], "rows")
         raise DatasetError(f"{own.path} does not fit {found}: {difference}")
-    plan = saved_plan(path, recipe) or new_plan(recipe, own)
+    plan = saved_plan(path, recipe, own) or new_plan(recipe, own)
     model = new_model(recipe, own, plan, f"{recipe.name}-reading-{os.getpid()}")
     checkpoint.load(found).into(model)
     return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found)

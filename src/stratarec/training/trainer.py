@@ -25,7 +25,7 @@ from torch.utils.tensorboard import SummaryWriter
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.embedding.lookahead import Lookahead
-from stratarec.errors import CheckpointError, Interrupted, StrataError, TrainingError
+from stratarec.errors import CheckpointError, Interrupted, TrainingError
 from stratarec.files import make_directory, write_json
 from stratarec.jagged import Batch
 from stratarec.progress import Progress, SilentProgress
@@ -81,6 +81,9 @@ class Trainer:
         self.position = Position()
         self.run = recipe.run
         self.checkpoints = self.run / "checkpoints"
+        self.plan = saved_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
+        self.model = new_model(recipe, dataset, self.plan, recipe.name)
+        self.optimizer = self.config.dense.build(self.model.network)
         self._saved: Path | None = None
         self._identity = identity(recipe, dataset)
         self._stop = False
@@ -117,8 +120,8 @@ class Trainer:
         Interrupted
             After SIGINT or SIGTERM, once a checkpoint is written.
         """
-        self._open(resume, overwrite)
         try:
+            self._open(resume, overwrite)
             return self._train_and_test()
         finally:
             self.model.embeddings.close()
@@ -139,18 +142,11 @@ class Trainer:
             )
         if overwrite and self.run.exists():
             shutil.rmtree(self.run)
-        self.plan = (saved_plan(self.run, self.recipe) if found else None) or new_plan(self.recipe, self.dataset)
-        self.model = new_model(self.recipe, self.dataset, self.plan, self.recipe.name)
-        self.optimizer = self.config.dense.build(self.model.network)
-        try:
-            if resume and found:
-                self._restore(found[-1])
-            make_directory(self.run)
-            write_json(self.run / "recipe.json", self.recipe.to_dict())
-            save_plan(self.run, self.recipe, self.plan)
-        except StrataError:
-            self.model.embeddings.close()
-            raise
+        if resume and found:
+            self._restore(found[-1])
+        make_directory(self.run)
+        write_json(self.run / "recipe.json", self.recipe.to_dict())
+        save_plan(self.run, self.recipe, self.plan)
         if self.plan is not None:
             self.progress.say(self.plan.summary)
 
