@@ -35,9 +35,15 @@ def gather(
     cpu.gather(array.reshape(-1), rows, wanted, out.reshape(-1), array.shape[1], _chunks(out))
 
 
-def scatter(array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
-    """``array[rows[i]] = records[i]``."""
-    cpu.scatter(array.reshape(-1), rows, records.reshape(-1), array.shape[1], _chunks(records))
+def scatter(
+    array: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    records: NDArray[np.uint8],
+    wanted: NDArray[np.bool_] | None = None,
+) -> None:
+    """``array[rows[i]] = records[i]``, where ``wanted[i]`` if that is given."""
+    wanted = np.ones(len(rows), np.bool_) if wanted is None else wanted
+    cpu.scatter(array.reshape(-1), rows, wanted, records.reshape(-1), array.shape[1], _chunks(records))
 
 
 def _chunks(records: NDArray[np.uint8]) -> int:

@@ -47,9 +47,10 @@ def gather(array, rows, wanted, out, width, chunks):
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def scatter(array, rows, records, width, chunks):
+def scatter(array, rows, wanted, records, width, chunks):
     W, count = U(width), len(rows)
     for chunk in prange(chunks):
         for i in range(count * chunk // chunks, count * (chunk + 1) // chunks):
             prefetch(array, rows[min(i + AHEAD, count - 1)] * width)
-            copy_bytes(records, U(i) * W, array, U(rows[i]) * W, W)
+            if wanted[i]:
+                copy_bytes(records, U(i) * W, array, U(rows[i]) * W, W)
