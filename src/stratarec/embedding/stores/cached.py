@@ -55,8 +55,8 @@ class CachedRecords:
         if len(missing):
             records = np.empty((len(missing), self.record_bytes), np.uint8)
             there = self.inner.read(rows[missing], records)
-            out[missing[there]] = records[there]
-            found[missing[there]] = True
+            kernels.scatter(out, missing, records, there)
+            found[missing] = there
         return found
 
     def write(self, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
@@ -68,18 +68,21 @@ class CachedRecords:
         slots = self._map.find(rows)
         absent = slots < 0
         present = slots[~absent]
-        self._store(present, records[~absent] if absent.any() else records)
+        self._store(slots, records, ~absent)
         self._map.touch(present)
-        if absent.any():
+        self._dirty[present] = True
+        needed = len(rows) - len(present)
+        if needed:
             free = self.capacity - len(self._map)
-            needed = int(absent.sum())
             if needed > free:
                 self._evict(max(needed - free, self.capacity // _BATCHES))
-            self._store(self._map.insert(rows[absent]), records[absent])
+            new = self._map.insert(rows[absent])
+            slots[absent] = new
+            self._store(slots, records, absent)
+            self._dirty[new] = True
 
-    def _store(self, slots: NDArray[np.int32], records: NDArray[np.uint8]) -> None:
-        kernels.scatter(self._records, slots.astype(np.int64), records)
-        self._dirty[slots] = True
+    def _store(self, slots: NDArray[np.int32], records: NDArray[np.uint8], wanted: NDArray[np.bool_]) -> None:
+        kernels.scatter(self._records, slots.astype(np.int64), records, wanted)
 
     def _evict(self, count: int) -> None:
         """Free the `count` oldest slots; should `inner` refuse their rows, they stay."""

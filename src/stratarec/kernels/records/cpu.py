@@ -36,20 +36,33 @@ def copy_bytes(source, first, target, place, size):
         target[place + byte] = source[first + byte]
 
 
+@njit(nogil=True, cache=True)
+def gather_part(array, rows, wanted, out, width, first, last):
+    W = U(width)
+    for i in range(first, last):
+        prefetch(array, rows[min(i + AHEAD, last - 1)] * width)
+        if wanted[i]:
+            copy_bytes(array, U(rows[i]) * W, out, U(i) * W, W)
+
+
 @njit(parallel=True, nogil=True, cache=True)
 def gather(array, rows, wanted, out, width, chunks):
-    W, count = U(width), len(rows)
+    count = len(rows)
     for chunk in prange(chunks):
-        for i in range(count * chunk // chunks, count * (chunk + 1) // chunks):
-            prefetch(array, rows[min(i + AHEAD, count - 1)] * width)
-            if wanted[i]:
-                copy_bytes(array, U(rows[i]) * W, out, U(i) * W, W)
+        gather_part(array, rows, wanted, out, width, count * chunk // chunks, count * (chunk + 1) // chunks)
+
+
+@njit(nogil=True, cache=True)
+def scatter_part(array, rows, wanted, records, width, first, last):
+    W = U(width)
+    for i in range(first, last):
+        prefetch(array, rows[min(i + AHEAD, last - 1)] * width)
+        if wanted[i]:
+            copy_bytes(records, U(i) * W, array, U(rows[i]) * W, W)
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def scatter(array, rows, records, width, chunks):
-    W, count = U(width), len(rows)
+def scatter(array, rows, wanted, records, width, chunks):
+    count = len(rows)
     for chunk in prange(chunks):
-        for i in range(count * chunk // chunks, count * (chunk + 1) // chunks):
-            prefetch(array, rows[min(i + AHEAD, count - 1)] * width)
-            copy_bytes(records, U(i) * W, array, U(rows[i]) * W, W)
+        scatter_part(array, rows, wanted, records, width, count * chunk // chunks, count * (chunk + 1) // chunks)

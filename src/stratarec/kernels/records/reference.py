@@ -22,5 +22,7 @@ def gather(
     out[wanted] = array[rows[wanted]]
 
 
-def scatter(array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
-    array[rows] = records
+def scatter(
+    array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8], wanted: NDArray[np.bool_]
+) -> None:
+    array[rows[wanted]] = records[wanted]

@@ -204,6 +204,11 @@ class LogRecords:
         with self._moving:
             self._compact_while(lambda: True)
 
+    def settle(self) -> None:
+        """Do the compaction that is due, here or by waiting for the thread that is at it."""
+        with self._moving:
+            self._compact_while(lambda: background_due(self.segments, self.config.most_amplification))
+
     def _compact_quietly(self) -> None:
         """The background thread's work; a pass at a time, so that a checkpoint need not wait long."""
         due = True
