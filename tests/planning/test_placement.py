@@ -246,6 +246,14 @@ def test_twenty_six_tables_up_to_a_billion_rows_are_placed_in_seconds() -> None:
     assert made.used("dram") <= 16 << 30
 
 
+def test_a_budget_beyond_the_machine_is_noted() -> None:
+    made = plan(dram=1 << 40, block=BlockConfig(path="rows", budget=1 << 40))
+    assert made.notes == (
+        "memory.dram is 1.00 TiB, but only 32.0 GiB are there",
+        "memory.block.budget is 1.00 TiB, but only 64.0 GiB are there",
+    )
+
+
 def test_the_same_question_has_the_same_answer() -> None:
     section = {"dram": 60 * MIB, "block": BlockConfig(path="rows")}
     assert plan(**section) == plan(**section)

@@ -83,6 +83,8 @@ class TablePlacement:
     """Rows that the batches in flight may pin at once, with margin."""
     misses: float
     """Distinct rows of a batch that are not in level 0 when it is staged."""
+    home_reads: float
+    """Those of them that no second level holds either: rows that are read from home."""
     seconds: Seconds
     """Of a step."""
 
@@ -163,6 +165,7 @@ class Plan:
         content: dict[str, Any] = pydantic.TypeAdapter(Plan).dump_python(self, mode="json")
         content["predicted"] = {
             "bytes": {memory: self.used(memory) for memory in self.budgets},
+            "parts": self.bytes,
             "float32_bytes": self.float32_bytes,
             "hit_rate": self.hit_rate,
             "step_seconds": self.step_seconds,
