@@ -176,8 +176,11 @@ def _doubts(memory: MemoryConfig, tiers: Tiers) -> list[str]:
         there.append((_FIELDS["block"], memory.block.budget, tiers.block.free_bytes))
     if memory.mapped is not None and tiers.mapped is not None:
         there.append((_FIELDS["mapped"], memory.mapped.budget, tiers.mapped.free_bytes))
-    return [
+    notes = [
         f"{name} is {readable(budget)}, but only {readable(found)} are there"
         for name, budget, found in there
         if budget is not None and budget > found
     ]
+    if memory.block is not None and tiers.block is not None and not tiers.block.direct:
+        notes.append(f"{memory.block.path} takes no direct reads: its speed was measured through the page cache")
+    return notes
