@@ -19,6 +19,7 @@ from stratarec.planning import tiers
 from stratarec.planning.plan import Plan
 from stratarec.planning.tables import describe_tables
 from stratarec.recipe import Recipe
+from stratarec.reporting.placement import print_comparison
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,13 @@ def test_files_are_written_when_asked(home: Path, capfd: pytest.CaptureFixture[s
     assert "http://" not in text.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
+
+
+def test_a_comparison_marks_what_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison([("dram", "tags", 1024, 1024, False), ("block", "record weights", 1024, 2048, True)])
+    tags, records = capsys.readouterr().out.splitlines()[1:3]
+    assert "off by" not in tags
+    assert records.split()[-9:] == ["2.0", "KiB", "2.000", "off", "by", "more", "than", "5", "%"]
 
 
 def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

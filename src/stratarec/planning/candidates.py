@@ -160,7 +160,7 @@ def _whole(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> Candidate:
         table=table.name, rows=table.rows, width=table.shape.width, tier="level0", codec=CodecConfig(),
         cache_rows=table.rows, ways=0, level1_rows=0, bytes=whole_bytes(table.shape, table.rows),
         lookups=table.lookups, distinct=table.demand.distinct, pinned=table.pinned(memory.lookahead), misses=0.0,
-        seconds=seconds,
+        home_reads=0.0, seconds=seconds,
     )  # fmt: skip
     return Candidate(placement=placement, cost=seconds.total)
 
@@ -185,7 +185,7 @@ def _cached(
         table=table.name, rows=table.rows, width=table.shape.width, tier=home, codec=codec,
         cache_rows=slots.total, ways=slots.ways, level1_rows=misses.level1, bytes=parts,
         lookups=table.lookups, distinct=table.demand.distinct, pinned=table.pinned(memory.lookahead),
-        misses=misses.level0, seconds=seconds,
+        misses=misses.level0, home_reads=misses.device, seconds=seconds,
     )  # fmt: skip
     return Candidate(placement=placement, cost=seconds.total + PENALTY[codec.kind] * seconds.compute)
 

@@ -1,4 +1,8 @@
-"""Places tables: measured tiers, budgets and access counts in, a `Plan` out. No file is touched."""
+"""Places tables: measured tiers, budgets and access counts in, a `Plan` out. No file is touched.
+
+After MTrainS (arXiv 2305.01515), which places tables over a machine's memories by the capacity and the bandwidth that
+each of them needs; precision and cache size are chosen in the same step.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ def place(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, ba
     placements = tuple(each.placement for each in chosen)
     return Plan(
         tables=placements, budgets=budgets, batch_size=batch_size, lookahead=memory.lookahead,
-        policy=memory.cache.policy, notes=_notes(tables, chosen, memory),
+        policy=memory.cache.policy, notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers)),
     )  # fmt: skip
 
 
@@ -163,3 +167,20 @@ def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: Mem
     if raised:
         notes.append(f"more cache than memory.cache.fraction, for the rows in flight: {', '.join(raised)}")
     return tuple(notes)
+
+
+def _doubts(memory: MemoryConfig, tiers: Tiers) -> list[str]:
+    """Budgets beyond what the machine has now."""
+    there = [("memory.dram", memory.dram, tiers.dram.bytes)]
+    if memory.block is not None and tiers.block is not None:
+        there.append((_FIELDS["block"], memory.block.budget, tiers.block.free_bytes))
+    if memory.mapped is not None and tiers.mapped is not None:
+        there.append((_FIELDS["mapped"], memory.mapped.budget, tiers.mapped.free_bytes))
+    notes = [
+        f"{name} is {readable(budget)}, but only {readable(found)} are there"
+        for name, budget, found in there
+        if budget is not None and budget > found
+    ]
+    if memory.block is not None and tiers.block is not None and not tiers.block.direct:
+        notes.append(f"{memory.block.path} takes no direct reads: its speed was measured through the page cache")
+    return notes

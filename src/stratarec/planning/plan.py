@@ -84,6 +84,8 @@ class TablePlacement:
     """Rows that the batches in flight may pin at once, with margin."""
     misses: float
     """Distinct rows of a batch that are not in level 0 when it is staged."""
+    home_reads: float
+    """Those of them that no second level holds either: rows that are read from home."""
     seconds: Seconds
     """Of a step."""
 
@@ -93,9 +95,9 @@ class TablePlacement:
         return Log(width=self.width, codec=self.codec) if self.tier == "log" else None
 
     @property
-    def slots(self) -> Slots:
-        """Sets, ways and overflow of a cached table."""
-        return Slots.within(self.cache_rows, self.ways)
+    def slots(self) -> Slots | None:
+        """Sets, ways and overflow of a cached table; None for ``level0``."""
+        return Slots.within(self.cache_rows, self.ways) if self.ways else None
 
     @property
     def hit_rate(self) -> float:
@@ -174,6 +176,7 @@ class Plan:
         content: dict[str, Any] = pydantic.TypeAdapter(Plan).dump_python(self, mode="json")
         content["predicted"] = {
             "bytes": {memory: self.used(memory) for memory in self.budgets},
+            "parts": self.bytes,
             "float32_bytes": self.float32_bytes,
             "hit_rate": self.hit_rate,
             "step_seconds": self.step_seconds,
@@ -216,6 +219,8 @@ class Comparison:
     """Bytes."""
     used: int
     """Bytes."""
+    reserve: int = 0
+    """Bytes of the predicted ones that are upper bounds: leaving them unused is no defect."""
 
     @property
     def off(self) -> float:
@@ -226,8 +231,8 @@ class Comparison:
 
     @property
     def defect(self) -> bool:
-        """Whether the plan was wrong by more than `TOLERANCE`; a reserve may be left unused."""
-        return self.off > TOLERANCE or (self.part not in RESERVES and self.off < -TOLERANCE)
+        """Whether the plan was wrong by more than `TOLERANCE`."""
+        return self.off > TOLERANCE or self.used < (1 - TOLERANCE) * (self.predicted - self.reserve)
 
 
 def compare(plan: Plan, measured: Parts) -> list[Comparison]:
@@ -238,14 +243,34 @@ def compare(plan: Plan, measured: Parts) -> list[Comparison]:
     measured : mapping
         ``memory -> part -> bytes`` over all tables, with the part names of `planning.bytes`.
     """
-    predicted = plan.bytes
+    return [
+        _comparison(memory, part, plan.bytes, measured)
+        for memory in MEMORIES
+        for part in dict.fromkeys((*plan.bytes.get(memory, {}), *measured.get(memory, {})))
+    ]
+
+
+def compare_totals(plan: Plan, measured: Mapping[Memory, int]) -> list[Comparison]:
+    """As `compare`, for the sum of each memory that the plan may use; `measured` is ``memory -> bytes``."""
+    parts = plan.bytes
     return [
         Comparison(
             memory=memory,
-            part=part,
-            predicted=predicted.get(memory, {}).get(part, 0),
-            used=measured.get(memory, {}).get(part, 0),
+            part="total",
+            predicted=plan.used(memory),
+            used=measured.get(memory, 0),
+            reserve=sum(size for part, size in parts.get(memory, {}).items() if part in RESERVES),
         )
-        for memory in MEMORIES
-        for part in dict.fromkeys((*predicted.get(memory, {}), *measured.get(memory, {})))
+        for memory in plan.budgets
     ]
+
+
+def _comparison(memory: Memory, part: str, predicted: Parts, measured: Parts) -> Comparison:
+    size = predicted.get(memory, {}).get(part, 0)
+    return Comparison(
+        memory=memory,
+        part=part,
+        predicted=size,
+        used=measured.get(memory, {}).get(part, 0),
+        reserve=size if part in RESERVES else 0,
+    )

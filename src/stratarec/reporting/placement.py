@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -26,12 +27,16 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "weights": ("record weights",),
     "parameters": ("record parameters",),
     "state": ("record state",),
-    "buffers": ("second level", "staging"),
+    "2nd level": ("second level", "second level map"),
+    "staging": ("staging",),
 }
-_HEADS = ("table", "rows", "home", "precision", "cache", "hit rate", *_COLUMNS, "total", "ms/step")
+_HEADS = (
+    *("table", "rows", "home", "precision", "cache", "2nd level rows", "hit rate", "home reads"),
+    *(*_COLUMNS, "total", "ms/step"),
+)
 # Tables that together are less than this share of all bytes stand in one line.
 _SMALL_SHARE = 0.01
-_LEAST_WIDTH = 180
+_LEAST_WIDTH = 210
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ name }}: placement</title><style>{{ style }}
 body { max-width: 80rem }</style></head><body>
@@ -118,7 +123,7 @@ def total_rows(content: Content) -> list[tuple[str, ...]]:
     """A line for each part of each memory, and its sum beside its budget."""
     lines: list[tuple[str, ...]] = []
     for memory, budget in content["budgets"].items():
-        parts = _parts(content["tables"], memory)
+        parts = content["predicted"]["parts"].get(memory, {})
         lines += [(_NAMES[memory], part, readable(size), "") for part, size in parts.items()]
         limit = "no limit" if budget is None else readable(budget)
         lines.append((_NAMES[memory], "total", readable(sum(parts.values())), limit))
@@ -142,7 +147,7 @@ def _line(table: Content) -> tuple[str, ...]:
     return (
         table["table"], f"{table['rows']:,}", "level 0" if whole else table["tier"], table["codec"]["kind"],
         "-" if whole else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})",
-        f"{_hit_rate([table]):.3f}", *_sizes([table]),
+        f"{table['level1_rows']:,}" if table["level1_rows"] else "-", *_rates([table]), *_sizes([table]),
     )  # fmt: skip
 
 
@@ -151,13 +156,15 @@ def _fold(tables: Sequence[Content]) -> tuple[str, ...]:
     precisions = {table["codec"]["kind"] for table in tables}
     return (
         f"{len(tables)} small tables", f"{sum(table['rows'] for table in tables):,}", "/".join(sorted(kinds)),
-        "/".join(sorted(precisions)), "", f"{_hit_rate(tables):.3f}", *_sizes(tables),
+        "/".join(sorted(precisions)), "", "", *_rates(tables), *_sizes(tables),
     )  # fmt: skip
 
 
-def _hit_rate(tables: Sequence[Content]) -> float:
+def _rates(tables: Sequence[Content]) -> tuple[str, str]:
+    """Hit rate of level 0, and rows that a step reads from home."""
     distinct = sum(table["distinct"] for table in tables)
-    return 1 - sum(table["misses"] for table in tables) / distinct if distinct else 1.0
+    hits = 1 - sum(table["misses"] for table in tables) / distinct if distinct else 1.0
+    return f"{hits:.3f}", f"{sum(table['home_reads'] for table in tables):,.0f}"
 
 
 def _sizes(tables: Sequence[Content]) -> tuple[str, ...]:
@@ -188,14 +195,15 @@ def _cards(content: Content) -> list[tuple[str, str]]:
 def _bars(content: Content) -> Figure:
     """A stacked bar for each memory, with its budget as a line."""
     memories = list(content["budgets"])
-    stacks = {memory: _parts(content["tables"], memory) for memory in memories}
+    stacks = {memory: content["predicted"]["parts"].get(memory, {}) for memory in memories}
     names = list(dict.fromkeys(part for parts in stacks.values() for part in parts))
     figure = Figure(figsize=(8, 1.6 + 0.6 * len(memories)), layout="constrained")
     axes = figure.add_subplot()
+    colors = mpl.colormaps["tab20"]
     left = np.zeros(len(memories))
     for place, part in enumerate(names):
         sizes = np.array([stacks[memory].get(part, 0) for memory in memories]) / 2**20
-        axes.barh([_NAMES[memory] for memory in memories], sizes, left=left, label=part, color=f"C{place % 10}")
+        axes.barh([_NAMES[memory] for memory in memories], sizes, left=left, label=part, color=colors(place % 20))
         left += sizes
     for place, budget in enumerate(content["budgets"].values()):
         if budget is not None and budget / 2**20 < 4 * left.max():
