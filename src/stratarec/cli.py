@@ -64,13 +64,15 @@ def plan(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     """Train a model, test it once, write a report."""
     from stratarec.data.dataset import Dataset
+    from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe
     from stratarec.reporting.progress import make_progress
     from stratarec.training.trainer import Trainer
 
     recipe = Recipe.load(args.recipe, args.overrides)
     dataset = Dataset.open(recipe.data.path)
-    trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet))
+    made = Plan.load(Path(args.plan)) if args.plan else None
+    trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made)
     result = trainer.train(resume=args.resume, overwrite=args.overwrite)
     _print_result(trainer.run, result)
 
@@ -83,6 +85,11 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
     print(f"tables and state {readable(result['table_bytes'])}, network {readable(result['network_bytes'])}")  # type: ignore[arg-type]
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
+    if result["memory"]:
+        from stratarec.reporting.placement import print_comparison
+
+        fields = ("memory", "part", "predicted", "used", "defect")
+        print_comparison(tuple(row[field] for field in fields) for row in result["memory"])  # type: ignore[attr-defined]
     print(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
     print(f"report           {run / 'report.html'}")
     print(f"TensorBoard      {run / 'tensorboard'}")
@@ -189,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     add_recipe(command)
     command.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     command.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
+    command.add_argument("--plan", help="place tables as this file says, which `plan -o` wrote")
 
     command = add("evaluate", evaluate, "Print metrics of a trained model.", "stratarec evaluate runs/demo")
     command.add_argument("run", help="directory that `train` wrote")

@@ -20,14 +20,12 @@ import pytest
 import torch
 import yaml
 
-from recipes import tiny
+from recipes import assert_same_model, last, start, tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
-from stratarec.embedding.saving import saved_rows
 from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe
-from stratarec.tensors import read_tensors
 from stratarec.training import checkpoint
 from stratarec.training.export import load_export
 from stratarec.training.trainer import Trainer
@@ -50,37 +48,6 @@ def run(home: Path, target: Path, **train: Any) -> Trainer:
     trainer = Trainer(made, Dataset.open(made.data.path))
     trainer.train()
     return trainer
-
-
-def last(target: Path) -> Path:
-    return checkpoint.steps(target / "checkpoints")[-1]
-
-
-def assert_same_model(one: Path, other: Path) -> None:
-    for name in ("network.safetensors", "optimizer.safetensors"):
-        left, right = read_tensors(one / name), read_tensors(other / name)
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left)
-    tables, others = table_values(one), table_values(other)
-    assert tables.keys() == others.keys()
-    for name, values in tables.items():
-        np.testing.assert_array_equal(values, others[name], err_msg=name)
-
-
-def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Weights and state of every row of a checkpoint; NaN for rows that were never written."""
-    found = {}
-    for manifest in checkpoint.read_state(path)["tables"]["groups"]:
-        total = sum(rows for _, rows in manifest["tables"])
-        for rows, level0 in saved_rows(path / "tables" / manifest["name"], manifest):
-            for part in ("weights", "row_state", "full_state"):
-                values = getattr(level0, part)
-                if len(values) > 1:
-                    name = f"{manifest['name']}.{part}"
-                    share = len(values) // len(rows)
-                    target = found.setdefault(name, np.full((total, share), np.nan, np.float32))
-                    target[rows] = values.reshape(-1, share)
-    return found
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(home: Path, tmp_path: Path) -> None:
@@ -198,11 +165,6 @@ def test_ctrl_c_writes_a_checkpoint_to_go_on_from(home: Path, tmp_path: Path) ->
     Trainer(made, Dataset.open(made.data.path)).train(resume=True)
     run(home, tmp_path / "b")
     assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
-
-
-def start(path: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "stratarec.cli", "train", "-q", "--resume", str(path)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.mark.slow

@@ -128,6 +128,17 @@ class TieredEmbeddingBagCollection(nn.Module):
         """Bytes of memory for rows and all that describes them; file space is not in it."""
         return sum(size for part, size in self.bytes_by_part().items() if part != "home_block")
 
+    def bytes_by_memory(self) -> dict[str, int]:
+        """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
+        total: Counter[str] = Counter()
+        for group in self._groups:
+            parts = group.nbytes
+            files = parts.pop("home_block", 0)
+            total["dram"] += sum(parts.values())
+            if isinstance(group, TieredGroup) and files:
+                total["mapped" if group.cache.store.kind == "mapped" else "block"] += files
+        return dict(total)
+
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes of level 0, cache metadata, homes in DRAM, file space and staging buffers, as they are now."""
         total: Counter[str] = Counter()

@@ -13,8 +13,8 @@ from stratarec.errors import ConfigError
 HomeKind = Literal["dram", "mapped", "log"]
 CachePolicy = Literal["lru", "lfu", "rank"]
 
-# One slot in so many is kept for rows whose own set is full of rows in use.
-_OVERFLOW_SHARE = 16
+OVERFLOW_SHARE = 16
+"""One set in so many is kept for rows whose own set is full of rows in use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,5 +68,5 @@ class TierConfig:
 def cache_sets(cache_rows: int, ways: int) -> tuple[int, int]:
     """Sets and overflow sets that `cache_rows` slots make: one of each at least, and no more slots than asked for."""
     total = max(cache_rows // ways, 2)
-    overflow = max(total // _OVERFLOW_SHARE, 1)
+    overflow = max(total // OVERFLOW_SHARE, 1)
     return total - overflow, overflow

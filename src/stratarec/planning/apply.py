@@ -10,7 +10,13 @@ from stratarec.planning.plan import Plan
 
 
 def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
-    """The tiers that `plan` places tables in; stores with files get a directory `name` under the paths of `memory`."""
+    """The tiers that `plan` places tables in; stores with files get a directory `name` under the paths of `memory`.
+
+    Raises
+    ------
+    ConfigError
+        When the plan needs a path that `memory` does not name.
+    """
     tables = {
         placed.table: TableTier(
             home=placed.tier, codec=placed.codec, cache_rows=placed.cache_rows, level1_rows=placed.level1_rows

@@ -31,6 +31,7 @@ from typing import Literal, TypeAlias
 
 from stratarec.embedding.codecs.config import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
 
 Home: TypeAlias = Literal["level0", "dram", "mapped", "log"]
 Memory: TypeAlias = Literal["dram", "mapped", "block"]
@@ -40,7 +41,6 @@ MEMORIES: tuple[Memory, ...] = ("dram", "mapped", "block")
 HOME_MEMORY: Mapping[Home, Memory] = {"level0": "dram", "dram": "dram", "mapped": "mapped", "log": "block"}
 TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
 DISTINCT_ROW_BYTES = 16  # the row and its slot, int64 each
-OVERFLOW_SHARE = 16  # one slot of 16 is overflow
 SECOND_LEVEL_BYTES = 8 + 3 * 4 + 1  # row; two links and a free-list entry; whether the home has it
 SECOND_LEVEL_MAP_BYTES = 16
 BLOCK_BYTES = 4096
@@ -117,15 +117,13 @@ class Slots:
     def holding(cls, rows: int, ways: int) -> Slots:
         """The fewest slots whose sets hold `rows`."""
         sets = max(1, -(-rows // ways))
-        return cls(sets=sets, ways=ways, overflow=-(-sets * ways // (OVERFLOW_SHARE - 1)))
+        return cls(sets=sets, ways=ways, overflow=max(sets // (OVERFLOW_SHARE - 1), 1) * ways)
 
     @classmethod
     def within(cls, total: int, ways: int) -> Slots:
-        """The most slots that are no more than `total`, but at least one set."""
-        sets = max(1, total * (OVERFLOW_SHARE - 1) // (OVERFLOW_SHARE * ways))
-        while sets > 1 and cls.holding(sets * ways, ways).total > total:
-            sets -= 1
-        return cls.holding(sets * ways, ways)
+        """What the cache makes of `total` slots: no more than those, but at least one set and one overflow set."""
+        sets, overflow_sets = cache_sets(total, ways)
+        return cls(sets=sets, ways=ways, overflow=overflow_sets * ways)
 
     @property
     def in_sets(self) -> int:

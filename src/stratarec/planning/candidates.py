@@ -80,13 +80,13 @@ class Candidate:
 def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Candidate]:
     """All ways to place `table` that `memory` allows, best first among equals; never empty.
 
-    A cache holds at least the pinned rows, whatever `memory.cache.fraction` says; a table for which such a cache would
-    be as large as the table is whole in level 0.
+    A cache holds at least the pinned rows, whatever `memory.cache.fraction` says; a table for which that saves no DRAM
+    is whole in level 0.
     """
     precision = memory.table_precision(table.name)
     kinds = AUTO_KINDS if precision == "auto" else (precision,)
     sizes = cache_sizes(table, memory)
-    found = [_whole(table, memory, tiers)] if "fp32" in kinds or not sizes else []
+    whole, found = _whole(table, memory, tiers), []
     for slots in sizes:
         misses = _misses(table, memory, slots)
         for home in _homes(memory):
@@ -95,7 +95,8 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
         for slots, level1 in _second_levels(table, sizes):
             misses = _misses(table, memory, slots, level1)
             found += [_cached(table, memory, tiers, "log", memory.codec(kind), slots, misses) for kind in kinds]
-    return _undominated(found)
+    smaller = [each for each in found if each.sizes[0] < whole.sizes[0]]
+    return _undominated([whole, *smaller] if "fp32" in kinds or not smaller else smaller)
 
 
 def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[Slots]:

@@ -28,6 +28,7 @@ from stratarec.embedding.lookahead import Lookahead
 from stratarec.errors import CheckpointError, Interrupted, TrainingError
 from stratarec.files import make_directory, write_json
 from stratarec.jagged import Batch
+from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.reporting.report import write_report
@@ -69,9 +70,13 @@ class Trainer:
         Prepared data, opened and checked.
     progress : Progress
         Told of steps, evaluations and checkpoints.
+    plan : Plan
+        Where tables live; by default what the run was started with, or what the recipe's memory section asks for.
     """
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, progress: Progress | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, dataset: Dataset, progress: Progress | None = None, *, plan: Plan | None = None
+    ) -> None:
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.progress: Progress = progress or SilentProgress()
         if self.config.threads:
@@ -81,7 +86,7 @@ class Trainer:
         self.position = Position()
         self.run = recipe.run
         self.checkpoints = self.run / "checkpoints"
-        self.plan = saved_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
+        self.plan = plan or saved_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
         self.model = new_model(recipe, dataset, self.plan, recipe.name)
         self.optimizer = self.config.dense.build(self.model.network)
         self._saved: Path | None = None
@@ -301,6 +306,7 @@ class Trainer:
             "steps": position.step,
             "samples_per_second": position.trained_samples / max(position.train_seconds, 1e-9),
             "table_bytes": self.model.embeddings.nbytes,
+            "memory": self._memory(),
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
             "peak_rss_bytes": peak_rss_bytes(),
         }
@@ -315,6 +321,13 @@ class Trainer:
         write_json(self.run / "result.json", result)
         write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curve)
         return result
+
+    def _memory(self) -> list[dict[str, Any]]:
+        """What was planned and what is used, for each memory; empty without a plan."""
+        if self.plan is None:
+            return []
+        rows = compare_totals(self.plan, self.model.embeddings.bytes_by_memory())  # type: ignore[arg-type]
+        return [{**asdict(row), "defect": row.defect} for row in rows]
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
