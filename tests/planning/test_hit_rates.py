@@ -50,9 +50,9 @@ def zipf_counts(rows: int, exponent: float, lookups: float) -> NDArray[np.int64]
 
 def test_ten_million_rows_become_a_few_thousand_bins_at_once() -> None:
     counts = zipf_counts(10_000_000, 1.05, 1e9)
-    began = time.perf_counter()
+    began = time.process_time()
     popularity = Popularity.from_counts(counts)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert len(popularity.rows) < 3000
     assert popularity.by_id
     for lookups in (1e3, 1e5, 1e7):
