@@ -18,16 +18,19 @@ from stratarec.data.dataset import Dataset
 from stratarec.files import write_atomic
 
 _TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ name }}</title><style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>{{ name }}</title><style>
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 .cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0 }
 .card { background: #f3f6f9; border-radius: .5rem; padding: .7rem 1.1rem; min-width: 8rem }
 .card b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums } .card span { color: #5b6b7b }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+table { display: block; overflow-x: auto; border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .25rem .9rem .25rem 0; text-align: right; border-bottom: 1px solid #e3e8ed }
 td:first-child, th:first-child { text-align: left }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem } .figures svg { width: 31rem; height: auto; max-width: 100% }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.5rem }
+.figures svg { width: 100%; height: auto; max-width: 32rem }
+tr.test td { font-weight: 600 }
 pre { background: #f3f6f9; padding: 1rem; border-radius: .5rem; overflow-x: auto; font-size: .85rem }
 </style></head><body>
 <h1>{{ name }}</h1><p>{{ about }}</p>
@@ -35,7 +38,8 @@ pre { background: #f3f6f9; padding: 1rem; border-radius: .5rem; overflow-x: auto
 {% endfor %}</div>
 <div class="figures">{% for figure in figures %}{{ figure }}{% endfor %}</div>
 <h2>Evaluations</h2><table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
+{% for row in rows %}<tr class="{{ row[0] }}">
+{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
 <h2>Data</h2><table><tr><th>split</th><th>samples</th><th>click rate</th><th>shards</th></tr>
 {% for row in splits %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
 <p>{{ vocabularies }}</p>
@@ -43,7 +47,15 @@ pre { background: #f3f6f9; padding: 1rem; border-radius: .5rem; overflow-x: auto
 </body></html>
 """
 _BLUE, _ORANGE = "#2a6fb0", "#d9772b"
-_METRICS = ("auc", "log_loss", "normalized_entropy", "calibration", "grouped_auc")
+_METRICS = {
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "normalized_entropy": "normalized entropy",
+    "calibration": "calibration",
+    "grouped_auc": "grouped AUC",
+}
+# Fewer points than this are marked, so that a line between two is not taken for a course.
+_MARKED = 30
 
 
 def write_report(
@@ -73,7 +85,7 @@ def write_report(
         about=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
         cards=_cards(test, result),
         figures=[_safe(figure) for figure in _figures(position, curve)],
-        heads=("split", "step", *(name.replace("_", " ") for name in _METRICS)),
+        heads=("split", "step", *_METRICS.values()),
         rows=rows,
         splits=[_split(dataset, name) for name in dataset.splits],
         vocabularies=f"{len(dataset.vocabularies)} tables, {sum(dataset.table_rows().values()):,} rows",
@@ -120,10 +132,11 @@ def _figures(position: Mapping[str, Any], curve: tuple[NDArray[Any], NDArray[Any
 
 
 def _line(title: str, label: str, x: Any, y: Any, color: str) -> Figure:
-    figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+    figure = Figure(figsize=(4.4, 3.0), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(x, y, color=color)
-    axes.set(title=title, xlabel=label)
+    axes.plot(x, y, color=color, marker="o" if len(x) < _MARKED else None, markersize=3.5)
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel(label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
