@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -209,7 +210,7 @@ def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.Capt
     content["model"]["history"] = {"pooling": "mean"}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
-    assert main(["train", "-q", str(tmp_path / "r.yaml"), "train.max_steps=20"]) == 0
+    assert main(["train", "-q", str(tmp_path / "r.yaml"), "train.max_steps=20", "train.eval_every=10"]) == 0
     trained = capsys.readouterr().out
     assert main(["evaluate", "-q", str(tmp_path / "run")]) == 0
     evaluated = capsys.readouterr().out
@@ -220,7 +221,9 @@ def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.Capt
     scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
     np.testing.assert_allclose(exported_scores(tmp_path), scores, atol=1e-6)
     html = (tmp_path / "run" / "report.html").read_text()
-    assert "<svg" in html
+    assert html.count("<svg") == 3
+    assert re.findall(r"<tr[^>]*>\s*<td>(\w+)</td>", html)[-4:] == ["test", "train", "valid", "test"]
+    assert f"<b>{float(auc.split()[-1]):.5f}</b><span>test AUC" in html
     assert "http://" not in html.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )

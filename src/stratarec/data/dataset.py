@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.splits import SPLITS
 from stratarec.errors import DatasetError
 from stratarec.files import file_hash, read_json, write_atomic, write_json
 
@@ -127,8 +128,10 @@ class Dataset:
         self.name: str = content["name"]
         self.schema = _schema(content["schema"])
         self.splits = {
-            split: tuple(Shard(**{**shard, "row_groups": tuple(shard["row_groups"])}) for shard in shards)
-            for split, shards in content["splits"].items()
+            split: tuple(
+                Shard(**{**shard, "row_groups": tuple(shard["row_groups"])}) for shard in content["splits"][split]
+            )
+            for split in SPLITS
         }
         self.positives: dict[str, int] = content["positives"]
         self.vocabularies = {key: VocabularyInfo(**info) for key, info in content["vocabularies"].items()}

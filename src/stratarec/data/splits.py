@@ -44,7 +44,7 @@ class SplitConfig:
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
             raise ConfigError("data.split.valid and data.split.test leave nothing to train on")
 
-    def asks_for(self, split: Literal["valid", "test"]) -> bool:
+    def asks_for(self, split: str) -> bool:
         """Whether a split should get samples: all do but a share of 0."""
         return self.by != "fraction" or bool(getattr(self, split))
 

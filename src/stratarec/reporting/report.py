@@ -15,13 +15,15 @@ from stratarec.data.dataset import Dataset
 from stratarec.reporting.html import inline_svg, write_html
 
 _TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ name }}</title><style>{{ style }}</style></head><body>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>{{ name }}</title><style>{{ style }}</style></head><body>
 <h1>{{ name }}</h1><p>{{ about }}</p>
 <div class="cards">{% for label, value in cards %}<div class="card"><b>{{ value }}</b><span>{{ label }}</span></div>
 {% endfor %}</div>
 <div class="figures">{% for figure in figures %}{{ figure }}{% endfor %}</div>
 <h2>Evaluations</h2><table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
+{% for row in rows %}<tr class="{{ row[0] }}">
+{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
 <h2>Data</h2><table><tr><th>split</th><th>samples</th><th>click rate</th><th>shards</th></tr>
 {% for row in splits %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
 <p>{{ vocabularies }}</p>
@@ -29,7 +31,15 @@ _TEMPLATE = """<!doctype html>
 </body></html>
 """
 _BLUE, _ORANGE = "#2a6fb0", "#d9772b"
-_METRICS = ("auc", "log_loss", "normalized_entropy", "calibration", "grouped_auc")
+_METRICS = {
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "normalized_entropy": "normalized entropy",
+    "calibration": "calibration",
+    "grouped_auc": "grouped AUC",
+}
+# Fewer points than this are marked, so that a line between two is not taken for a course.
+_MARKED = 30
 
 
 def write_report(
@@ -61,7 +71,7 @@ def write_report(
         about=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
         cards=_cards(test, result),
         figures=[inline_svg(figure) for figure in _figures(position, curve)],
-        heads=("split", "step", *(name.replace("_", " ") for name in _METRICS)),
+        heads=("split", "step", *_METRICS.values()),
         rows=rows,
         splits=[_split(dataset, name) for name in dataset.splits],
         vocabularies=f"{len(dataset.vocabularies)} tables, {sum(dataset.table_rows().values()):,} rows",
@@ -103,10 +113,11 @@ def _figures(position: Mapping[str, Any], curve: tuple[NDArray[Any], NDArray[Any
 
 
 def _line(title: str, label: str, x: Any, y: Any, color: str) -> Figure:
-    figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+    figure = Figure(figsize=(4.4, 3.0), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(x, y, color=color)
-    axes.set(title=title, xlabel=label)
+    axes.plot(x, y, color=color, marker="o" if len(x) < _MARKED else None, markersize=3.5)
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel(label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

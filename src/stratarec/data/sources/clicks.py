@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -31,7 +30,7 @@ from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.files import expand, fingerprint
-from stratarec.data.sources.parquet import Converter, open_parquet, parquet_pieces
+from stratarec.data.sources.parquet import Converter, count_rows, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.errors import ConfigError
 from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
@@ -121,15 +120,7 @@ class ClicksSource:
             yield SparseFeature(name="history", kind="history", of=config.item, max_length=config.history_length)
 
     def estimate_rows(self) -> int:
-        return self._clicks * (1 + self._config.negatives)
-
-    @cached_property
-    def _clicks(self) -> int:
-        total = 0
-        for file in self._files:
-            with file.open() as raw:
-                total += int(open_parquet(raw, file).metadata.num_rows)
-        return total
+        return count_rows(self._files) * (1 + self._config.negatives)
 
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(self._config)}

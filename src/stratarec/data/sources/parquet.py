@@ -45,11 +45,7 @@ class ParquetSource:
         self._columns = list(dict.fromkeys(_columns(self.schema)))
 
     def estimate_rows(self) -> int:
-        total = 0
-        for file in self._files:
-            with file.open() as raw:
-                total += int(open_parquet(raw, file).metadata.num_rows)
-        return total
+        return count_rows(self._files)
 
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "parquet", "files": fingerprint(self._files), "schema": repr(self.schema)}
@@ -88,6 +84,15 @@ def open_parquet(raw: object, file: InputFile) -> pq.ParquetFile:
         return pq.ParquetFile(raw)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file.path}: not a Parquet file, or damaged ({error})") from error
+
+
+def count_rows(files: tuple[InputFile, ...]) -> int:
+    """Rows of all files, by their footers."""
+    total = 0
+    for file in files:
+        with file.open() as raw:
+            total += int(open_parquet(raw, file).metadata.num_rows)
+    return total
 
 
 def parquet_pieces(files: tuple[InputFile, ...], columns: list[str], start: int = 0) -> Iterator[Piece]:

@@ -97,9 +97,7 @@ def sum_dense(
         row = U(ids[i])
         touched[row] = 1
         for block in range(U(0), D, U(lanes)):
-            part = gradient_of(
-                lanes, i, block, plain, column, stride, source_of, scale_of, gradient, sequence_gradient
-            )
+            part = gradient_of(lanes, i, block, plain, column, stride, source_of, scale_of, gradient, sequence_gradient)
             place = row * D + block
             store(dense, place, add(load(dense, place, lanes), part))
 
