@@ -21,7 +21,7 @@ from stratarec.errors import CheckpointError, StorageError
 from stratarec.files import storage_error, sync, write_atomic
 
 RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
-"""Gives the rows of a file, ascending, in chunks; it is called twice."""
+"""Gives the rows of a file, ascending, in chunks; it is called more than once."""
 
 _PIECE_BYTES = 1 << 23
 

@@ -17,17 +17,17 @@ from stratarec.errors import CheckpointError
 _CHUNK_ROWS = 1 << 20
 
 
-def keep_segments(segments: Segments, directory: Path, previous: Path | None) -> list[dict[str, Any]]:
+def keep_segments(segments: Segments, directory: Path, last: Path | None) -> list[dict[str, Any]]:
     """Sync the segments, all sealed, and link them into `directory`; their entries for the manifest.
 
-    A file that `previous` has too is linked from there: the working directory may be on another file system, from
-    which it was copied once already.
+    A file that the last checkpoint has too is linked from there: the working directory may be on another file system,
+    from which it was copied once already.
     """
     entries = []
     for slot in segments.used:
         segments.sync(int(slot))
         entry = segments.entry(int(slot))
-        before = None if previous is None else previous / entry.name
+        before = None if last is None else last / entry.name
         source = before if before is not None and _same(before, segments, entry) else segments.path(int(slot))
         link_or_copy(source, directory / entry.name)
         entries.append(asdict(entry))

@@ -12,7 +12,6 @@ from threading import Event, Thread
 import numpy as np
 
 from stratarec.embedding.stores.log.segments import Segments
-from stratarec.errors import StrataError
 
 # Compaction begins a little before the bound, so that writers seldom wait for it.
 _EARLY = 0.96
@@ -53,7 +52,7 @@ class Background:
     def __init__(self, work: Callable[[], None]) -> None:
         self._work, self._wake, self._ends = work, Event(), False
         self._thread: Thread | None = None
-        self._error: StrataError | None = None
+        self._error: Exception | None = None
 
     def wake(self) -> None:
         """Have `work` called soon."""
@@ -70,7 +69,7 @@ class Background:
                 return
             try:
                 self._work()
-            except StrataError as error:
+            except Exception as error:
                 self._error = error
 
     def raise_error(self) -> None:

@@ -284,7 +284,8 @@ class LogRecords:
                 self._back.seal()
             except NoRoom as full:
                 raise self._full(full) from full
-            segments = keep_segments(self.segments, directory, previous)
+            last = previous if self._chain.continues(previous) else None
+            segments = keep_segments(self.segments, directory, last)
             files = self._chain.save(
                 directory,
                 previous,
@@ -305,7 +306,7 @@ class LogRecords:
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
         """See `RecordStore.restore`; segments are linked, and their checksums checked by later reads and `check`."""
-        require_same(directory, manifest, self._identity)
+        require_same(directory, manifest, self._identity, "segments", "files")
         entries = check_segments(self.segments, directory, manifest)
         self._chain.verify(directory, manifest["files"])
         with self._moving, self._lock:
@@ -323,6 +324,7 @@ class LogRecords:
         self._back.forget()
         self.segments.clear()
         self._locations = self._new_locations()
+        self._chain = Chain()
         clear_bits(self._changed)
 
     # The rest
