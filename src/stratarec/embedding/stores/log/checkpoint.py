@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stratarec.embedding.stores.log.segments import SegmentEntry, Segments
 from stratarec.embedding.stores.rowfile import link_or_copy
 from stratarec.errors import CheckpointError
-
-_CHUNK_ROWS = 1 << 20
 
 
 def keep_segments(segments: Segments, directory: Path, last: Path | None) -> list[dict[str, Any]]:
@@ -50,11 +44,3 @@ def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]
                 f"{path} is damaged: it has {path.stat().st_size} bytes, expected {size}; use another checkpoint"
             )
     return entries
-
-
-def located(locations: NDArray[np.unsignedinteger[Any]]) -> Iterator[NDArray[np.int64]]:
-    """Rows that have a location, ascending, in chunks."""
-    for first in range(0, len(locations), _CHUNK_ROWS):
-        rows = np.flatnonzero(locations[first : first + _CHUNK_ROWS])
-        if len(rows):
-            yield rows + first
