@@ -253,7 +253,8 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
         peer.flush()
         peer.settle()
         batches = skewed(rows)
-        peer.threads = best_threads(peer, batches)
+        multi_get = multi_get_seconds(peer, batches)
+        peer.threads = min(multi_get, key=lambda threads: multi_get[threads])
         todo = [next(batches) for _ in range(count * (rounds + 1))]
 
         def ours_round(step: int) -> None:
@@ -280,6 +281,7 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
         "ours_rows_a_second": distinct * rounds / sum(seconds["ours"]),
         "rocksdb_rows_a_second": distinct * rounds / sum(seconds["rocksdb"]),
         "ours_dram_bytes": dram,
+        "rocksdb_read_seconds_by_threads": multi_get,
         "config": {**peer.config, "multi-get threads": peer.threads, "wal": False, "bloom_bits": 10, "direct": True},
         "seconds": seconds,
     }
@@ -293,8 +295,8 @@ def modify(store: CachedRecords | RocksRecords, rows: Rows) -> None:
     store.write(rows, records)
 
 
-def best_threads(peer: RocksRecords, batches: Iterator[Rows]) -> int:
-    """How many threads RocksDB's reads of a batch are fastest on."""
+def multi_get_seconds(peer: RocksRecords, batches: Iterator[Rows]) -> dict[int, float]:
+    """Seconds of RocksDB's reads of a batch on several numbers of threads; medians."""
     seconds = {}
     for threads in (1, 4, 8, 16, 32):
         peer.threads, trials = threads, []
@@ -303,7 +305,7 @@ def best_threads(peer: RocksRecords, batches: Iterator[Rows]) -> int:
             peer.read(ids, out)
             trials.append(time.perf_counter() - began)
         seconds[threads] = median(trials)
-    return min(seconds, key=lambda threads: seconds[threads])
+    return seconds
 
 
 def compare(ours: CachedRecords, peer: RocksRecords, rows: int) -> None:

@@ -67,8 +67,9 @@ class ArrayRecords:
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
         """See `RecordStore.restore`; a checkpoint of a `dram` store fits a `mapped` one and the other way round."""
-        require_same(directory, manifest, self._identity())
+        require_same(directory, manifest, self._identity(), "files")
         self._chain.verify(directory, manifest["files"])
+        self._chain = Chain()
         clear_bits(self._written)
         clear_bits(self._changed)
         for rows in self._chain.load(directory, manifest["files"], self._array):

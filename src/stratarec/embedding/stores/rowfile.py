@@ -22,7 +22,7 @@ from stratarec.errors import CheckpointError, StorageError
 from stratarec.files import file_hash, storage_error, sync, write_atomic
 
 RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
-"""Gives the rows of a file, ascending, in chunks; it is called twice."""
+"""Gives the rows of a file, ascending, in chunks; it is called more than once."""
 
 _PIECE_BYTES = 1 << 23
 

@@ -66,6 +66,7 @@ class Appender:
             self._segments.append(self.slot, words, self._allowance)
             with self._lock:
                 words[:] = 0
+                self._segments.bytes_written += words.nbytes
                 self._segments.blocks[self.slot] += blocks
                 first = int(self._segments.blocks[self.slot]) * self._layout.per_block
                 end = self._layout.segment_blocks * self._layout.per_block

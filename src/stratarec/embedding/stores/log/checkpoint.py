@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stratarec.embedding.stores.log.segments import SegmentEntry, Segments
 from stratarec.embedding.stores.rowfile import link_or_copy
 from stratarec.errors import CheckpointError
 
-_CHUNK_ROWS = 1 << 20
 
-
-def keep_segments(segments: Segments, directory: Path, previous: Path | None) -> list[dict[str, Any]]:
+def keep_segments(segments: Segments, directory: Path, last: Path | None) -> list[dict[str, Any]]:
     """Sync the segments, all sealed, and link them into `directory`; their entries for the manifest.
 
-    A file that `previous` has too is linked from there: the working directory may be on another file system, from
-    which it was copied once already.
+    A file that the last checkpoint has too is linked from there: the working directory may be on another file system,
+    from which it was copied once already.
     """
     entries = []
     for slot in segments.used:
         segments.sync(int(slot))
         entry = segments.entry(int(slot))
-        before = None if previous is None else previous / entry.name
+        before = None if last is None else last / entry.name
         source = before if before is not None and _same(before, segments, entry) else segments.path(int(slot))
         link_or_copy(source, directory / entry.name)
         entries.append(asdict(entry))
@@ -50,11 +44,3 @@ def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]
                 f"{path} is damaged: it has {path.stat().st_size} bytes, expected {size}; use another checkpoint"
             )
     return entries
-
-
-def located(locations: NDArray[np.unsignedinteger[Any]]) -> Iterator[NDArray[np.int64]]:
-    """Rows that have a location, ascending, in chunks."""
-    for first in range(0, len(locations), _CHUNK_ROWS):
-        rows = np.flatnonzero(locations[first : first + _CHUNK_ROWS])
-        if len(rows):
-            yield rows + first

@@ -149,7 +149,6 @@ class Segments:
             if error.errno in _FULL:
                 raise NoRoom(error.strerror) from error
             raise storage_error(self.path(slot), error) from error
-        self.bytes_written += done
 
     def remove(self, slot: int) -> None:
         """Remove a segment without live rows; its descriptor stays open until `close_retired`."""

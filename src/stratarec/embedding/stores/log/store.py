@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, RLock
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,18 +22,16 @@ from numpy.typing import NDArray
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
 from stratarec.embedding.stores.chain import Chain, require_same
 from stratarec.embedding.stores.log.appender import Appender
-from stratarec.embedding.stores.log.checkpoint import check_segments, keep_segments, located
-from stratarec.embedding.stores.log.compaction import Background, background_due, dead_weight, victim
+from stratarec.embedding.stores.log.checkpoint import check_segments, keep_segments
+from stratarec.embedding.stores.log.compaction import Background, Compactor, background_due, dead_weight
 from stratarec.embedding.stores.log.layout import LogConfig, plan_layout
+from stratarec.embedding.stores.log.locations import Locations
 from stratarec.embedding.stores.log.reader import Reader
-from stratarec.embedding.stores.log.segments import NoRoom, SegmentEntry, Segments
-from stratarec.embedding.stores.memory import allocate_bits, allocate_bytes, clear_bits, resident_bytes, set_rows
+from stratarec.embedding.stores.log.segments import NoRoom, Segments
+from stratarec.embedding.stores.memory import resident_bytes
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.files import make_directory, storage_error
-from stratarec.kernels.blocks import as_bytes, as_tags, cpu
-
-# Compaction reads and moves so many bytes at a time, holding the lock while it moves.
-_STRIDE_BYTES = 1 << 20
+from stratarec.kernels.blocks import cpu
 
 
 class LogRecords:
@@ -71,18 +69,12 @@ class LogRecords:
         self._guard = _take(Path(directory))
         self.segments = Segments(Path(directory), self.layout, self.config.budget_bytes)
         self._front = Appender(self.segments, self._lock, -self.layout.segment_bytes)
-        self._back = Appender(self.segments, self._lock, 0)
+        self._locations = Locations(self.layout)
+        self._compactor = Compactor(self.segments, self._locations, self._lock)
+        self._back = self._compactor.appender
         self._reader = Reader(self.layout, self.config.threads)
-        stride = max(_STRIDE_BYTES // self.layout.block_bytes, 1)
-        self._stride = allocate_bytes(stride * self.layout.block_bytes).view(np.uint64)
-        self._locations = self._new_locations()
-        self._changed = allocate_bits(rows)
         self._chain = Chain()
         self._background = Background(self._compact_quietly)
-
-    def _new_locations(self) -> NDArray[np.unsignedinteger[Any]]:
-        kind = self.layout.location_type
-        return allocate_bytes(self.rows * kind.itemsize).view(kind)
 
     # Reading
 
@@ -94,7 +86,7 @@ class LogRecords:
             self.segments.close_retired()
             count = cpu.find(
                 rows,
-                self._locations,
+                self._locations.of_row,
                 self._front.state,
                 self._front.data,
                 self._back.state,
@@ -116,7 +108,7 @@ class LogRecords:
     def written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         check_rows(self, rows)
         with self._lock:
-            found: NDArray[np.bool_] = self._locations[rows] != 0
+            found: NDArray[np.bool_] = self._locations.of_row[rows] != 0
         return found
 
     def check(self) -> None:
@@ -141,8 +133,8 @@ class LogRecords:
                     rows,
                     flat,
                     done,
-                    self._locations,
-                    self._changed,
+                    self._locations.of_row,
+                    self._locations.changed,
                     self.segments.live,
                     self._front.state,
                     self._front.tags,
@@ -180,7 +172,7 @@ class LogRecords:
 
     def _gains(self) -> bool:
         try:
-            return self._compact_one()
+            return self._compactor.rewrite_one()
         except NoRoom:
             return False
 
@@ -216,63 +208,17 @@ class LogRecords:
             with self._moving:
                 due = background_due(self.segments, self.config.most_amplification)
                 try:
-                    due = due and self._compact_one()
+                    due = due and self._compactor.rewrite_one()
                 except NoRoom:
                     # The writer finds out for itself when it runs out of room.
                     return
 
     def _compact_while(self, due: Callable[[], bool]) -> None:
         try:
-            while due() and self._compact_one():
+            while due() and self._compactor.rewrite_one():
                 pass
         except NoRoom as full:
             raise self._full(full) from full
-
-    def _compact_one(self) -> bool:
-        """Rewrite the segment that gains most; False when none gains anything. `_moving` is held."""
-        with self._lock:
-            slot = victim(self.segments)
-        if slot < 0:
-            return False
-        entry = self.segments.entry(slot)
-        stride = len(self._stride) // self.layout.shape.block_words
-        for first in range(0, entry.blocks, stride):
-            if not self.segments.live[slot]:
-                break
-            self._move(entry, first, min(stride, entry.blocks - first))
-        with self._lock:
-            self.segments.remove(slot)
-        return True
-
-    def _move(self, entry: SegmentEntry, first: int, blocks: int) -> None:
-        """Move the live rows of some blocks to the compactor's own segment."""
-        shape, per_block = self.layout.shape, self.layout.per_block
-        words = self._stride[: blocks * shape.block_words]
-        descriptor = int(self.segments.descriptors[entry.slot])
-        bad = cpu.read_checked(descriptor, np.uint64(entry.sequence), first, blocks, words, shape)
-        if bad >= 0:
-            raise self.segments.damage(entry.slot, first + bad)
-        first_cell = (entry.slot * self.layout.segment_blocks + first) * per_block
-        done = 0
-        while True:
-            with self._lock:
-                done = cpu.relocate(
-                    as_tags(words),
-                    as_bytes(words),
-                    first_cell,
-                    done,
-                    blocks * per_block,
-                    self._locations,
-                    self._changed,
-                    self.segments.live,
-                    self._back.state,
-                    self._back.tags,
-                    self._back.data,
-                    shape,
-                )
-            if done == blocks * per_block:
-                return
-            self._back.make_room()
 
     # Checkpoints
 
@@ -284,20 +230,17 @@ class LogRecords:
                 self._back.seal()
             except NoRoom as full:
                 raise self._full(full) from full
-            segments = keep_segments(self.segments, directory, previous)
+            last = previous if self._chain.continues(previous) else None
+            segments = keep_segments(self.segments, directory, last)
             files = self._chain.save(
                 directory,
                 previous,
-                self._location_bytes,
-                lambda: located(self._locations),
-                lambda: set_rows(self._changed),
+                self._locations.as_bytes,
+                self._locations.written_rows,
+                self._locations.changed_rows,
             )
-            clear_bits(self._changed)
+            self._locations.forget_changes()
         return {**self._identity, "segments": segments, "files": files}
-
-    @property
-    def _location_bytes(self) -> NDArray[np.uint8]:
-        return self._locations.view(np.uint8).reshape(self.rows, -1)
 
     @property
     def _identity(self) -> Manifest:
@@ -305,16 +248,17 @@ class LogRecords:
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
         """See `RecordStore.restore`; segments are linked, and their checksums checked by later reads and `check`."""
-        require_same(directory, manifest, self._identity)
+        require_same(directory, manifest, self._identity, "segments", "files")
         entries = check_segments(self.segments, directory, manifest)
         self._chain.verify(directory, manifest["files"])
         with self._moving, self._lock:
             self._forget()
             for entry in entries:
                 self.segments.adopt(directory / entry.name, entry)
-            for _ in self._chain.load(directory, manifest["files"], self._location_bytes):
+            for _ in self._chain.load(directory, manifest["files"], self._locations.as_bytes):
                 pass
-            bad = cpu.count_live(self._locations, self.segments.live, self.segments.blocks, self.layout.shape)
+            segments = self.segments
+            bad = cpu.count_live(self._locations.of_row, segments.live, segments.blocks, self.layout.shape)
             if bad >= 0:
                 raise CheckpointError(f"{directory}: row {bad} lies in no segment; use another checkpoint")
 
@@ -322,15 +266,15 @@ class LogRecords:
         self._front.forget()
         self._back.forget()
         self.segments.clear()
-        self._locations = self._new_locations()
-        clear_bits(self._changed)
+        self._locations.clear()
+        self._chain = Chain()
 
     # The rest
 
     def memory(self) -> StoreBytes:
         with self._lock:
-            buffers = (self._front.data, self._back.data, self._stride, self._reader.scratch)
-            dram = resident_bytes(self._locations, self._changed, *buffers)
+            buffers = (self._front.data, self._back.data, self._compactor.stride, self._reader.scratch)
+            dram = resident_bytes(self._locations.of_row, self._locations.changed, *buffers)
             files = sum(os.fstat(int(self.segments.descriptors[slot])).st_blocks * 512 for slot in self.segments.used)
         return StoreBytes(dram_bytes=dram, block_bytes=files)
 
