@@ -217,14 +217,16 @@ class RecordStoreTests:
         first = store.checkpoint(new_directory(tmp_path / "first"), None)
         self.fill(store, np.arange(50), seed=2)
         store.checkpoint(new_directory(tmp_path / "abandoned"), tmp_path / "first")
-        store.restore(tmp_path / "first", first)
+        other = self.make(tmp_path / "other")
+        other.restore(tmp_path / "first", first)
         # The same rows as in the abandoned run, so the same places, with other records.
-        self.fill(store, np.arange(50), seed=3)
-        store.checkpoint(new_directory(tmp_path / "second"), tmp_path / "first")
-        contents = read_all(store)
-        manifest = store.checkpoint(new_directory(tmp_path / "third"), tmp_path / "abandoned")
-        store.restore(tmp_path / "third", manifest)
-        assert_same_contents(store, *contents)
+        self.fill(other, np.arange(50), seed=3)
+        other.checkpoint(new_directory(tmp_path / "second"), tmp_path / "first")
+        contents = read_all(other)
+        manifest = other.checkpoint(new_directory(tmp_path / "third"), tmp_path / "abandoned")
+        other.restore(tmp_path / "third", manifest)
+        assert_same_contents(other, *contents)
+        other.close()
 
     def test_unchanged_files_are_links(self, store: RecordStore, tmp_path: Path) -> None:
         self.fill(store, np.arange(self.rows), seed=1)
