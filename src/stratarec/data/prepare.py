@@ -40,7 +40,7 @@ from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
 from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_atomic, write_json
 from stratarec.progress import Progress, SilentProgress
 
-_WORK_FORMAT = 1
+_WORK_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
