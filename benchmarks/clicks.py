@@ -37,7 +37,7 @@ from stratarec.training.trainer import Trainer
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "globo.yaml"
 # Settings of the logistic regression that validation chooses among: Adam's rate and L2.
-LOGISTIC = ((0.01, 0.0), (0.002, 0.0), (0.002, 1e-5))
+LOGISTIC = ((0.03, 0.0), (0.01, 0.0), (0.01, 1e-5), (0.002, 0.0))
 QUICK_STEPS, QUICK_BATCHES = 300, 20
 GATE = 1e-4
 Scores = tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]

@@ -51,7 +51,7 @@ from stratarec.progress import Progress, SilentProgress
 # Raise this when the same logs and settings give another data set.
 _VERSION = 1
 # What a run leaves in its work directory; a later version whose notes have other fields starts anew.
-_WORK_FORMAT = [2, *(entry.name for kind in (StagedChunk, Moments, Shard) for entry in fields(kind))]
+_WORK_FORMAT = [3, *(entry.name for kind in (StagedChunk, Moments, Shard) for entry in fields(kind))]
 
 
 @dataclass(frozen=True, kw_only=True)

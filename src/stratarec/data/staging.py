@@ -1,6 +1,8 @@
-"""Raw rows on their way to shards: one file a source chunk, one row group a partition.
+"""Raw rows on their way to shards: one file a source chunk, in it one Arrow stream a partition.
 
-Rows that belong together (a user, a session) share a partition; reading a partition reads its row group of every chunk.
+Rows that belong together (a user, a session) share a partition; reading a partition reads its stream out of every
+chunk's file, at the place that the chunk's note names. (Row groups of a Parquet file did this first: each read parsed a
+footer that lists all partitions, so that the cost grew with the square of the log.)
 A chunk's file is renamed into place when it is whole, so an interrupted run goes on behind the last one.
 """
 
@@ -8,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
@@ -28,8 +31,8 @@ class StagedChunk:
 
     index: int
     rows: int
-    groups: dict[int, int]
-    """Partition -> row group in the chunk's file."""
+    places: dict[int, tuple[int, int]]
+    """Partition -> offset and bytes of its stream in the chunk's file."""
     last_time: int
     bytes_done: int
     bad_rows: int
@@ -39,8 +42,8 @@ class StagedChunk:
 def _staged(path: Path) -> StagedChunk:
     with reading(path):
         note = read_json(path)
-        groups = {int(key): int(group) for key, group in note["groups"].items()}
-        return StagedChunk(**{**note, "groups": groups, "bad_examples": tuple(note["bad_examples"])})
+        places = {int(key): (int(first), int(size)) for key, (first, size) in note["places"].items()}
+        return StagedChunk(**{**note, "places": places, "bad_examples": tuple(note["bad_examples"])})
 
 
 class Staging:
@@ -77,12 +80,15 @@ class Staging:
         else:
             named = {chunk.index: frame}
         order = [partition for partition in sorted(named) if named[partition].height]
-        write_atomic(self._file(chunk.index), lambda path: _write_groups(path, [named[p] for p in order]))
+        streams = [_stream(named[partition]) for partition in order]
+        write_atomic(self._file(chunk.index), lambda path: _write(path, streams))
+        sizes = [stream.size for stream in streams]
+        starts = [0, *accumulate(sizes)][:-1]
         times = frame[self._schema.time] if self._schema.time and frame.height else None
         staged = StagedChunk(
             index=chunk.index,
             rows=frame.height,
-            groups={partition: group for group, partition in enumerate(order)},
+            places=dict(zip(order, zip(starts, sizes, strict=True), strict=True)),
             last_time=0 if times is None else int(times.max()),  # type: ignore[arg-type]
             bytes_done=chunk.bytes_done,
             bad_rows=chunk.bad_rows,
@@ -92,25 +98,25 @@ class Staging:
         return staged
 
     def _file(self, index: int) -> Path:
-        return self._folder / f"{index:08d}.parquet"
+        return self._folder / f"{index:08d}.arrow"
 
     def read(self, chunks: Sequence[StagedChunk], partitions: Sequence[int]) -> pl.DataFrame:
         """All rows of some partitions, in the order of the source."""
         frames = []
         for chunk in chunks:
-            groups = [chunk.groups[partition] for partition in partitions if partition in chunk.groups]
-            if groups:
+            places = [chunk.places[partition] for partition in partitions if partition in chunk.places]
+            if places:
                 path = self._file(chunk.index)
-                with reading(path), pq.ParquetFile(path) as file:
-                    frames.append(pl.from_arrow(file.read_row_groups(groups, use_threads=False)))
-        whole = pl.concat(frames, rechunk=True)  # type: ignore[type-var]
+                with reading(path), path.open("rb") as file:
+                    frames += [_read(file, first, size) for first, size in places]
+        whole = pl.from_arrow(pa.concat_tables(frames))
         assert isinstance(whole, pl.DataFrame)
-        return whole
+        return whole.rechunk()
 
     def shards(self, chunks: Sequence[StagedChunk], shard_samples: int) -> list[list[int]]:
         """The partitions of each shard: one each with a shard key, else runs of chunks of about `shard_samples`."""
         if self._schema.shard_key:
-            return [[p] for p in sorted({partition for chunk in chunks for partition in chunk.groups})]
+            return [[p] for p in sorted({partition for chunk in chunks for partition in chunk.places})]
         runs: list[list[int]] = [[]]
         held = 0
         for chunk in chunks:
@@ -123,12 +129,22 @@ class Staging:
         return [run for run in runs if run]
 
 
-def _write_groups(path: Path, parts: Sequence[pl.DataFrame]) -> None:
-    if not parts:
-        path.touch()
-        return
-    first = parts[0].to_arrow()
-    with pq.ParquetWriter(path, first.schema, compression="zstd", compression_level=1) as writer:
-        for part in parts:
-            table: pa.Table = part.to_arrow().cast(first.schema)
-            writer.write_table(table, row_group_size=max(len(part), 1))
+def _stream(part: pl.DataFrame) -> pa.Buffer:
+    """Rows as one compressed Arrow stream."""
+    table = part.to_arrow()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def _write(path: Path, streams: Sequence[pa.Buffer]) -> None:
+    with path.open("wb") as file:
+        for stream in streams:
+            file.write(stream)
+
+
+def _read(file: BinaryIO, first: int, size: int) -> pa.Table:
+    file.seek(first)
+    with pa.ipc.open_stream(file.read(size)) as reader:
+        return reader.read_all()

@@ -43,7 +43,7 @@ from stratarec.kernels.random import table_key
 DENSE = ("popularity", "recent_popularity", "item_age", *FEATURES)
 _RECENT_SHARE = 6
 # Most clicks that become one chunk; bounds memory however dense the log is.
-_CHUNK_CLICKS = 1 << 14
+_CHUNK_CLICKS = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
