@@ -28,7 +28,11 @@ def allocate(elements: int) -> NDArray[np.float32]:
 
 
 def _map(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+    size = max(size, mmap.PAGESIZE)
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    # Python's default is shared memory, which gets no huge pages.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

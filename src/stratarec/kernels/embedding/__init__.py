@@ -159,7 +159,7 @@ def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
     tile = _tile(lookups.batch, threads)
     key, base, sizes, column = lookups.key[chosen], group.base[chosen], group.rows[chosen], group.column[chosen]
     flat, stride = out.reshape(-1), out.shape[1]
-    kernels = lookup.kernels(rows.block_lanes(group.width))
+    kernels = lookup.kernels(*rows.blocks(group.width))
     if lookups.offsets is None and lookups.weights is None:
         bad = kernels.pool_singles(
             launcher(), threads, weights, group.width, lookups.values, lookups.batch, key, base, sizes, column, flat,
@@ -194,7 +194,7 @@ def gather(weights: Floats, group: Group, lookups: Lookups, feature: int, out: F
     """``out[i] = row of values[first + i]`` for the ids of one sequence feature; returns as `pool` does."""
     first, last = lookups.span(feature)
     values, threads = lookups.values[first:last], use_torch_threads()
-    bad = lookup.kernels(rows.block_lanes(group.width)).gather(
+    bad = lookup.kernels(*rows.blocks(group.width)).gather(
         launcher(), threads, weights, group.width, values, group.base[feature], group.rows[feature], out.reshape(-1),
         _tile(last - first, threads),
     )  # fmt: skip
@@ -254,7 +254,7 @@ def update(
     plan = workspace.plan(group, counts, threads)
     work = workspace.prepare(threads, int(counts.max()), group.width, lookups.values.dtype)
     single = np.float32
-    backward.kernels(rows.block_lanes(group.width)).update(
+    backward.kernels(*rows.blocks(group.width)).update(
         launcher(), threads, weights, group.width, row_state, full_state, lookups.values,
         _NO_OFFSETS if lookups.offsets is None else lookups.offsets, lookups.offsets is None,
         _NO_FLOATS if lookups.weights is None else lookups.weights, lookups.weights is not None, lookups.batch,
@@ -280,7 +280,7 @@ def _table_lookups(group: Group, lookups: Lookups) -> NDArray[np.int64]:
 def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: Floats, out: Floats) -> None:
     """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight."""
     chosen = np.flatnonzero(group.sequence == 0)
-    lookup.kernels(rows.block_lanes(group.width)).weight_gradient(
+    lookup.kernels(*rows.blocks(group.width)).weight_gradient(
         launcher(), use_torch_threads(), weights, group.width, lookups.values, _offsets(lookups), lookups.batch, lookups.key[chosen],
         group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1],
         out,

@@ -9,6 +9,7 @@ import numpy as np
 from numba import literally, njit
 
 from stratarec.kernels.prefetch import prefetch
+from stratarec.kernels.team import BODY
 from stratarec.kernels.vector import LANES, add, broadcast, load, multiply, store, subtract, total
 
 SGD, ROWWISE_ADAGRAD, ADAGRAD, ROWWISE_ADAM = 0, 1, 2, 3
@@ -17,20 +18,20 @@ U = np.uint64
 LINE = U(LANES)
 
 
-def block_lanes(width: int) -> int:
-    """The constant block width for rows of `width`: one block up to 256 floats, else the largest fitting one."""
-    if width % LANES == 0 and width <= 256:
-        return width
-    return next(lanes for lanes in (256, 128, 64, 32, 16, 8, 4, 2, 1) if width % lanes == 0)
+def blocks(width: int) -> tuple[int, bool]:
+    """The constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the row."""
+    whole = (width % LANES == 0 and width <= 256) or width in (1, 2, 4, 8)
+    lanes = width if whole else next(lanes for lanes in (256, 128, 64, 32, 16, 8, 4, 2, 1) if width % lanes == 0)
+    return lanes, whole
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def prefetch_row(array, start, width):
     for element in range(U(0), width, LINE):
         prefetch(array, start + element)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**BODY)
 def mean_square(lanes, gradient, start, D):
     """Mean of squares, block after block, each in `vector.total`'s order: the same bits on every machine."""
     literally(lanes)
@@ -41,7 +42,7 @@ def mean_square(lanes, gradient, start, D):
     return found / np.float32(D)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**BODY)
 def update_row(
     lanes, kind, weights, row, D, gradient, start, row_state, full_state, rate, eps, decay, beta1, beta2, moment, second
 ):
@@ -77,7 +78,7 @@ def update_row(
             weights[first + d] -= rate * delta
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def prefetch_state(kind, weights, row, D, row_state, full_state):
     """Ask for all that `update_row` will touch."""
     prefetch_row(weights, row * D, D)
@@ -87,7 +88,7 @@ def prefetch_state(kind, weights, row, D, row_state, full_state):
         prefetch_row(full_state, row * D, D)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def accumulate(lanes, target, start, source, begin, factor, D):
     """``target[start:][:D] += factor * source[begin:][:D]``."""
     literally(lanes)
