@@ -83,9 +83,7 @@ def run_team(typingctx, launch, threads, body, arguments):
         builder.store(word(0), builder.gep(shared, [ir.IntType(32)(0), ir.IntType(32)(0)]))
         builder.store(args[3], builder.gep(shared, [ir.IntType(32)(0), ir.IntType(32)(1)]))
         shared = builder.bitcast(shared, byte)
-        alone = builder.or_(
-            builder.icmp_unsigned("==", args[0], word(0)), builder.icmp_signed("<", args[1], word(2))
-        )
+        alone = builder.or_(builder.icmp_unsigned("==", args[0], word(0)), builder.icmp_signed("<", args[1], word(2)))
         with builder.if_else(alone) as (one, several):
             with one:
                 builder.call(outlined, [shared])

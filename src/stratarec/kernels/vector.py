@@ -62,9 +62,7 @@ def store(typingctx, array, element, row):
 
     def codegen(context, builder, signature, args):
         kind = signature.args[2]
-        builder.store(
-            args[2], _address(context, builder, signature.args[0], args[0], args[1], kind.width), align=4
-        )
+        builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1], kind.width), align=4)
         return context.get_dummy_value()
 
     return signature, codegen

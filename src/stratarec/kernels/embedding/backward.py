@@ -20,12 +20,10 @@ import numpy as np
 from numba import literally, njit
 
 from stratarec.kernels.embedding.lookup import share
-from stratarec.kernels.embedding.rows import U, prefetch_row, prefetch_state, update_row
+from stratarec.kernels.embedding.rows import U, ahead_of, prefetch_row, prefetch_state, update_row
 from stratarec.kernels.team import BODY, run_team, take
 from stratarec.kernels.vector import add, broadcast, load, multiply, store
 
-# Rows ahead of the one in use: gradients, and rows with their state.
-AHEAD, ROWS_AHEAD = 16, 8
 # Floats of a member's dense sums; half of a second cache of 1 MiB, the rows themselves being the other half.
 DENSE_FLOATS = 1 << 17
 # Adding to it gives any number's own bits, as starting from that number would; +0.0 would change -0.0.
@@ -92,14 +90,12 @@ def sum_dense(
     """``dense[r * D:][:D] += gradient`` for every lookup of row r, in order."""
     literally(lanes)
     for i in range(lookups):
-        later = min(i + U(AHEAD), lookups - U(1))
+        later = min(i + ahead_of(D), lookups - U(1))
         prefetch_gradient(later, plain, column, stride, source_of, gradient, D)
         row = U(ids[i])
         touched[row] = 1
         for block in range(U(0), D, U(lanes)):
-            part = gradient_of(
-                lanes, i, block, plain, column, stride, source_of, scale_of, gradient, sequence_gradient
-            )
+            part = gradient_of(lanes, i, block, plain, column, stride, source_of, scale_of, gradient, sequence_gradient)
             place = row * D + block
             store(dense, place, add(load(dense, place, lanes), part))
 
@@ -180,11 +176,11 @@ def apply_sorted(
     literally(lanes)
     begin = U(0)
     for u in range(distinct):
-        ahead = origin + U(row_of[min(u + U(ROWS_AHEAD), distinct - U(1))])
+        ahead = origin + U(row_of[min(u + ahead_of(D) // U(2), distinct - U(1))])
         prefetch_state(kind, weights, ahead, D, row_state, full_state)
         end = U(end_of[u])
         for i in range(begin, end):
-            later = U(order[min(i + U(AHEAD), lookups - U(1))])
+            later = U(order[min(i + ahead_of(D), lookups - U(1))])
             prefetch_gradient(later, plain, column, stride, source_of, gradient, D)
         for block in range(U(0), D, U(lanes)):
             found = gradient_of(
@@ -236,6 +232,8 @@ def update_tables(
             )  # fmt: skip
         if lookups == 0:
             continue
+        for i in range(min(ahead_of(D), lookups)):
+            prefetch_gradient(i, plain, U(column[f]), stride_, source_of[m], gradient, D)
         if limit * width <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(
                 lanes, ids, lookups, D, dense[m], touched[m], plain, U(column[f]), stride_, source_of[m], scale_of[m],

@@ -15,12 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 from numba import literally, njit
 
-from stratarec.kernels.embedding.rows import U, prefetch_row
+from stratarec.kernels.embedding.rows import U, ahead_of, prefetch_row
 from stratarec.kernels.team import BODY, run_team, take
 from stratarec.kernels.vector import add, broadcast, load, multiply, store, stream, total
-
-# Rows ahead of the one in use.
-AHEAD = 16
 
 
 @njit(**BODY)
@@ -34,11 +31,11 @@ def copy_rows(lanes, weights, D, values, first, last, origin, limit, out, target
     """``out[target + i * stride:][:D]`` = row of values[first + i]. Returns the place of a bad id, or -1."""
     literally(lanes)
     start, final = U(first), U(last) - U(1)
-    for i in range(start, min(start + U(AHEAD), U(last))):
+    for i in range(start, min(start + ahead_of(D), U(last))):
         prefetch_row(weights, U(origin + values[i]) * D, D)
     place = U(target)
     for i in range(start, U(last)):
-        prefetch_row(weights, U(origin + values[min(i + U(AHEAD), final)]) * D, D)
+        prefetch_row(weights, U(origin + values[min(i + ahead_of(D), final)]) * D, D)
         index = values[i]
         if U(index) >= U(limit):
             return np.int64(i)
@@ -55,7 +52,23 @@ def copy_rows(lanes, weights, D, values, first, last, origin, limit, out, target
 
 @njit(**BODY)
 def pool_singles(
-    member, lanes, whole, counter, weights, width, values, batch, key, base, rows, column, out, stride, tile, streaming, bad
+    member,
+    lanes,
+    whole,
+    counter,
+    weights,
+    width,
+    values,
+    batch,
+    key,
+    base,
+    rows,
+    column,
+    out,
+    stride,
+    tile,
+    streaming,
+    bad,
 ):
     """out[b * stride + column[f]:][:D] = row of the one id of bag (f, b), `tile` samples at a time."""
     literally(lanes)
@@ -94,7 +107,7 @@ def pool_bags(
             target = U((bag - shift) * stride + column[f])
             begin, end = U(offsets[bag]), U(offsets[bag + 1])
             for i in range(begin, end):
-                prefetch_row(weights, U(origin + values[min(i + U(AHEAD), U(stop))]) * D, D)
+                prefetch_row(weights, U(origin + values[min(i + ahead_of(D), U(stop))]) * D, D)
                 if U(values[i]) >= U(limit):
                     bad[member] = i
                     end = begin
@@ -127,7 +140,22 @@ def gather(member, lanes, whole, counter, weights, width, values, base, rows, ou
 
 @njit(**BODY)
 def weight_gradient(
-    member, lanes, whole, counter, weights, width, values, offsets, batch, key, base, column, mean, gradient, stride, out
+    member,
+    lanes,
+    whole,
+    counter,
+    weights,
+    width,
+    values,
+    offsets,
+    batch,
+    key,
+    base,
+    column,
+    mean,
+    gradient,
+    stride,
+    out,
 ):
     """out[i] += gradient of bag(i) . row(values[i]) (divided by the bag's length for mean pooling)."""
     literally(lanes)

