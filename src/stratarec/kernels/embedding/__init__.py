@@ -17,6 +17,7 @@ from stratarec.kernels.embedding import backward, lookup, rows
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.vector import blocks
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -102,12 +103,12 @@ class Group:
     @cached_property
     def lookup_kernels(self) -> SimpleNamespace:
         """Compiled for this width."""
-        return lookup.kernels(*rows.blocks(self.width))
+        return lookup.kernels(*blocks(self.width))
 
     @cached_property
     def backward_kernels(self) -> SimpleNamespace:
         """Compiled for this width."""
-        return backward.kernels(*rows.blocks(self.width))
+        return backward.kernels(*blocks(self.width))
 
 
 @dataclass(frozen=True, kw_only=True)

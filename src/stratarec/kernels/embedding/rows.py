@@ -18,21 +18,14 @@ U = np.uint64
 LINE = U(LANES)
 
 
-def blocks(width: int) -> tuple[int, bool]:
-    """The constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the row."""
-    whole = (width % LANES == 0 and width <= 256) or width in (1, 2, 4, 8)
-    lanes = width if whole else next(lanes for lanes in (256, 128, 64, 32, 16, 8, 4, 2, 1) if width % lanes == 0)
-    return lanes, whole
-
-
 @njit(**BODY)
 def ahead_of(width):
-    """How many rows before its use a row is prefetched: about 128 cache lines, between 16 and 64 rows.
+    """How many rows before its use a row is prefetched: about 256 cache lines, between 16 and 64 rows.
 
     With fewer lines under way a core does not reach its memory bandwidth: random rows of 16 floats took 14 ns each with
     16 rows ahead and 8 ns with 64, rows of 64 floats 12 and 10 ns.
     """
-    return min(max(U(2048) // width, U(16)), U(64))
+    return min(max(U(4096) // width, U(16)), U(64))
 
 
 @njit(**BODY)
