@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,9 +269,9 @@ class TieredGroup(Group):
         for (first, last), part in zip(spans, np.split(place, np.cumsum([len(part) for part in rows])), strict=False):
             values[first:last] = part
         zeros = np.zeros_like(self.layout.base)
-        layout = kernel.Group(**{**vars(self.layout), "base": zeros, "rows": zeros + max(len(distinct), 1)})
+        layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
         return self._forward(
-            kernel.Lookups(**{**vars(lookups), "values": values}), self.cache.read(distinct), layout, out
+            replace(lookups, values=values), self.cache.read(distinct), layout, out
         )
 
     def _rows_of(self, feature: int, ids: Ids) -> NDArray[np.int64]:

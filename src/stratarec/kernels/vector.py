@@ -21,6 +21,13 @@ _FLOAT = ir.FloatType()
 _I32 = ir.IntType(32)
 
 
+def blocks(width: int) -> tuple[int, bool]:
+    """The constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the row."""
+    whole = (width % LANES == 0 and width <= 256) or width in (1, 2, 4, 8)
+    lanes = width if whole else next(lanes for lanes in (256, 128, 64, 32, 16, 8, 4, 2, 1) if width % lanes == 0)
+    return lanes, whole
+
+
 class Row(types.Type):
     """D float32 values."""
 
@@ -129,6 +136,17 @@ def broadcast(typingctx, number, width):
         )
 
     return signature, codegen
+
+
+@intrinsic
+def multiply_add(typingctx, one, other, sum):
+    """``sum + one * other``, rounded once where the machine can."""
+
+    def codegen(context, builder, signature, args):
+        product = builder.fmul(args[0], args[1], flags=("contract",))
+        return builder.fadd(args[2], product, flags=("contract",))
+
+    return one(one, other, sum), codegen
 
 
 @intrinsic

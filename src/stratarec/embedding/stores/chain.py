@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from stratarec.embedding.stores.rowfile import Readable, RowSelection, link_or_copy, read_rows, verify_file, write_rows
 from stratarec.errors import CheckpointError, DatasetError
 from stratarec.files import read_json, sync, write_json
-from stratarec.kernels.records import scatter
 
 _NAME = "chain.json"
 _MOST_FILES = 64
@@ -105,7 +104,7 @@ class Chain:
             for rows, records in read_rows(directory / entry["name"], entry["rows"], width):
                 if len(rows) and (rows[0] < 0 or rows[-1] >= total):
                     raise CheckpointError(f"{directory / entry['name']} has rows beyond 0..{total - 1}")
-                scatter(array, rows, records)
+                array[rows] = records
                 yield rows
         self._files = list(files)
         self._next = 1 + max(int(entry["name"].split("-")[1].split(".")[0]) for entry in files)

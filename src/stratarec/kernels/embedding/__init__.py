@@ -6,14 +6,18 @@ Shapes: F features, B samples, N ids, D width, R rows of all the group's tables 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.embedding import backward, lookup, rows
+from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.vector import blocks
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -26,13 +30,14 @@ KINDS = {
 }
 # Samples that a thread looks up at once: more tiles than threads even out, fewer than 64 rows a table start too often.
 _TILES_PER_THREAD, _LEAST_TILE, _MOST_TILE = 4, 64, 512
-# Outputs larger than any part of them that a next kernel could still find in the caches are written past these.
-_STREAM_BYTES = 32 << 20
+# Larger outputs are written past the caches: reading lines only to overwrite them took a tenth to a third of the time.
+_STREAM_BYTES = 4 << 20
 # The scratch of `update`, in the order in which its kernel takes it.
 _WORKSPACES = (
     "index_of", "slot_of", "listed", "source_of", "scale_of", "order", "row_of", "count_of", "row_sum", "dense",
     "touched",
 )  # fmt: skip
+_PAGE_FLOATS = 1024
 _NO_OFFSETS = np.zeros(1, dtype=np.int64)
 _NO_FLOATS = np.zeros(1, dtype=np.float32)
 
@@ -85,6 +90,26 @@ class Group:
     """``[tables + 1]``: table t owns ``table_features[table_start[t]:table_start[t + 1]]``."""
     table_features: NDArray[np.int64]
 
+    @cached_property
+    def pooled(self) -> slice | NDArray[np.int64]:
+        """Places of the pooled features: all of them as a rule, which then need no copies."""
+        return np.flatnonzero(self.sequence == 0) if self.sequence.any() else slice(None)
+
+    @cached_property
+    def lines(self) -> bool:
+        """Whether every row of the output starts at a multiple of 64 bytes, its first one provided."""
+        return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % 16
+
+    @cached_property
+    def lookup_kernels(self) -> SimpleNamespace:
+        """Compiled for this width."""
+        return lookup.kernels(*blocks(self.width))
+
+    @cached_property
+    def backward_kernels(self) -> SimpleNamespace:
+        """Compiled for this width."""
+        return backward.kernels(*blocks(self.width))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowUpdate:
@@ -133,11 +158,12 @@ class Workspace:
             "order": (capacity, np.int32),
             "row_of": (capacity, np.uint64),
             "count_of": (capacity, np.int32),
-            "row_sum": (width, np.float32),
-            "dense": (backward.DENSE_FLOATS, np.float32),
             "touched": (backward.DENSE_FLOATS, np.uint8),
         }
         self.arrays = {name: np.empty((threads, size), dtype=kind) for name, (size, kind) in shapes.items()}
+        # Whole pages for each thread: no cache line is shared, no row straddles two.
+        for name, size in (("row_sum", -(-width // _PAGE_FLOATS) * _PAGE_FLOATS), ("dense", backward.DENSE_FLOATS)):
+            self.arrays[name] = allocate(threads * size).reshape(threads, size)
         self.arrays["index_of"].fill(-1)
         self.arrays["dense"].fill(backward.NOTHING)
         self.arrays["touched"].fill(0)
@@ -152,36 +178,30 @@ def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
     int
         Place in `values` of an id outside its table, or -1. A bad id is never read through.
     """
-    chosen = np.flatnonzero(group.sequence == 0)
-    if not len(chosen) or not lookups.batch:
+    chosen = group.pooled
+    key, base, sizes, column = lookups.key[chosen], group.base[chosen], group.rows[chosen], group.column[chosen]
+    if not len(key) or not lookups.batch:
         return -1
     threads = use_torch_threads()
-    tile = _tile(lookups.batch, threads)
-    key, base, sizes, column = lookups.key[chosen], group.base[chosen], group.rows[chosen], group.column[chosen]
-    flat, stride = out.reshape(-1), out.shape[1]
-    kernels = lookup.kernels(rows.block_lanes(group.width))
+    tile, stride = _tile(lookups.batch, threads), out.shape[1]
     if lookups.offsets is None and lookups.weights is None:
-        bad = kernels.pool_singles(
-            launcher(), threads, weights, group.width, lookups.values, lookups.batch, key, base, sizes, column, flat,
-            stride, tile, _streams(out, column, group.width),
+        streaming = out.nbytes >= _STREAM_BYTES and group.lines and not (stride % 16 or out.ctypes.data % 64)
+        bad = group.lookup_kernels.pool_singles(
+            launcher(), threads, weights, group.width, lookups.values, lookups.batch, key, base, sizes, column,
+            out.reshape(-1), stride, tile, streaming,
         )  # fmt: skip
         return int(bad)
     sample_weights = _NO_FLOATS if lookups.weights is None else lookups.weights
-    bad = kernels.pool_bags(
+    bad = group.lookup_kernels.pool_bags(
         launcher(), threads, weights, group.width, lookups.values, _all_offsets(lookups), sample_weights,
-        lookups.weights is not None, lookups.batch, key, base, sizes, column, group.mean[chosen], flat, stride, tile,
+        lookups.weights is not None, lookups.batch, key, base, sizes, column, group.mean[chosen], out.reshape(-1),
+        stride, tile,
     )  # fmt: skip
     return int(bad)
 
 
 def _tile(count: int, threads: int) -> int:
     return min(max(count // (threads * _TILES_PER_THREAD), _LEAST_TILE), _MOST_TILE)
-
-
-def _streams(out: Floats, column: NDArray[np.int64], width: int) -> bool:
-    """Whether to write `out` past the caches: it is large and made of whole cache lines."""
-    lines = out.ctypes.data % 64 == 0 and not (out.shape[1] | width | int(np.bitwise_or.reduce(column))) % 16
-    return out.nbytes >= _STREAM_BYTES and lines
 
 
 def _all_offsets(lookups: Lookups) -> NDArray[np.int64]:
@@ -199,7 +219,7 @@ def gather(weights: Floats, group: Group, lookups: Lookups, feature: int, out: F
     """``out[i] = row of values[first + i]`` for the ids of one sequence feature; returns as `pool` does."""
     first, last = lookups.span(feature)
     values, threads = lookups.values[first:last], use_torch_threads()
-    bad = lookup.kernels(rows.block_lanes(group.width)).gather(
+    bad = group.lookup_kernels.gather(
         launcher(), threads, weights, group.width, values, group.base[feature], group.rows[feature], out.reshape(-1),
         _tile(last - first, threads),
     )  # fmt: skip
@@ -259,7 +279,7 @@ def update(
     plan = workspace.plan(group, counts, threads)
     work = workspace.prepare(threads, int(counts.max()), group.width, lookups.values.dtype)
     single = np.float32
-    backward.kernels(rows.block_lanes(group.width)).update(
+    group.backward_kernels.update(
         launcher(), threads, weights, group.width, row_state, full_state, lookups.values,
         offsets_or_empty(lookups), lookups.offsets is None,
         _NO_FLOATS if lookups.weights is None else lookups.weights, lookups.weights is not None, lookups.batch,
@@ -274,21 +294,19 @@ def update(
 
 def lookups_by_table(group: Group, lookups: Lookups) -> NDArray[np.int64]:
     """``[tables]`` number of lookups of each table in the batch."""
-    first = lookups.key[group.table_features] * lookups.batch
     if lookups.offsets is None:
-        spans = np.full(len(first), lookups.batch, dtype=np.int64)
-    else:
-        spans = lookups.offsets[first + lookups.batch] - lookups.offsets[first]
-    return np.add.reduceat(spans, group.table_start[:-1])
+        return np.diff(group.table_start) * lookups.batch
+    first = lookups.key[group.table_features] * lookups.batch
+    return np.add.reduceat(lookups.offsets[first + lookups.batch] - lookups.offsets[first], group.table_start[:-1])
 
 
 def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: Floats, out: Floats) -> None:
     """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight."""
-    chosen = np.flatnonzero(group.sequence == 0)
-    lookup.kernels(rows.block_lanes(group.width)).weight_gradient(
-        launcher(), use_torch_threads(), weights, group.width, lookups.values, _all_offsets(lookups), lookups.batch, lookups.key[chosen],
-        group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1],
-        out,
+    chosen = group.pooled
+    group.lookup_kernels.weight_gradient(
+        launcher(), use_torch_threads(), weights, group.width, lookups.values, _all_offsets(lookups), lookups.batch,
+        lookups.key[chosen], group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1),
+        gradient.shape[1], out,
     )  # fmt: skip
 
 

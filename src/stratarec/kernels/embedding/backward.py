@@ -20,19 +20,17 @@ import numpy as np
 from numba import literally, njit
 
 from stratarec.kernels.embedding.lookup import share
-from stratarec.kernels.embedding.rows import U, prefetch_row, prefetch_state, update_row
-from stratarec.kernels.team import run_team, take
+from stratarec.kernels.embedding.rows import U, ahead_of, prefetch_row, prefetch_state, update_row
+from stratarec.kernels.team import BODY, run_team, take
 from stratarec.kernels.vector import add, broadcast, load, multiply, store
 
-# Rows ahead of the one in use: gradients, and rows with their state.
-AHEAD, ROWS_AHEAD = 16, 8
 # Floats of a member's dense sums; half of a second cache of 1 MiB, the rows themselves being the other half.
 DENSE_FLOATS = 1 << 17
 # Adding to it gives any number's own bits, as starting from that number would; +0.0 would change -0.0.
 NOTHING = np.float32(-0.0)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def list_lookups(
     features, part, parts, values, offsets, singles, batch, key, column, mean, sequence, sequence_start,
     sample_weights, weighted, stride, width, listed, source_of, scale_of,
@@ -64,7 +62,7 @@ def list_lookups(
     return lookups
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def gradient_of(lanes, i, block, plain, column, stride, source_of, scale_of, gradient, sequence_gradient):
     """A block of the i-th lookup's scaled gradient."""
     literally(lanes)
@@ -76,7 +74,7 @@ def gradient_of(lanes, i, block, plain, column, stride, source_of, scale_of, gra
     return multiply(scale, load(sequence_gradient, U(~source) + block, lanes))
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def prefetch_gradient(i, plain, column, stride, source_of, gradient, D):
     """Ask for the i-th lookup's gradient; those of sequences follow one another, which the machine sees itself."""
     if plain:
@@ -85,14 +83,14 @@ def prefetch_gradient(i, plain, column, stride, source_of, gradient, D):
         prefetch_row(gradient, U(source_of[i]), D)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def sum_dense(
     lanes, ids, lookups, D, dense, touched, plain, column, stride, source_of, scale_of, gradient, sequence_gradient
 ):
     """``dense[r * D:][:D] += gradient`` for every lookup of row r, in order."""
     literally(lanes)
     for i in range(lookups):
-        later = min(i + U(AHEAD), lookups - U(1))
+        later = min(i + ahead_of(D), lookups - U(1))
         prefetch_gradient(later, plain, column, stride, source_of, gradient, D)
         row = U(ids[i])
         touched[row] = 1
@@ -102,7 +100,7 @@ def sum_dense(
             store(dense, place, add(load(dense, place, lanes), part))
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**BODY)
 def apply_dense(
     lanes, limit, origin, D, weights, row_state, full_state, dense, touched,
     kind, rate, eps, decay, beta1, beta2, moment, second,
@@ -120,7 +118,7 @@ def apply_dense(
                 store(dense, row * D + block, broadcast(NOTHING, lanes))
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def group(ids, lookups, limit, index_of, slot_of, row_of, count_of):
     """Number the distinct rows in order of first lookup: ``slot_of[i]``, ``row_of[u]``, ``count_of[u]``.
 
@@ -151,7 +149,7 @@ def group(ids, lookups, limit, index_of, slot_of, row_of, count_of):
     return distinct
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def sort_by_row(lookups, distinct, slot_of, order, end_of):
     """A stable counting sort: each row's lookups lie together, still in ascending order of position.
 
@@ -168,7 +166,7 @@ def sort_by_row(lookups, distinct, slot_of, order, end_of):
         end_of[u] += 1
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**BODY)
 def apply_sorted(
     lanes, lookups, distinct, origin, D, weights, row_state, full_state, order, row_of, end_of, row_sum,
     plain, column, stride, source_of, scale_of, gradient, sequence_gradient,
@@ -178,11 +176,11 @@ def apply_sorted(
     literally(lanes)
     begin = U(0)
     for u in range(distinct):
-        ahead = origin + U(row_of[min(u + U(ROWS_AHEAD), distinct - U(1))])
+        ahead = origin + U(row_of[min(u + ahead_of(D) // U(2), distinct - U(1))])
         prefetch_state(kind, weights, ahead, D, row_state, full_state)
         end = U(end_of[u])
         for i in range(begin, end):
-            later = U(order[min(i + U(AHEAD), lookups - U(1))])
+            later = U(order[min(i + ahead_of(D), lookups - U(1))])
             prefetch_gradient(later, plain, column, stride, source_of, gradient, D)
         for block in range(U(0), D, U(lanes)):
             found = gradient_of(
@@ -203,9 +201,9 @@ def apply_sorted(
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def update_tables(
-    member, lanes, counter, weights, width, row_state, full_state, values, offsets, singles, sample_weights, weighted,
+    member, lanes, whole, counter, weights, width, row_state, full_state, values, offsets, singles, sample_weights, weighted,
     batch, key, base, rows, column, mean, sequence, sequence_start, table_start, table_features, table_lookups,
     task_table, task_part, task_parts, gradient, sequence_gradient, stride,
     index_of, slot_of, listed, source_of, scale_of, order, row_of, count_of, row_sum, dense, touched,
@@ -216,7 +214,7 @@ def update_tables(
     No row belongs to two tasks. Workspaces have one row a member.
     """
     literally(lanes)
-    D, stride_, m = U(width), U(stride), member
+    D, stride_, m = U(lanes if whole else width), U(stride), member
     while True:
         task = take(counter)
         if task >= len(task_table):
@@ -234,6 +232,8 @@ def update_tables(
             )  # fmt: skip
         if lookups == 0:
             continue
+        for i in range(min(ahead_of(D), lookups)):
+            prefetch_gradient(i, plain, U(column[f]), stride_, source_of[m], gradient, D)
         if limit * width <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(
                 lanes, ids, lookups, D, dense[m], touched[m], plain, U(column[f]), stride_, source_of[m], scale_of[m],
@@ -254,7 +254,7 @@ def update_tables(
 
 
 @cache
-def kernels(lanes: int) -> SimpleNamespace:
+def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """The update for rows in blocks of `lanes`, compiled at its first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
@@ -266,7 +266,7 @@ def kernels(lanes: int) -> SimpleNamespace:
         kind, rate, eps, decay, beta1, beta2, moment, second,
     ):  # fmt: skip
         given = (
-            lanes, np.zeros(1, np.int64), weights, width, row_state, full_state, values, offsets, singles,
+            lanes, whole, np.zeros(1, np.int64), weights, width, row_state, full_state, values, offsets, singles,
             sample_weights, weighted, batch, key, base, rows, column, mean, sequence, sequence_start, table_start,
             table_features, table_lookups, task_table, task_part, task_parts, gradient, sequence_gradient, stride,
             index_of, slot_of, listed, source_of, scale_of, order, row_of, count_of, row_sum, dense, touched,

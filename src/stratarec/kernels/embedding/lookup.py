@@ -15,30 +15,27 @@ from types import SimpleNamespace
 import numpy as np
 from numba import literally, njit
 
-from stratarec.kernels.embedding.rows import U, prefetch_row
-from stratarec.kernels.team import run_team, take
+from stratarec.kernels.embedding.rows import U, ahead_of, prefetch_row
+from stratarec.kernels.team import BODY, run_team, take
 from stratarec.kernels.vector import add, broadcast, load, multiply, store, stream, total
 
-# Rows ahead of the one in use.
-AHEAD = 16
 
-
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def share(length, mean):
     """What a lookup of a bag of `length` counts for."""
     return np.float32(1.0) / np.float32(length) if mean and length > 1 else np.float32(1.0)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def copy_rows(lanes, weights, D, values, first, last, origin, limit, out, target, stride, streaming):
     """``out[target + i * stride:][:D]`` = row of values[first + i]. Returns the place of a bad id, or -1."""
     literally(lanes)
     start, final = U(first), U(last) - U(1)
-    for i in range(start, min(start + U(AHEAD), U(last))):
+    for i in range(start, min(start + ahead_of(D), U(last))):
         prefetch_row(weights, U(origin + values[i]) * D, D)
     place = U(target)
     for i in range(start, U(last)):
-        prefetch_row(weights, U(origin + values[min(i + U(AHEAD), final)]) * D, D)
+        prefetch_row(weights, U(origin + values[min(i + ahead_of(D), final)]) * D, D)
         index = values[i]
         if U(index) >= U(limit):
             return np.int64(i)
@@ -53,9 +50,25 @@ def copy_rows(lanes, weights, D, values, first, last, origin, limit, out, target
     return np.int64(-1)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def pool_singles(
-    member, lanes, counter, weights, width, values, batch, key, base, rows, column, out, stride, tile, streaming, bad
+    member,
+    lanes,
+    whole,
+    counter,
+    weights,
+    width,
+    values,
+    batch,
+    key,
+    base,
+    rows,
+    column,
+    out,
+    stride,
+    tile,
+    streaming,
+    bad,
 ):
     """out[b * stride + column[f]:][:D] = row of the one id of bag (f, b), `tile` samples at a time."""
     literally(lanes)
@@ -67,20 +80,20 @@ def pool_singles(
         for f in range(len(key)):
             start, target = key[f] * batch, first * stride + column[f]
             found = copy_rows(
-                lanes, weights, U(width), values, start + first, start + last, base[f], rows[f], out, target, stride,
+                lanes, weights, U(lanes if whole else width), values, start + first, start + last, base[f], rows[f], out, target, stride,
                 streaming,
             )  # fmt: skip
             bad[member] = max(bad[member], found)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def pool_bags(
-    member, lanes, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows, column,
+    member, lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows, column,
     mean, out, stride, tile, bad,
 ):  # fmt: skip
     """As `pool_singles` for bags of any length: sum or mean of (weighted) rows; an empty bag gives zeros."""
     literally(lanes)
-    D = U(width)
+    D = U(lanes if whole else width)
     while True:
         task = take(counter)
         # A feature's long bags must not all fall to one member: a task is a tile of one feature.
@@ -94,7 +107,7 @@ def pool_bags(
             target = U((bag - shift) * stride + column[f])
             begin, end = U(offsets[bag]), U(offsets[bag + 1])
             for i in range(begin, end):
-                prefetch_row(weights, U(origin + values[min(i + U(AHEAD), U(stop))]) * D, D)
+                prefetch_row(weights, U(origin + values[min(i + ahead_of(D), U(stop))]) * D, D)
                 if U(values[i]) >= U(limit):
                     bad[member] = i
                     end = begin
@@ -110,8 +123,8 @@ def pool_bags(
                 store(out, target + block, row)
 
 
-@njit(nogil=True, cache=True)
-def gather(member, lanes, counter, weights, width, values, base, rows, out, tile, bad):
+@njit(**BODY)
+def gather(member, lanes, whole, counter, weights, width, values, base, rows, out, tile, bad):
     """out[i * D:][:D] = row of values[i]: an unpooled lookup in one table."""
     literally(lanes)
     while True:
@@ -120,14 +133,29 @@ def gather(member, lanes, counter, weights, width, values, base, rows, out, tile
             break
         last = min(first + tile, len(values))
         found = copy_rows(
-            lanes, weights, U(width), values, first, last, base, rows, out, first * width, width, False
+            lanes, weights, U(lanes if whole else width), values, first, last, base, rows, out, first * width, width, False
         )  # fmt: skip
         bad[member] = max(bad[member], found)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def weight_gradient(
-    member, lanes, counter, weights, width, values, offsets, batch, key, base, column, mean, gradient, stride, out
+    member,
+    lanes,
+    whole,
+    counter,
+    weights,
+    width,
+    values,
+    offsets,
+    batch,
+    key,
+    base,
+    column,
+    mean,
+    gradient,
+    stride,
+    out,
 ):
     """out[i] += gradient of bag(i) . row(values[i]) (divided by the bag's length for mean pooling)."""
     literally(lanes)
@@ -149,7 +177,7 @@ def weight_gradient(
 
 
 @cache
-def kernels(lanes: int) -> SimpleNamespace:
+def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """The lookups for rows in blocks of `lanes`; each is compiled at its first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
@@ -158,7 +186,7 @@ def kernels(lanes: int) -> SimpleNamespace:
     ):
         counter, bad = np.zeros(1, np.int64), np.full(max(threads, 1), -1)
         given = (
-            lanes, counter, weights, width, values, batch, key, base, rows, column, out, stride, tile, streaming, bad,
+            lanes, whole, counter, weights, width, values, batch, key, base, rows, column, out, stride, tile, streaming, bad,
         )  # fmt: skip
         run_team(launch, threads, pool_singles, given)
         return bad.max()
@@ -170,7 +198,7 @@ def kernels(lanes: int) -> SimpleNamespace:
     ):  # fmt: skip
         counter, bad = np.zeros(1, np.int64), np.full(max(threads, 1), -1)
         given = (
-            lanes, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows, column,
+            lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows, column,
             mean, out, stride, tile, bad,
         )  # fmt: skip
         run_team(launch, threads, pool_bags, given)
@@ -179,7 +207,7 @@ def kernels(lanes: int) -> SimpleNamespace:
     @njit(nogil=True, cache=True)
     def run_gather(launch, threads, weights, width, values, base, rows, out, tile):
         counter, bad = np.zeros(1, np.int64), np.full(max(threads, 1), -1)
-        run_team(launch, threads, gather, (lanes, counter, weights, width, values, base, rows, out, tile, bad))
+        run_team(launch, threads, gather, (lanes, whole, counter, weights, width, values, base, rows, out, tile, bad))
         return bad.max()
 
     @njit(nogil=True, cache=True)
@@ -188,7 +216,7 @@ def kernels(lanes: int) -> SimpleNamespace:
     ):
         counter = np.zeros(1, np.int64)
         given = (
-            lanes, counter, weights, width, values, offsets, batch, key, base, column, mean, gradient, stride, out,
+            lanes, whole, counter, weights, width, values, offsets, batch, key, base, column, mean, gradient, stride, out,
         )  # fmt: skip
         run_team(launch, threads, weight_gradient, given)
 
