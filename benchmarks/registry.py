@@ -18,6 +18,9 @@ from stratarec.errors import ConfigError
 BENCHMARKS = {
     "blockstore": "benchmarks.blockstore",
     "clicks": "benchmarks.clicks",
+    "dedup_reader": "benchmarks.dedup_reader",
+    "dedup_storage": "benchmarks.dedup_storage",
+    "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
     "precision": "benchmarks.precision",
     "tiers": "benchmarks.tiers",

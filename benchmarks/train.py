@@ -28,7 +28,6 @@ from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.lookahead import Lookahead
 from stratarec.embedding.tiers import TierConfig
-from stratarec.jagged import Batch
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.base import build_tables
 
@@ -44,27 +43,29 @@ class Side:
     ) -> None:
         self.model, self.loader, self.precision = model, loader, precision
         self.optimizer = optimizer
-        self.batches: Iterator[Batch] = self._forever()
+        self.batches: Iterator[tuple[Any, ...]] = self._forever()
         self.staging = ExitStack()
         self.staging.callback(self.batches.close)  # type: ignore[attr-defined]
         if isinstance(model, CTRModel) and lookahead:
-            ahead = Lookahead(model.embeddings.stager, self.batches, lambda batch: batch.sparse, depth=lookahead)
+            ahead = Lookahead(model.embeddings.stager, self.batches, lambda item: item[1].features, depth=lookahead)
             self.batches = self.staging.enter_context(ahead)
 
     def close(self) -> None:
         """End the threads that read and stage ahead."""
         self.staging.close()
 
-    def _forever(self) -> Iterator[Batch]:
+    def _forever(self) -> Iterator[tuple[Any, ...]]:
+        """Arguments of the model, epoch after epoch."""
         epoch = 0
         while True:
-            yield from self.loader.epoch(epoch)
+            for batch in self.loader.epoch(epoch):
+                yield (batch, self.model.look_up(batch)) if isinstance(self.model, CTRModel) else (batch,)
             epoch += 1
 
     def step(self) -> float:
-        batch = next(self.batches)
+        batch, *rest = next(self.batches)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-            logits: Tensor = self.model(batch)
+            logits: Tensor = self.model(batch, *rest)
         loss = functional.binary_cross_entropy_with_logits(logits, batch.label)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -22,6 +22,7 @@ ROOMS = [
     ("planning",),
     ("models",),
     ("reporting",),
+    ("profiling",),
     ("embedding.module", "embedding.torchrec", "embedding"),
     ("embedding.lookahead",),
     ("embedding.staging", "embedding.saving"),

@@ -61,6 +61,20 @@ def plan(args: argparse.Namespace) -> None:
         write_plan_report(Path(args.report), recipe.name, made.to_dict())
 
 
+def profile(args: argparse.Namespace) -> None:
+    """How values repeat, as a table and an HTML report."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.profiling.duplication import profile as run
+    from stratarec.reporting.duplication import print_profile, write_profile
+
+    dataset = Dataset.open(args.dataset, verify="sizes")
+    found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
+    print_profile(found)
+    output = Path(args.output or dataset.path.with_name(f"{dataset.path.name}-profile.html"))
+    write_profile(output, found)
+    print(f"report {output}")
+
+
 def train(args: argparse.Namespace) -> None:
     """Train a model, test it once, write a report."""
     from stratarec.data.dataset import Dataset
@@ -186,6 +200,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
     command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
     command.add_argument("--report", help="also write tables and a picture as HTML to this file")
+
+    command = add(
+        "profile",
+        profile,
+        "Measure how values repeat inside sessions and batches, and what deduplication saves.",
+        "stratarec profile data/globo --batch-size 4096",
+    )
+    command.add_argument("dataset", help="prepared data set")
+    command.add_argument("--split", default="train", help="split to measure (default: train)")
+    command.add_argument("--batch-size", type=int, default=4096, help="samples a batch (default: 4096)")
+    command.add_argument("--batches", type=int, default=20, help="batches to look at (default: 20)")
+    command.add_argument("-o", "--output", help="HTML report (default: beside the data set)")
 
     command = add(
         "train",

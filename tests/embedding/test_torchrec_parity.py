@@ -17,7 +17,7 @@ from torch.nn import functional
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.torchrec import from_torchrec, to_torchrec
-from stratarec.jagged import Batch, JaggedTensor, KeyedJagged
+from stratarec.jagged import Batch, InverseJagged, JaggedTensor, KeyedJagged
 from stratarec.models import CTRModel, DLRMConfig, build_model
 
 with warnings.catch_warnings():
@@ -187,3 +187,30 @@ def test_configs_and_batches_convert_both_ways() -> None:
     assert back.batch_size == 6
     assert torch.equal(back.values, features.values)
     assert torch.equal(back.bag_offsets(), features.bag_offsets())
+
+
+def test_groups_become_inverse_indices_that_torchrec_expands_to_the_same_embeddings() -> None:
+    draws = np.random.default_rng(1)
+    pair = batch_of(draws, 4).sparse.select(["f0", "f2"])
+    inverses = [torch.from_numpy(draws.integers(0, 4, 9).astype(np.int32)) for _ in range(2)]
+    groups = (
+        InverseJagged(unique=pair, inverse=inverses[0]),
+        InverseJagged(unique=batch_of(draws, 4).sparse.select(["f1"]), inverse=inverses[1]),
+    )
+    converted = to_torchrec(groups)
+    back = from_torchrec(converted)
+    assert [group.keys for group in back] == [("f0", "f2"), ("f1",)]
+    for one, other in zip(groups, back, strict=True):
+        assert torch.equal(one.inverse, other.inverse.int())
+        assert torch.equal(one.expand().values, other.expand().values)
+        assert torch.equal(one.expand().bag_offsets(), other.expand().bag_offsets())
+
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=8, feature_names=(name,))
+        for name, rows in ROWS.items()
+    ]
+    peer = torchrec.EmbeddingBagCollection(tables=[to_torchrec(table) for table in tables])
+    features = {key: group.expand()[key] for group in groups for key in group.keys}
+    plain = KeyedJagged.from_features({name: features[name] for name in ROWS})
+    expected, found = peer(to_torchrec(plain)).to_dict(), peer(converted).to_dict()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)

@@ -98,7 +98,7 @@ def test_what_lies_in_the_padding_changes_neither_score_nor_gradient(config: Mod
     if pooling == "transformer":
         torch.nn.init.normal_(model.network.poolings[0].position)  # type: ignore[arg-type]
     with torch.no_grad():
-        dense, pooled, rows, mask = model.vectors(batch_of(HISTORIES))
+        (dense, pooled, rows, mask), _ = model.vectors(batch_of(HISTORIES), model.look_up(batch_of(HISTORIES)))
     found = []
     for filling in (0.0, 1e3):
         padded = torch.where(mask.unsqueeze(-1), rows, filling).requires_grad_()

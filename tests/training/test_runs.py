@@ -154,8 +154,8 @@ def test_ctrl_c_writes_a_checkpoint_to_go_on_from(home: Path, tmp_path: Path) ->
     trainer = Trainer(made, Dataset.open(made.data.path))
     step = trainer.step
 
-    def interrupt(batch: Any) -> None:
-        step(batch)
+    def interrupt(*item: Any) -> None:
+        step(*item)
         if trainer.position.step == 11:
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,7 +1,8 @@
 """Raw logs -> a prepared data set, in three stages that each resume where they stopped.
 
 1. *stage*: source chunks, checked and typed, are dealt to partitions by the hash of their user or session;
-2. *count*: values and dense moments of the training rows, partition by partition, then merged in a fixed order;
+2. *count*: values and dense moments of the training rows, and how features repeat within sessions, partition by
+   partition, then merged in a fixed order; groups are chosen here;
 3. *encode*: each partition becomes one shard of each split.
 
 Memory holds one chunk, or one partition, and the vocabularies. Everything happens in ``<path>.preparing``; the last act
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from stratarec.data.blocks import Encoded
 from stratarec.data.dataset import (
     MANIFEST,
     Dataset,
@@ -30,6 +32,7 @@ from stratarec.data.dataset import (
     write_shard,
     write_vocabulary,
 )
+from stratarec.data.groups import GroupMode, Repeats, choose_groups, describe
 from stratarec.data.partition import Partition
 from stratarec.data.sources import OnBadRow, Source, SourceConfig, open_source
 from stratarec.data.splits import SPLITS, SplitConfig, Splitter
@@ -49,9 +52,9 @@ from stratarec.files import (
 from stratarec.progress import Progress, SilentProgress
 
 # Raise this when the same logs and settings give another data set.
-_VERSION = 1
+_VERSION = 2
 # What a run leaves in its work directory; a later version whose notes have other fields starts anew.
-_WORK_FORMAT = [3, *(entry.name for kind in (StagedChunk, Moments, Shard) for entry in fields(kind))]
+_WORK_FORMAT = [4, *(entry.name for kind in (StagedChunk, Moments, Shard, Repeats) for entry in fields(kind))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,9 @@ class PrepareConfig:
     """Which values get rows of their own."""
     shard_samples: int = 500_000
     """About how many samples a shard holds; bounds the memory of `prepare`."""
+    groups: GroupMode = "auto"
+    """Which features are stored once for each distinct value: the groups that the schema declares and those that repeat
+    within sessions (``auto``), the declared ones (``declared``), or none, histories as copies (``none``)."""
 
     def __post_init__(self) -> None:
         if self.shard_samples < 1:
@@ -148,9 +154,12 @@ class _Run:
         shards = self.staging.shards(chunks, self.config.shard_samples)
         self._count(chunks, shards)
         vocabularies, infos = self._vocabularies(len(shards))
-        moments = self._moments(len(shards))
-        self._encode(chunks, shards, vocabularies, moments)
-        self._finish(chunks, len(shards), infos, moments)
+        moments, repeats = self._moments(len(shards)), self._repeats(len(shards))
+        groups = choose_groups(self.config.groups, self.schema, repeats)
+        for line in describe(groups or {}, self.schema, repeats):
+            self.progress.say(line)
+        self._encode(chunks, shards, lambda part, split: part.encode(split, vocabularies, moments, groups))
+        self._finish(chunks, len(shards), infos, groups, {"repeats": repeats.to_dict(), "moments": moments})
 
     def _finished(self) -> Dataset:
         if not (self.final / MANIFEST).is_file():
@@ -226,11 +235,22 @@ class _Run:
                 for name in self.schema.vocabularies():
                     write_atomic(folder / f"{number:05d}-{name}.parquet", part.count(name).write_parquet)
                 moments = {feature.name: asdict(part.moments(feature.name)) for feature in self.schema.dense}
-                write_json(note, {"moments": moments, "positives": [part.positives(i) for i in range(len(SPLITS))]})
+                found = {"moments": moments, "positives": [part.positives(i) for i in range(len(SPLITS))]}
+                write_json(note, {**found, "repeats": self._measure(part).to_dict()})
                 del part
                 _release_memory()
             self.progress.advance(1)
         self.progress.finish()
+
+    def _measure(self, part: Partition) -> Repeats:
+        wanted = self.config.groups != "none" and self.schema.session_keys
+        return part.repeats() if wanted else Repeats.none(self.schema)
+
+    def _repeats(self, shards: int) -> Repeats:
+        total = Repeats.none(self.schema)
+        for number in range(shards):
+            total += Repeats.from_dict(read_json(self.work / "counts" / f"{number:05d}.json")["repeats"])
+        return total
 
     def _vocabularies(self, shards: int) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:
         """Counts of all partitions merged and ranked, one vocabulary after another."""
@@ -261,8 +281,7 @@ class _Run:
         self,
         chunks: Sequence[StagedChunk],
         shards: Sequence[Sequence[int]],
-        vocabularies: Mapping[str, Vocabulary],
-        moments: Mapping[str, Moments],
+        encode: Callable[[Partition, int], Encoded],
     ) -> None:
         folder = self.work / "encoded"
         make_directory(folder)
@@ -273,10 +292,10 @@ class _Run:
                 part = self._partition(chunks, partitions)
                 written = {}
                 for split, name in enumerate(SPLITS):
-                    table = part.encode(split, vocabularies, moments)
-                    if table.num_rows:
-                        written[name] = asdict(write_shard(self.output, name, number, table))
-                    del table
+                    encoded = encode(part, split)
+                    if encoded.samples.num_rows:
+                        written[name] = asdict(write_shard(self.output, name, number, encoded))
+                    del encoded
                 write_json(note, written)
                 del part
                 _release_memory()
@@ -288,7 +307,8 @@ class _Run:
         chunks: Sequence[StagedChunk],
         shards: int,
         infos: Mapping[str, VocabularyInfo],
-        moments: Mapping[str, Moments],
+        groups: Mapping[str, Sequence[str]] | None,
+        measured: Mapping[str, Any],
     ) -> None:
         splits: dict[str, list[Shard]] = {name: [] for name in SPLITS}
         positives = dict.fromkeys(SPLITS, 0)
@@ -296,7 +316,7 @@ class _Run:
             encoded, counted = (self.work / stage / f"{number:05d}.json" for stage in ("encoded", "counts"))
             with reading(encoded):
                 for name, shard in read_json(encoded).items():
-                    splits[name].append(Shard(**{**shard, "row_groups": tuple(shard["row_groups"])}))
+                    splits[name].append(Shard.from_dict(shard))
             with reading(counted):
                 for name, count in zip(SPLITS, read_json(counted)["positives"], strict=True):
                     positives[name] += count
@@ -316,6 +336,7 @@ class _Run:
             self.output,
             name=self.name,
             schema=self.schema,
+            groups=groups,
             splits=splits,
             positives=positives,
             vocabularies=infos,
@@ -323,7 +344,8 @@ class _Run:
                 "plan": self.plan,
                 "bad_rows": bad,
                 "bad_examples": examples,
-                "moments": {key: asdict(value) for key, value in moments.items()},
+                "repeats": measured["repeats"],
+                "moments": {key: asdict(value) for key, value in measured["moments"].items()},
             },
         )
         Dataset.open(self.output, verify="sizes")

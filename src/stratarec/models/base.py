@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +13,7 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
 from stratarec.jagged import Batch
-from stratarec.models.layers import pad
+from stratarec.models.dedup import Lookup, expand_pooled, gather_windows, look_up
 from stratarec.models.sequence import HistoryConfig, build_pooling
 
 
@@ -89,7 +89,9 @@ class Network(nn.Module):
         )
         self.score = score(len(schema.dense), len(pooled_keys) + len(sequences))
 
-    def forward(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
+    def forward(
+        self, dense: Tensor, pooled: Tensor, *sequences: Tensor, inverses: Sequence[Tensor | None] = ()
+    ) -> Tensor:
         """``[B]`` logits.
 
         Parameters
@@ -99,13 +101,20 @@ class Network(nn.Module):
         pooled : Tensor
             ``[B, F * D]`` pooled embeddings.
         sequences : Tensor
-            For each history rows ``[B, L, D]`` and mask ``[B, L]``.
+            For each history rows ``[U, L, D]`` and mask ``[U, L]``.
+        inverses : sequence of Tensor or None
+            For each history ``[B]``, which of the U each sample has; None or left out where U is B.
         """
         vectors = pooled.view(pooled.shape[0], -1, self.width)
         extra = [
-            pooling(vectors[:, target], rows, mask).unsqueeze(1)
-            for pooling, target, rows, mask in zip(
-                self.poolings, self.targets, sequences[::2], sequences[1::2], strict=True
+            pooling(vectors[:, target], rows, mask, inverse).unsqueeze(1)
+            for pooling, target, rows, mask, inverse in zip(
+                self.poolings,
+                self.targets,
+                sequences[::2],
+                sequences[1::2],
+                inverses or [None] * len(self.targets),
+                strict=True,
             )
         ]
         if extra:
@@ -130,13 +139,24 @@ class CTRModel(nn.Module):
         self.embeddings = embeddings
         self.network = network
 
-    def forward(self, batch: Batch) -> Tensor:
-        """``[B]`` float32 logits."""
-        return self.network(*self.vectors(batch))  # type: ignore[no-any-return]
+    def forward(self, batch: Batch, lookup: Lookup | None = None) -> Tensor:
+        """``[B]`` float32 logits; `lookup` is what `look_up` gave for the batch, where that was done ahead of time."""
+        inputs, inverses = self.vectors(batch, lookup or self.look_up(batch))
+        return self.network(*inputs, inverses=inverses)  # type: ignore[no-any-return]
 
-    def vectors(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the network takes: dense, pooled, and rows and mask of each history."""
-        found = self.embeddings(batch.sparse)
-        sequences = [found.sequences[key] for key in self.network.sequence_keys]
-        padded = [part for sequence in sequences for part in pad(sequence.values, sequence.offsets)]
-        return (batch.dense, found.pooled, *padded)
+    def look_up(self, batch: Batch) -> Lookup:
+        """The ids that the tables will be asked for, each distinct value of a group once."""
+        return look_up(batch, self.network.sequence_keys)
+
+    def vectors(self, batch: Batch, lookup: Lookup) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+        """What the network takes: dense, pooled, rows and mask of each history; and the histories' inverses."""
+        found = self.embeddings(lookup.features)
+        pooled = expand_pooled(found, lookup.inverses, batch.size)
+        padded: list[Tensor] = []
+        for key in self.network.sequence_keys:
+            sequence = found.sequences[key]
+            start, length = lookup.windows.get(key, (sequence.offsets[:-1], sequence.lengths()))
+            longest = max(int(length.max()) if len(length) else 0, 1)
+            rows = gather_windows(sequence.values, start, length, longest)
+            padded += [rows, torch.arange(longest) < length.unsqueeze(1)]
+        return (batch.dense, pooled, *padded), tuple(lookup.inverses.get(key) for key in self.network.sequence_keys)

@@ -28,6 +28,7 @@ from stratarec.embedding.lookahead import Lookahead
 from stratarec.errors import CheckpointError, Interrupted, TrainingError
 from stratarec.files import make_directory, write_json
 from stratarec.jagged import Batch
+from stratarec.models.dedup import Lookup
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
@@ -38,6 +39,8 @@ from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.run import identity, new_model, new_plan, save_plan, saved_plan
 
 _SMOOTHING = 0.98
+
+Item = tuple[Batch, Lookup]
 
 
 @dataclass
@@ -99,6 +102,8 @@ class Trainer:
                 batch_size=self.config.batch_size,
                 seed=self.config.seed,
                 window_row_groups=self.config.window_row_groups,
+                unit=self.config.shuffle,
+                expand=not self.config.deduplicate,
             ),
         )
 
@@ -175,7 +180,7 @@ class Trainer:
             began = time.perf_counter()
             with self._batches() as batches:
                 for batch in batches:
-                    self.step(batch)
+                    self.step(*batch)
                     position.batch += 1
                     position.train_seconds += time.perf_counter() - began
                     last = position.batch == len(self.loader)
@@ -191,13 +196,13 @@ class Trainer:
             self._evaluate()
         self.save()
 
-    def _batches(self) -> Lookahead[Batch]:
+    def _batches(self) -> Lookahead[Item]:
         """The rest of the epoch, staged ahead where tables have tiers, but not across an evaluation or a checkpoint."""
         position, stager, first = self.position, self.model.embeddings.stager, self.position.step
         return Lookahead(
             stager,
-            self.loader.epoch(position.epoch, position.batch),
-            lambda batch: batch.sparse,
+            ((batch, self.model.look_up(batch)) for batch in self.loader.epoch(position.epoch, position.batch)),
+            lambda item: item[1].features,
             depth=self.model.embeddings.tiers.lookahead if stager.groups else 0,
             pause_after=lambda place: self._is_barrier(first + place + 1),
         )
@@ -207,13 +212,13 @@ class Trainer:
         every = (self.config.eval_every, self.config.checkpoint.every_steps)
         return step >= self.total_steps or any(steps and step % steps == 0 for steps in every)
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: Batch, lookup: Lookup) -> None:
         """One optimizer step."""
         position, config = self.position, self.config
         for group in self.optimizer.param_groups:
             group["lr"] = config.dense.learning_rate * config.dense.schedule.factor(position.step)
         with autocast(config.precision):
-            logits = self.model(batch)
+            logits = self.model(batch, lookup)
         loss = functional.binary_cross_entropy_with_logits(logits, batch.label)
         value = loss.item()
         if not math.isfinite(value):
@@ -231,7 +236,7 @@ class Trainer:
         position.step += 1
         position.trained_samples += batch.size
 
-    def _after_step(self, epoch_ended: bool, batches: Lookahead[Batch]) -> None:
+    def _after_step(self, epoch_ended: bool, batches: Lookahead[Item]) -> None:
         position, config = self.position, self.config
         speed = position.trained_samples / max(position.train_seconds, 1e-9)
         self.progress.advance(1, f"loss {position.smoothed_loss:.4f}  {speed:,.0f} samples/s")
