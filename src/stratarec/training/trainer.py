@@ -159,6 +159,11 @@ class Trainer:
         save_plan(self.run, self.recipe, self.plan)
         if self.plan is not None:
             self.progress.say(self.plan.summary)
+            if self.plan.batch_size < self.config.batch_size:
+                self.progress.say(
+                    f"the plan is for batches of {self.plan.batch_size:,}; caches may be too small for batches of "
+                    f"{self.config.batch_size:,}: plan again, or lower train.batch_size"
+                )
 
     def _restore(self, path: Path) -> None:
         """Continue from a checkpoint."""
@@ -212,8 +217,8 @@ class Trainer:
         every = (self.config.eval_every, self.config.checkpoint.every_steps)
         return step >= self.total_steps or any(steps and step % steps == 0 for steps in every)
 
-    def step(self, batch: Batch, lookup: Lookup) -> None:
-        """One optimizer step."""
+    def step(self, batch: Batch, lookup: Lookup | None = None) -> None:
+        """One optimizer step; `lookup` is the batch's, where it was made and staged ahead."""
         position, config = self.position, self.config
         for group in self.optimizer.param_groups:
             group["lr"] = config.dense.learning_rate * config.dense.schedule.factor(position.step)
