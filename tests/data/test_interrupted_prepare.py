@@ -57,7 +57,7 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("free", "stopped_in"), [(150_000, "staged"), (400_000, "counts"), (650_000, "output"), (900_000, "encoded")]
+    ("free", "stopped_in"), [(150_000, "staged"), (400_000, "counts"), (650_000, "output"), (900_000, "output")]
 )
 def test_a_full_disk_is_one_line_and_loses_nothing(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], free: int, stopped_in: str
@@ -92,14 +92,15 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
 
 
 class Said(SilentProgress):
-    """Keeps the messages, and stops a run when `stop` more steps of it are done."""
+    """Keeps the messages, those about groups aside, and stops a run when `stop` more steps of it are done."""
 
     def __init__(self, stop: int = 10**9) -> None:
         self.messages: list[str] = []
         self.left = stop
 
     def say(self, message: str) -> None:
-        self.messages.append(message)
+        if not message.startswith("found group"):
+            self.messages.append(message)
 
     def advance(self, amount: int, note: str = "") -> None:
         self.left -= 1
@@ -126,7 +127,7 @@ STALE: dict[str, Callable[[Path], object]] = {
     "a damaged plan": lambda work: (work / "plan.json").write_text("{"),
     "a chunk's other fields": lambda work: change_json(work / "staged" / "00000000.json", renamed("last_time")),
     "a lost chunk": lambda work: (work / "staged" / "00000000.json").unlink(),
-    "damaged rows": lambda work: (work / "staged" / "00000000.parquet").write_bytes(b"PAR1 no more"),
+    "damaged rows": lambda work: (work / "staged" / "00000000.arrow").write_bytes(b"no more"),
     "damaged counts": lambda work: (work / "counts" / "00000-C1.parquet").write_bytes(b"PAR1 no more"),
     "other moments": lambda work: change_json(work / "counts" / "00000.json", renamed("moments")),
     "no positives": lambda work: change_json(work / "counts" / "00000.json", renamed("positives")),

@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import xxhash
 
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
@@ -31,8 +32,8 @@ class StagedChunk:
 
     index: int
     rows: int
-    places: dict[int, tuple[int, int]]
-    """Partition -> offset and bytes of its stream in the chunk's file."""
+    places: dict[int, tuple[int, int, str]]
+    """Partition -> offset, bytes and hash of its stream in the chunk's file."""
     last_time: int
     bytes_done: int
     bad_rows: int
@@ -42,7 +43,7 @@ class StagedChunk:
 def _staged(path: Path) -> StagedChunk:
     with reading(path):
         note = read_json(path)
-        places = {int(key): (int(first), int(size)) for key, (first, size) in note["places"].items()}
+        places = {int(key): (int(first), int(size), str(digest)) for key, (first, size, digest) in note["places"].items()}
         return StagedChunk(**{**note, "places": places, "bad_examples": tuple(note["bad_examples"])})
 
 
@@ -83,12 +84,13 @@ class Staging:
         streams = [_stream(named[partition]) for partition in order]
         write_atomic(self._file(chunk.index), lambda path: _write(path, streams))
         sizes = [stream.size for stream in streams]
+        digests = [xxhash.xxh3_64_hexdigest(stream) for stream in streams]
         starts = [0, *accumulate(sizes)][:-1]
         times = frame[self._schema.time] if self._schema.time and frame.height else None
         staged = StagedChunk(
             index=chunk.index,
             rows=frame.height,
-            places=dict(zip(order, zip(starts, sizes, strict=True), strict=True)),
+            places=dict(zip(order, zip(starts, sizes, digests, strict=True), strict=True)),
             last_time=0 if times is None else int(times.max()),  # type: ignore[arg-type]
             bytes_done=chunk.bytes_done,
             bad_rows=chunk.bad_rows,
@@ -108,7 +110,7 @@ class Staging:
             if places:
                 path = self._file(chunk.index)
                 with reading(path), path.open("rb") as file:
-                    frames += [_read(file, first, size) for first, size in places]
+                    frames += [_read(file, *place) for place in places]
         whole = pl.from_arrow(pa.concat_tables(frames))
         assert isinstance(whole, pl.DataFrame)
         return whole.rechunk()
@@ -144,7 +146,11 @@ def _write(path: Path, streams: Sequence[pa.Buffer]) -> None:
             file.write(stream)
 
 
-def _read(file: BinaryIO, first: int, size: int) -> pa.Table:
+def _read(file: BinaryIO, first: int, size: int, digest: str) -> pa.Table:
     file.seek(first)
-    with pa.ipc.open_stream(file.read(size)) as reader:
+    content = file.read(size)
+    # Arrow streams carry no checksum of their own.
+    if xxhash.xxh3_64_hexdigest(content) != digest:
+        raise ValueError("its hash does not match")
+    with pa.ipc.open_stream(content) as reader:
         return reader.read_all()
