@@ -43,7 +43,7 @@ class StagedChunk:
 def _staged(path: Path) -> StagedChunk:
     with reading(path):
         note = read_json(path)
-        places = {int(key): (int(first), int(size), str(digest)) for key, (first, size, digest) in note["places"].items()}
+        places = {int(key): (int(place[0]), int(place[1]), str(place[2])) for key, place in note["places"].items()}
         return StagedChunk(**{**note, "places": places, "bad_examples": tuple(note["bad_examples"])})
 
 
