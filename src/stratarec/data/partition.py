@@ -19,6 +19,9 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.vocabulary import Vocabulary
 
+# Rows whose histories are gathered at a time.
+_BLOCK = 1 << 14
+
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
@@ -141,5 +144,11 @@ def _encode_windows(windows: Windows, chosen: NDArray[np.int64], vocabulary: Voc
     ids = vocabulary.encode(windows.events)
     start, stop = windows.start[chosen], windows.stop[chosen]
     offsets = np.concatenate([[0], (stop - start).cumsum()])
-    places = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], stop - start)
-    return pa.ListArray.from_arrays(offsets.astype(np.int32), ids[places])
+    values = np.empty(offsets[-1], dtype=np.int32)
+    # In blocks: long histories of all rows at once would take 24 bytes a value for places, many times the partition.
+    for first in range(0, len(start), _BLOCK):
+        rows = slice(first, first + _BLOCK)
+        begin, end = offsets[first], offsets[min(first + _BLOCK, len(start))]
+        shift = np.repeat(start[rows] - offsets[:-1][rows], (stop - start)[rows])
+        values[begin:end] = ids[np.arange(begin, end) + shift]
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), values)
