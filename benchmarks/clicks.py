@@ -2,7 +2,7 @@
 
 One pass over the training split trains everything on the same batches: the recipe's model by `Trainer`, TorchRec's own
 DLRM from the same weights with FBGEMM's exact row-wise Adagrad and the same dense optimizer, and logistic regressions
-on the same features, of which validation chooses one. The test split is scored once, at the end.
+on the same features and the same schedule, of which validation chooses one. The test split is scored once, at the end.
 
 The recipe is ``recipes/globo.yaml``. ``--data`` names a data set that was prepared by it, or the click log itself.
 """
@@ -27,6 +27,7 @@ from benchmarks.train import copy_dense
 from stratarec.data.dataset import MANIFEST, Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import prepare
+from stratarec.embedding import ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import Batch
 from stratarec.models import DLRMConfig
@@ -99,7 +100,7 @@ class TorchRecSide:
 class Logistic:
     """A weight for every value of every feature, histories as bags of equal total weight, and dense features."""
 
-    def __init__(self, dataset: Dataset, rate: float, decay: float) -> None:
+    def __init__(self, dataset: Dataset, schedule: ScheduleConfig, rate: float, decay: float) -> None:
         self.sizes = [dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse]
         self.base = torch.tensor([0, *np.cumsum(self.sizes)[:-1]])
         self.values = nn.EmbeddingBag(sum(self.sizes), 1, mode="sum", include_last_offset=True)
@@ -112,11 +113,14 @@ class Logistic:
         self.settings = {"rate": rate, "decay": decay}
         weights = [*self.values.parameters(), *self.dense.parameters()]
         self.optimizer = torch.optim.Adam(weights, lr=rate, weight_decay=decay, fused=True)
+        self.schedule, self.rate, self.steps = schedule, rate, 0
 
     def step(self, batch: Batch) -> None:
+        _set_rate(self.optimizer, self.rate * self.schedule.factor(self.steps))
         self.optimizer.zero_grad(set_to_none=True)
         functional.binary_cross_entropy_with_logits(self(batch), batch.label).backward()
         self.optimizer.step()
+        self.steps += 1
 
     def __call__(self, batch: Batch) -> Tensor:
         features = len(self.sizes)
@@ -189,7 +193,8 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
     steps = min(QUICK_STEPS, trainer.total_steps) if quick else trainer.total_steps
     peer = TorchRecSide(trainer)
     difference = gate(trainer, peer)
-    linear = {f"logistic {n}": Logistic(dataset, *pair) for n, pair in enumerate(LOGISTIC)}
+    schedule = trainer.config.dense.schedule
+    linear = {f"logistic {n}": Logistic(dataset, schedule, *pair) for n, pair in enumerate(LOGISTIC)}
     seconds = train_all({"ours": trainer, "torchrec": peer, **linear}, trainer, steps, minutes)
     limit = QUICK_BATCHES if quick else None
     valid = metrics_of(score(dataset, "valid", {"ours": trainer.model, "torchrec": peer, **linear}, limit))
