@@ -137,9 +137,9 @@ def _smallest(column: pa.Table, path: str) -> str | None:
     """The encoding of the smallest file, ties by order; None for a dictionary."""
     sizes: dict[str | None, int] = {}
     for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
-        options: dict[str, Any] = {"use_dictionary": encoding is None}
+        options: dict[str, Any] = {"use_dictionary": True}
         if encoding is not None:
-            options["column_encoding"] = {path: encoding}
+            options = {"use_dictionary": False, "column_encoding": {path: encoding}}
         buffer = pa.BufferOutputStream()
         try:
             pq.write_table(column, buffer, compression="zstd", compression_level=LEVEL, **options)

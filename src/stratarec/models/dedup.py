@@ -2,8 +2,9 @@
 
 A batch with groups is looked up by one call, so that backward is one optimizer step: a group's U bags are the first U
 of R = max(B, U) bags of its features, the others are empty. Embedding tables and caches see an ordinary `KeyedJagged`
-with fewer ids. Expansion is an index-select; its backward sums the gradients of a distinct value over its samples in
-ascending order, before rows are updated.
+with fewer ids. Expansion is an index-select after pooling; its backward sums the gradients of a distinct value over its
+samples in ascending order, before rows are updated. Features of at most one id a bag are the exception: looking up an
+id costs what copying its vector does, so their ids are expanded before the lookup.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stratarec.embedding import Embeddings
-from stratarec.jagged import Batch, JaggedTensor, JaggedWindows, KeyedJagged
+from stratarec.jagged import Batch, InverseJagged, JaggedTensor, JaggedWindows, KeyedJagged
 from stratarec.kernels import dedup
 
 
@@ -54,9 +55,24 @@ def look_up(batch: Batch, sequences: tuple[str, ...]) -> Lookup:
             windows[shared.key] = (shared.start, shared.length)
             continue
         unique = group.bags()
-        bags.update({key: unique[key] for key in unique.keys})
-        windows.update({key: (bags[key].offsets[:-1], bags[key].lengths()) for key in unique.keys if key in sequences})
+        for key in unique.keys:
+            bags[key] = unique[key]
+            if key in sequences:
+                windows[key] = (bags[key].offsets[:-1], bags[key].lengths())
+        for key, bag in _single(group, unique, sequences).items():
+            bags[key] = bag
+            del inverses[key]
     return Lookup(features=_joined(bags, batch.size), inverses=inverses, windows=windows)
+
+
+def _single(group: InverseJagged, unique: KeyedJagged, sequences: tuple[str, ...]) -> dict[str, JaggedTensor]:
+    """The features of at most one id a bag on average, expanded."""
+    pooled = [key for key in unique.keys if key not in sequences]
+    keys = [key for key in pooled if unique[key].values.numel() <= unique.batch_size]
+    if not keys:
+        return {}
+    expanded = unique.select(keys).take(group.inverse)
+    return {key: expanded[key] for key in keys}
 
 
 def _joined(bags: Mapping[str, JaggedTensor], size: int) -> KeyedJagged:
@@ -72,7 +88,10 @@ def _joined(bags: Mapping[str, JaggedTensor], size: int) -> KeyedJagged:
 
 
 def expand_pooled(found: Embeddings, inverses: Mapping[str, Tensor], size: int) -> Tensor:
-    """``[B, sum of dims]`` from ``[R, sum of dims]`` pooled vectors: the columns of each group by its inverse."""
+    """``[B, sum of dims]`` from ``[R, sum of dims]`` pooled vectors: the columns of each group by its inverse.
+
+    ``found.pooled`` may be overwritten: only the result is to be used.
+    """
     if not inverses:
         return found.pooled
     spans: dict[int, tuple[list[tuple[int, int]], Tensor]] = {}
@@ -89,10 +108,8 @@ def expand_pooled(found: Embeddings, inverses: Mapping[str, Tensor], size: int) 
 
 def expand_rows(values: Tensor, inverse: Tensor) -> Tensor:
     """``[B, ...]`` from ``[U, ...]``: ``values[inverse]``, gradients summed in ascending order of samples."""
-    flat = values.float().flatten(1)
-    spans = dedup.Spans(flat.shape[1], [([(0, flat.shape[1])], inverse)], inverse.numel())
-    out: Tensor = _Expand.apply(flat, spans)  # type: ignore[no-untyped-call]
-    return out.view(inverse.numel(), *values.shape[1:]).to(values.dtype)
+    out: Tensor = _Rows.apply(values.flatten(1), inverse)  # type: ignore[no-untyped-call]
+    return out.view(inverse.numel(), *values.shape[1:])
 
 
 def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
@@ -105,12 +122,31 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pooled: Tensor, spans: dedup.Spans) -> Tensor:
         ctx.spans, ctx.rows = spans, pooled.shape[0]
-        return spans.expand(pooled)
+        out = spans.expand(pooled)
+        # Overwritten memory under a new tensor: autograd refuses an output of a function that is changed in place, and
+        # the lookup keeps nothing of it for its backward.
+        return torch.from_numpy(out.numpy()) if out is pooled else out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.spans.fold(gradient.float(), ctx.rows), None
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.rows = values.shape[0]
+        return values.index_select(0, inverse)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (inverse,) = ctx.saved_tensors
+        columns = gradient.shape[1]
+        folded = dedup.Spans(columns, [([(0, columns)], inverse)], inverse.numel()).fold(gradient.float(), ctx.rows)
+        return folded.to(gradient.dtype), None
 
 
 class _Gather(torch.autograd.Function):

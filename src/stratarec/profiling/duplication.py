@@ -125,8 +125,7 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
 def _parts(dataset: Dataset) -> dict[str, tuple[str, ...]]:
     """Groups, then features that are in none."""
     taken = {name for names in dataset.groups.values() for name in names}
-    schema = dataset.schema
-    names = [*(feature.name for feature in schema.sparse), *(feature.name for feature in schema.dense)]
+    names = [*(feature.name for feature in dataset.schema.sparse), *(feature.name for feature in dataset.schema.dense)]
     return {**dataset.groups, **{name: (name,) for name in names if name not in taken}}
 
 

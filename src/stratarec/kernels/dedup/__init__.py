@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -65,27 +66,46 @@ class Spans:
         self._inverses = [inverse.numpy().astype(np.int32, copy=False) for _, inverse in groups]
         self._own = _merged(own)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether `expand` may overwrite its input: inverses number by first appearance, as the loader's do."""
+        places = np.arange(self.size)
+        return all(bool((inverse <= places).all()) for inverse in self._inverses)
+
     def expand(self, pooled: Tensor) -> Tensor:
-        """``[R, W]`` -> ``[B, W]``."""
-        out = RECYCLER.empty(self.size, self.columns)
-        inverse = _rows([self._inverses[number] for _, _, number in self._own], self.size)
-        first, width = _bounds(self._own)
-        chunks = use_torch_threads() * _CHUNKS_PER_THREAD
-        cpu.expand(
-            _flat(pooled), self.columns, inverse, first, width, chunks, out.view(-1).numpy(), self.size
-        )  # fmt: skip
+        """``[R, W]`` -> ``[B, W]``: `pooled` itself, overwritten, where `in_place` and R is B; else a new tensor."""
+        if pooled.shape[0] == self.size and self.in_place and pooled.is_contiguous():
+            first, width, inverse = self._arrays()
+            use_torch_threads()
+            cpu.expand(_flat(pooled), self.columns, inverse, first, width, self.size)
+            return pooled
+        out = pooled[: self.size].clone()
+        for first_column, columns, number in self._own:
+            places = slice(first_column, first_column + columns)
+            out[:, places] = pooled[:, places].index_select(0, torch.from_numpy(self._inverses[number]))
         return out
 
     def fold(self, gradient: Tensor, rows: int) -> Tensor:
-        """``[B, W]`` -> ``[R, W]``: gradients of a distinct value summed over its samples in ascending order."""
-        own = np.arange(self.size, dtype=np.int32)
-        pieces = _pieces(_covered(self._own, self.columns))
-        inverse = _rows([own if number < 0 else self._inverses[number] for _, _, number in pieces], self.size)
+        """``[B, W]`` -> ``[R, W]``: gradients of a distinct value summed over its samples in ascending order.
+
+        R is at least B unless the spans cover every column.
+        """
         out = RECYCLER.empty(rows, self.columns)
-        first, width = _bounds(pieces)
+        kept = min(rows, self.size)
+        out[:kept] = gradient[:kept]
+        out[kept:] = 0
+        first, width, inverse = self._arrays()
         use_torch_threads()
         cpu.fold(_flat(gradient), self.columns, inverse, first, width, out.view(-1).numpy(), self.size, rows)
         return out
+
+    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+        """First column, width and inverse of each piece."""
+        pieces = _pieces(self._own)
+        table = np.array(pieces, dtype=np.int64).reshape(-1, 3)
+        inverses = [self._inverses[number] for _, _, number in pieces]
+        rows = np.stack(inverses) if inverses else np.zeros((0, self.size), dtype=np.int32)
+        return table[:, 0].copy(), table[:, 1].copy(), rows
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:
@@ -104,33 +124,12 @@ def _merged(spans: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]
     return found
 
 
-def _covered(spans: Sequence[tuple[int, int, int]], columns: int) -> list[tuple[int, int, int]]:
-    """The spans and, numbered -1, the columns between them."""
-    found, done = [], 0
-    for first, width, number in [*spans, (columns, 0, -1)]:
-        if first > done:
-            found.append((done, first - done, -1))
-        if width:
-            found.append((first, width, number))
-        done = first + width
-    return found
-
-
 def _pieces(spans: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return [
         (first + done, min(_LINE, width - done), number)
         for first, width, number in spans
         for done in range(0, width, _LINE)
     ]
-
-
-def _bounds(spans: Sequence[tuple[int, int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    table = np.array(spans, dtype=np.int64).reshape(-1, 3)
-    return table[:, 0].copy(), table[:, 1].copy()
-
-
-def _rows(arrays: Sequence[NDArray[np.int32]], size: int) -> NDArray[np.int32]:
-    return np.stack(arrays) if arrays else np.zeros((0, size), dtype=np.int32)
 
 
 def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:

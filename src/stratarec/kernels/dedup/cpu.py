@@ -54,30 +54,24 @@ def join_windows(start, length, order, moved, begin, size):
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def expand(pooled, stride, inverse, first, width, chunks, out, size):
-    """out[b] = pooled[b], but columns ``first[g]:first[g] + width[g]`` come from row ``inverse[g, b]``."""
+def expand(pooled, stride, inverse, first, width, size):
+    """pooled[b] = pooled[inverse[g, b]] in columns ``first[g]:first[g] + width[g]``, in place.
+
+    Numbers by first appearance never exceed their place, so from the last sample to the first no source is overwritten
+    before it is read.
+    """
     S = U(stride)
-    for chunk in prange(chunks):
-        for b in range(size * chunk // chunks, size * (chunk + 1) // chunks):
-            row = U(b) * S
-            done = U(0)
-            for g in range(len(first)):
-                for d in range(done, U(first[g])):
-                    out[row + d] = pooled[row + d]
-                source = U(inverse[g, b]) * S
-                done = U(first[g] + width[g])
-                for d in range(U(first[g]), done):
-                    out[row + d] = pooled[source + d]
-            for d in range(done, S):
-                out[row + d] = pooled[row + d]
+    for g in prange(len(first)):
+        for back in range(U(size)):
+            b = U(size) - U(1) - back
+            source, target = U(inverse[g, b]) * S, b * S
+            for d in range(U(first[g]), U(first[g] + width[g])):
+                pooled[target + d] = pooled[source + d]
 
 
 @njit(parallel=True, nogil=True, cache=True)
 def fold(gradient, stride, inverse, first, width, out, size, rows):
-    """The transpose of `expand`: columns of a span are summed by ``inverse[g, b]``, the others copied.
-
-    `first` and `width` cover every column; a span that is copied has ``inverse[g, b] = b``.
-    """
+    """The transpose of `expand` in its columns: out[r] = sum of gradient[b] over b with ``inverse[g, b] == r``."""
     S = U(stride)
     for g in prange(len(first)):
         begin, end = U(first[g]), U(first[g] + width[g])

@@ -36,18 +36,23 @@ def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int,
             assert values[moved[u] : moved[u] + length[u]].tolist() == list(range(start[u], start[u] + length[u]))
 
 
+@pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("width", "groups"), [(7, [[(2, 3)]]), (40, [[(0, 17)], [(17, 3), (30, 10)]]), (5, []), (33, [[(0, 33)]])]
 )
 def test_expand_and_fold_are_the_reference_bitwise(
-    threads: int, width: int, groups: list[list[tuple[int, int]]]
+    in_order: bool, threads: int, width: int, groups: list[list[tuple[int, int]]]
 ) -> None:
     draws = torch.Generator().manual_seed(width)
     size, rows = 50, 53
     inverses = [torch.randint(0, 9, (size,), generator=draws, dtype=torch.int32) for _ in groups]
     pooled, gradient = torch.randn(rows, width, generator=draws), torch.randn(size, width, generator=draws)
+    if in_order:
+        inverses = [torch.tensor(reference.renumber(inverse.tolist())[0], dtype=torch.int32) for inverse in inverses]
+        rows, pooled = size, pooled[:size]
     spans = dedup.Spans(width, list(zip(groups, inverses, strict=True)), size)
+    assert spans.in_place == in_order or not groups
     plain = [
         ([column for first, count in group for column in range(first, first + count)], inverse)
         for group, inverse in zip(groups, inverses, strict=True)
@@ -55,7 +60,8 @@ def test_expand_and_fold_are_the_reference_bitwise(
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert torch.equal(spans.expand(pooled), reference.expand(pooled, plain, size))
+        expected = reference.expand(pooled, plain, size)
+        assert torch.equal(spans.expand(pooled), expected)
         assert torch.equal(spans.fold(gradient, rows), reference.fold(gradient, plain, rows))
     finally:
         torch.set_num_threads(kept)
