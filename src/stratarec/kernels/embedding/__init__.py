@@ -149,7 +149,7 @@ class Workspace:
                 self.arrays["listed"] = np.empty(have.shape, dtype=ids)
             return self.arrays
         capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
-        shapes = {
+        shapes: dict[str, tuple[int, Any]] = {
             "index_of": (2 * capacity, np.int32),
             "slot_of": (capacity, np.int32),
             "listed": (capacity, ids),
@@ -299,7 +299,7 @@ def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: F
     """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight."""
     chosen = group.pooled
     group.lookup_kernels.weight_gradient(
-        launcher(), use_torch_threads(), weights, group.width, lookups.values, _offsets(lookups), lookups.batch, lookups.key[chosen],
-        group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1],
+        launcher(), use_torch_threads(), weights, group.width, lookups.values, _offsets(lookups), lookups.batch,
+        lookups.key[chosen], group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1],
         out,
     )  # fmt: skip
