@@ -300,6 +300,6 @@ def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: F
     chosen = group.pooled
     group.lookup_kernels.weight_gradient(
         launcher(), use_torch_threads(), weights, group.width, lookups.values, _offsets(lookups), lookups.batch,
-        lookups.key[chosen], group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1],
-        out,
+        lookups.key[chosen], group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1),
+        gradient.shape[1], out,
     )  # fmt: skip

@@ -81,7 +81,8 @@ def pool_singles(
         for f in range(len(key)):
             start, target = key[f] * batch, first * stride + column[f]
             found = copy_rows(
-                lanes, weights, D, values, start + first, start + last, base[f], rows[f], out, target, stride, streaming,
+                lanes, weights, D, values, start + first, start + last, base[f], rows[f], out, target, stride,
+                streaming,
             )  # fmt: skip
             bad[member] = max(bad[member], found)
 
