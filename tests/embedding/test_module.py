@@ -264,3 +264,36 @@ def test_impossible_tables_are_refused(change: dict[str, Any], message: str) -> 
         EmbeddingBagConfig(**{**good, **change})
     with pytest.raises(ConfigError, match="feature names must be distinct, repeated: x"):
         TieredEmbeddingBagCollection([EmbeddingBagConfig(**good), EmbeddingBagConfig(**{**good, "name": "u"})])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_small_table_is_summed_as_a_large_one(kind: Any) -> None:
+    """Tables summed in place and tables whose lookups are sorted first get the same bits."""
+    ids = torch.from_numpy((40 * np.random.default_rng(5).random(300) ** 3).astype(np.int64))
+    found = []
+    for rows in (40, 200_000):
+        module = TieredEmbeddingBagCollection(
+            [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=16, feature_names=("x",))],
+            optimizer=RowOptimizerConfig(kind=kind, learning_rate=0.1, weight_decay=0.01),
+        )
+        module.table("t")["weight"][:40] = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
+        for step in range(3):
+            pooled = module(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=300)).pooled
+            pooled.backward(torch.randn(300, 16, generator=torch.Generator().manual_seed(step)))
+        found.append({name: view[:40].clone() for name, view in module.table("t").items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_a_large_output_has_the_rows_of_its_bags() -> None:
+    """Large outputs are written past the caches."""
+    module = TieredEmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name=name, num_embeddings=50, embedding_dim=32, feature_names=(name,))
+            for name in ("a", "b")
+        ]
+    )
+    ids = torch.from_numpy(np.random.default_rng(6).integers(0, 50, 2 * 20_000))
+    found = module(KeyedJagged(keys=("a", "b"), values=ids, offsets=None, batch_size=20_000))
+    assert found.pooled.nbytes > 4 << 20
+    assert torch.equal(found["a"], module.table("a")["weight"][ids[:20_000]])
+    assert torch.equal(found["b"], module.table("b")["weight"][ids[20_000:]])

@@ -270,9 +270,7 @@ class TieredGroup(Group):
             values[first:last] = part
         zeros = np.zeros_like(self.layout.base)
         layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
-        return self._forward(
-            replace(lookups, values=values), self.cache.read(distinct), layout, out
-        )
+        return self._forward(replace(lookups, values=values), self.cache.read(distinct), layout, out)
 
     def _rows_of(self, feature: int, ids: Ids) -> NDArray[np.int64]:
         """The group's rows of a feature's ids, checked."""

@@ -20,8 +20,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# How the bodies of a team are compiled. They hold no reference to the arrays that they get: counting references costs two
-# locked instructions for every array of every call that LLVM does not inline, which was most of the time of an update.
+# How the bodies of a team are compiled. They hold no reference to the arrays that they get: counting references costs
+# two locked instructions for every array of every call that LLVM does not inline, most of the time of an update.
 BODY = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
 
 

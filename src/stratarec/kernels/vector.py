@@ -149,6 +149,21 @@ def multiply_add(typingctx, one, other, sum):
     return one(one, other, sum), codegen
 
 
+def _part(builder, vector, places, other=None):
+    """The elements `places` of `vector`, or of the two vectors one after the other."""
+    mask = ir.Constant(ir.VectorType(_I32, len(places)), places)
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, mask)
+
+
+def _fold(builder, vector, width):
+    """Up to 16 partial sums: lanes of 16, block after block."""
+    lanes = math.gcd(width, LANES)
+    found = _part(builder, vector, list(range(lanes)))
+    for first in range(lanes, width, lanes):
+        found = builder.fadd(found, _part(builder, vector, list(range(first, first + lanes))))
+    return found, lanes
+
+
 @intrinsic
 def total(typingctx, row):
     """Sum of a row in a fixed order: 16 lanes, block after block, then halves.
@@ -157,18 +172,39 @@ def total(typingctx, row):
     """
 
     def codegen(context, builder, signature, args):
-        def part(vector, first, count):
-            mask = ir.Constant(ir.VectorType(_I32, count), list(range(first, first + count)))
-            return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
-
-        width = signature.args[0].width
-        lanes = math.gcd(width, LANES)
-        found = part(args[0], 0, lanes)
-        for first in range(lanes, width, lanes):
-            found = builder.fadd(found, part(args[0], first, lanes))
+        found, lanes = _fold(builder, args[0], signature.args[0].width)
         while lanes > 1:
             lanes //= 2
-            found = builder.fadd(part(found, 0, lanes), part(found, lanes, lanes))
+            low, high = list(range(lanes)), list(range(lanes, 2 * lanes))
+            found = builder.fadd(_part(builder, found, low), _part(builder, found, high))
         return builder.extract_element(found, _I32(0))
 
     return types.float32(row), codegen
+
+
+@intrinsic
+def store_totals(typingctx, array, element, one, two, three, four):
+    """``array[element:element + 4]`` = `total` of each of four rows, with half the shuffles of four calls."""
+    signature = types.void(array, types.uint64, one, two, three, four)
+
+    def codegen(context, builder, signature, args):
+        parts = [_fold(builder, row, one.width)[0] for row in args[2:]]
+        lanes = math.gcd(one.width, LANES)
+        while lanes > 1 or len(parts) > 1:
+            if len(parts) > 1:
+                # Two vectors side by side from here on, so that one addition halves both.
+                size = parts[0].type.count
+                parts = [
+                    _part(builder, left, list(range(2 * size)), right)
+                    for left, right in zip(parts[::2], parts[1::2], strict=True)
+                ]
+            if lanes > 1:
+                size, half = parts[0].type.count, lanes // 2
+                low = [place for place in range(size) if place % lanes < half]
+                high = [place + half for place in low]
+                parts = [builder.fadd(_part(builder, part, low), _part(builder, part, high)) for part in parts]
+                lanes = half
+        builder.store(parts[0], _address(context, builder, signature.args[0], args[0], args[1], 4), align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen

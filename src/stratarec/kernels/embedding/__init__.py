@@ -149,7 +149,7 @@ class Workspace:
                 self.arrays["listed"] = np.empty(have.shape, dtype=ids)
             return self.arrays
         capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
-        shapes = {
+        shapes: dict[str, tuple[int, Any]] = {
             "index_of": (2 * capacity, np.int32),
             "slot_of": (capacity, np.int32),
             "listed": (capacity, ids),

@@ -203,9 +203,9 @@ def apply_sorted(
 
 @njit(**BODY)
 def update_tables(
-    member, lanes, whole, counter, weights, width, row_state, full_state, values, offsets, singles, sample_weights, weighted,
-    batch, key, base, rows, column, mean, sequence, sequence_start, table_start, table_features, table_lookups,
-    task_table, task_part, task_parts, gradient, sequence_gradient, stride,
+    member, lanes, whole, counter, weights, width, row_state, full_state, values, offsets, singles, sample_weights,
+    weighted, batch, key, base, rows, column, mean, sequence, sequence_start, table_start, table_features,
+    table_lookups, task_table, task_part, task_parts, gradient, sequence_gradient, stride,
     index_of, slot_of, listed, source_of, scale_of, order, row_of, count_of, row_sum, dense, touched,
     kind, rate, eps, decay, beta1, beta2, moment, second,
 ):  # fmt: skip

@@ -72,6 +72,7 @@ def pool_singles(
 ):
     """out[b * stride + column[f]:][:D] = row of the one id of bag (f, b), `tile` samples at a time."""
     literally(lanes)
+    D = U(lanes if whole else width)
     while True:
         first = take(counter) * tile
         if first >= batch:
@@ -80,7 +81,7 @@ def pool_singles(
         for f in range(len(key)):
             start, target = key[f] * batch, first * stride + column[f]
             found = copy_rows(
-                lanes, weights, U(lanes if whole else width), values, start + first, start + last, base[f], rows[f], out, target, stride,
+                lanes, weights, D, values, start + first, start + last, base[f], rows[f], out, target, stride,
                 streaming,
             )  # fmt: skip
             bad[member] = max(bad[member], found)
@@ -88,8 +89,8 @@ def pool_singles(
 
 @njit(**BODY)
 def pool_bags(
-    member, lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows, column,
-    mean, out, stride, tile, bad,
+    member, lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows,
+    column, mean, out, stride, tile, bad,
 ):  # fmt: skip
     """As `pool_singles` for bags of any length: sum or mean of (weighted) rows; an empty bag gives zeros."""
     literally(lanes)
@@ -127,13 +128,14 @@ def pool_bags(
 def gather(member, lanes, whole, counter, weights, width, values, base, rows, out, tile, bad):
     """out[i * D:][:D] = row of values[i]: an unpooled lookup in one table."""
     literally(lanes)
+    D = U(lanes if whole else width)
     while True:
         first = take(counter) * tile
         if first >= len(values):
             break
         last = min(first + tile, len(values))
         found = copy_rows(
-            lanes, weights, U(lanes if whole else width), values, first, last, base, rows, out, first * width, width, False
+            lanes, weights, D, values, first, last, base, rows, out, first * width, width, False
         )  # fmt: skip
         bad[member] = max(bad[member], found)
 
@@ -186,7 +188,8 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     ):
         counter, bad = np.zeros(1, np.int64), np.full(max(threads, 1), -1)
         given = (
-            lanes, whole, counter, weights, width, values, batch, key, base, rows, column, out, stride, tile, streaming, bad,
+            lanes, whole, counter, weights, width, values, batch, key, base, rows, column, out, stride, tile,
+            streaming, bad,
         )  # fmt: skip
         run_team(launch, threads, pool_singles, given)
         return bad.max()
@@ -198,8 +201,8 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     ):  # fmt: skip
         counter, bad = np.zeros(1, np.int64), np.full(max(threads, 1), -1)
         given = (
-            lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows, column,
-            mean, out, stride, tile, bad,
+            lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows,
+            column, mean, out, stride, tile, bad,
         )  # fmt: skip
         run_team(launch, threads, pool_bags, given)
         return bad.max()
@@ -216,7 +219,8 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     ):
         counter = np.zeros(1, np.int64)
         given = (
-            lanes, whole, counter, weights, width, values, offsets, batch, key, base, column, mean, gradient, stride, out,
+            lanes, whole, counter, weights, width, values, offsets, batch, key, base, column, mean, gradient, stride,
+            out,
         )  # fmt: skip
         run_team(launch, threads, weight_gradient, given)
 

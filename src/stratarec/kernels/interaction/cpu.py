@@ -9,7 +9,7 @@ import numpy as np
 from numba import literally, njit
 
 from stratarec.kernels.team import BODY, run_team, take
-from stratarec.kernels.vector import broadcast, load, multiply, multiply_add, store, total
+from stratarec.kernels.vector import broadcast, load, multiply, multiply_add, store, store_totals, total
 
 U = np.uint64
 # Samples that a thread takes at once.
@@ -25,12 +25,13 @@ def copy(lanes, source, begin, target, start, count):
 
 
 @njit(**BODY)
-def dot(lanes, scratch, one, other, width):
+def product(lanes, scratch, one, other, width):
+    """Element-wise products of two vectors, blocks summed."""
     literally(lanes)
     found = multiply(load(scratch, one, lanes), load(scratch, other, lanes))
     for d in range(U(lanes), width, U(lanes)):
         found = multiply_add(load(scratch, one + d, lanes), load(scratch, other + d, lanes), found)
-    return total(found)
+    return found
 
 
 @njit(**BODY)
@@ -51,8 +52,17 @@ def forward(member, lanes, whole, counter, dense, pooled, first, batch, vectors,
             copy(lanes, scratch, 0, out, place, first * width)
             place += U(first * width)
             for i in range(U(1), V):
-                for j in range(i):
-                    out[place + j] = dot(lanes, scratch, i * D, j * D, D)
+                whole_fours = i & ~U(3)
+                for j in range(U(0), whole_fours, U(4)):
+                    store_totals(
+                        out, place + j,
+                        product(lanes, scratch, i * D, j * D, D),
+                        product(lanes, scratch, i * D, (j + U(1)) * D, D),
+                        product(lanes, scratch, i * D, (j + U(2)) * D, D),
+                        product(lanes, scratch, i * D, (j + U(3)) * D, D),
+                    )  # fmt: skip
+                for j in range(whole_fours, i):
+                    out[place + j] = total(product(lanes, scratch, i * D, j * D, D))
                 place += i
 
 
