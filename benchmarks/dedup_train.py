@@ -132,11 +132,11 @@ def quality(name: str, pooling: str, steps: int, split: str) -> dict[str, Any]:
 
 def run(quick: bool) -> dict[str, Any]:
     """Globo for the metrics, Trivago beside it; `quick` is a few steps of Globo."""
-    rounds, stretch = (2, 5) if quick else (6, 25)
+    rounds, stretch = (2, 5) if quick else (6, 15)
     rows = [cell("globo", pooling, rounds, stretch) for pooling in ("transformer", "mean", "target_attention")]
     if not quick:
         rows += [cell("trivago", pooling, rounds, stretch) for pooling in ("transformer", "mean")]
-    measured = quality("globo", "mean", 20 if quick else 700, "valid")
+    measured = quality("globo", "mean", 20 if quick else 400, "valid")
     by = {f"{row['log']}_{row['pooling']}": row["ratio"] for row in rows}
     return {
         "config": {"recipes": ["globo", "trivago"], "history_length": 50, "negatives": 4, "steps": measured["steps"]},

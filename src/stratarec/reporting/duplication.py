@@ -25,7 +25,7 @@ td:first-child, th:first-child { text-align: left } small { color: #5b6b7b }
 </style></head><body>
 <h1>{{ profile.dataset }}: duplication</h1><p>{{ about }}</p>
 <table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}<th></th></tr>
-{% for row, cells in rows %}<tr>{% for cell in cells %}<td>{{ cell }}{% if loop.first and row.features|length > 1 %}<br>
+{% for row, cells in rows %}<tr>{% for cell in cells %}<td>{{ cell }}{% if loop.first and row.features != (row.name,) %}<br>
 <small>{{ row.features|join(", ") }}</small>{% endif %}</td>{% endfor %}
 <td style="text-align:left"><span class="bar" style="width:{{ (8 * row.saved)|round(2) }}rem"></span></td></tr>
 {% endfor %}</table>
@@ -52,7 +52,7 @@ def print_profile(profile: Profile) -> None:
         table.add_column(head, justify="right" if place else "left")
     for row in profile.rows:
         cells = _cells(row)
-        members = f" ({', '.join(row.features)})" if len(row.features) > 1 else ""
+        members = f" ({', '.join(row.features)})" if row.features != (row.name,) else ""
         table.add_row(cells[0] + members, *cells[1:])
     console = Console()
     console.print(table)
