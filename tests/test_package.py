@@ -10,9 +10,9 @@ import stratarec
 
 def test_public_names() -> None:
     assert stratarec.__all__ == [
-        "Batch", "Dataset", "EmbeddingBagConfig", "JaggedTensor", "KeyedJagged", "Loader", "LoaderConfig",
-        "PrepareConfig", "Recipe", "RowOptimizerConfig", "StrataError", "TieredEmbeddingBagCollection", "Trainer",
-        "prepare",
+        "Batch", "Dataset", "EmbeddingBagConfig", "InverseJagged", "JaggedTensor", "KeyedJagged", "Loader",
+        "LoaderConfig", "PrepareConfig", "Recipe", "RowOptimizerConfig", "StrataError", "TieredEmbeddingBagCollection",
+        "Trainer", "prepare",
     ]  # fmt: skip
     assert all(getattr(stratarec, name) for name in stratarec.__all__)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stratarec.embedding import TieredEmbeddingBagCollection as TieredEmbeddingBagCollection
     from stratarec.errors import StrataError as StrataError
     from stratarec.jagged import Batch as Batch
+    from stratarec.jagged import InverseJagged as InverseJagged
     from stratarec.jagged import JaggedTensor as JaggedTensor
     from stratarec.jagged import KeyedJagged as KeyedJagged
     from stratarec.recipe import Recipe as Recipe
@@ -31,6 +32,7 @@ _HOMES = {
     "Batch": "jagged",
     "Dataset": "data.dataset",
     "EmbeddingBagConfig": "embedding",
+    "InverseJagged": "jagged",
     "JaggedTensor": "jagged",
     "KeyedJagged": "jagged",
     "Loader": "data.loader",

@@ -1,6 +1,6 @@
-"""What flows through every room: jagged ids and the batch that carries them.
+"""What flows through every room: jagged ids, their deduplicated form, and the batch that carries both.
 
-Shapes: F features (keys), B samples in a batch, N ids in all, D embedding width.
+Shapes: F features (keys), B samples in a batch, U distinct values among them, N ids in all, D embedding width.
 """
 
 from __future__ import annotations
@@ -130,6 +130,259 @@ class KeyedJagged:
         """The features `keys`, in that order."""
         return KeyedJagged.from_features({key: self[key] for key in keys})
 
+    def take(self, rows: Tensor) -> KeyedJagged:
+        """The samples `rows` (``[M]`` integers, repeats allowed) of every feature, in that order."""
+        rows = rows.long()
+        features, size = len(self.keys), rows.numel()
+        if self.offsets is None and self.weights is None:
+            picked = self.values.view(features, self.batch_size)[:, rows]
+            return KeyedJagged(keys=self.keys, values=picked.reshape(-1), offsets=None, batch_size=size)
+        bags = (torch.arange(features).unsqueeze(1) * self.batch_size + rows).view(-1)
+        offsets = self.bag_offsets()
+        places, ends = slice_places(offsets[bags], offsets[bags + 1] - offsets[bags])
+        weights = None if self.weights is None else self.weights[places]
+        return KeyedJagged(
+            keys=self.keys, values=self.values[places], offsets=ends, batch_size=size, weights=weights
+        )  # fmt: skip
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[KeyedJagged]) -> KeyedJagged:
+        """The samples of all parts, part after part; the parts have the same features in the same order."""
+        if not parts or any(part.keys != parts[0].keys for part in parts):
+            raise ConfigError(f"concatenate needs parts of equal features, got {[part.keys for part in parts]}")
+        if len({part.weights is None for part in parts}) != 1:
+            raise ConfigError("either every part has weights or none has")
+        keys, size = parts[0].keys, sum(part.batch_size for part in parts)
+        if all(part.offsets is None and part.weights is None for part in parts):
+            values = torch.cat([part.values.view(len(keys), -1) for part in parts], 1).reshape(-1)
+            return cls(keys=keys, values=values, offsets=None, batch_size=size)
+        bags = [[part[key] for part in parts] for key in keys]
+        joined = {
+            key: JaggedTensor(
+                values=torch.cat([bag.values for bag in found]),
+                offsets=_offsets(torch.cat([bag.lengths() for bag in found])),
+                weights=None if parts[0].weights is None else torch.cat([_weights(bag) for bag in found]),
+            )
+            for key, found in zip(keys, bags, strict=True)
+        }
+        return cls.from_features(joined)
+
+
+def slice_places(start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """``[N]`` places of the slices ``start[i]:start[i] + lengths[i]``, one after another, and ``[M + 1]`` offsets."""
+    offsets = _offsets(lengths)
+    shift = torch.repeat_interleave(start - offsets[:-1], lengths)
+    return torch.arange(shift.numel(), dtype=torch.int64) + shift, offsets
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
+
+def _weights(bag: JaggedTensor) -> Tensor:
+    assert bag.weights is not None
+    return bag.weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class JaggedWindows:
+    """U bags of one feature that may overlap: bag u is ``values[start[u]:start[u] + length[u]]``.
+
+    Histories of one user are windows into the user's events: they share values instead of repeating them.
+
+    Parameters
+    ----------
+    key : str
+        Feature name.
+    values : Tensor
+        ``[E]`` int32 or int64 ids.
+    start, length : Tensor
+        ``[U]`` int64; every window lies inside `values`.
+    """
+
+    key: str
+    values: Tensor
+    start: Tensor
+    length: Tensor
+
+    def __post_init__(self) -> None:
+        if self.start.shape != self.length.shape:
+            raise ConfigError(f"{self.start.numel()} starts and {self.length.numel()} lengths, expected as many")
+        if self.start.numel():
+            least, most = min(int(self.start.min()), int(self.length.min())), int((self.start + self.length).max())
+            if least < 0 or most > self.values.numel():
+                raise ConfigError(
+                    f"feature {self.key!r}: a window reaches from {least} to {most}, "
+                    f"expected places from 0 to {self.values.numel()}"
+                )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,)
+
+    @property
+    def batch_size(self) -> int:
+        return self.start.numel()
+
+    def take(self, rows: Tensor) -> JaggedWindows:
+        """The windows `rows`; the values are shared."""
+        return replace(self, start=self.start[rows.long()], length=self.length[rows.long()])
+
+    def to_keyed(self) -> KeyedJagged:
+        """The same bags with copies of their values."""
+        places, offsets = slice_places(self.start, self.length)
+        return KeyedJagged(
+            keys=self.keys, values=self.values[places], offsets=offsets, batch_size=self.batch_size
+        )  # fmt: skip
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[JaggedWindows]) -> JaggedWindows:
+        """The windows of all parts, part after part."""
+        if not parts or any(part.key != parts[0].key for part in parts):
+            raise ConfigError(f"concatenate needs parts of one feature, got {[part.key for part in parts]}")
+        shift = _offsets(torch.tensor([part.values.numel() for part in parts])).tolist()
+        return cls(
+            key=parts[0].key,
+            values=torch.cat([part.values for part in parts]),
+            start=torch.cat([part.start + first for part, first in zip(parts, shift, strict=False)]),
+            length=torch.cat([part.length for part in parts]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseJagged:
+    """A group of features over B samples that share U distinct values (RecD's inverse jagged tensor).
+
+    Sample b has the bags ``inverse[b]`` of `unique`, for every feature of the group at once::
+
+        unique     "os"  [3]  [7]  [3]      "country"  [1]  [1]  [4]       U = 3
+        inverse    0  0  0  2  2  1                                        B = 6
+        expanded   "os"  [3]  [3]  [3]  [3]  [3]  [7]   "country"  [1]  [1]  [1]  [4]  [4]  [1]
+
+    Parameters
+    ----------
+    unique : KeyedJagged or JaggedWindows
+        The distinct values; ``batch_size`` is U. Windows make this a *partial* inverse: (start, length) into values
+        that windows share.
+    inverse : Tensor
+        ``[B]`` int32 or int64 in [0, U).
+    """
+
+    unique: KeyedJagged | JaggedWindows
+    inverse: Tensor
+
+    def __post_init__(self) -> None:
+        if self.inverse.dim() != 1 or self.inverse.dtype not in (torch.int32, torch.int64):
+            raise ConfigError(
+                f"inverse is {self.inverse.dtype} of shape {tuple(self.inverse.shape)}, expected [B] int32 or int64"
+            )
+        if self.inverse.numel():
+            low, high = (int(end) for end in torch.aminmax(self.inverse))
+            if low < 0 or high >= self.unique.batch_size:
+                raise ConfigError(
+                    f"inverse of {', '.join(self.keys)} points from {low} to {high}, "
+                    f"expected 0 to {self.unique.batch_size - 1}"
+                )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.unique.keys
+
+    @property
+    def batch_size(self) -> int:
+        return self.inverse.numel()
+
+    @property
+    def factor(self) -> float:
+        """Samples for each distinct value, B / U."""
+        return self.batch_size / max(self.unique.batch_size, 1)
+
+    @classmethod
+    def from_keyed(cls, features: KeyedJagged) -> InverseJagged:
+        """Find the distinct samples of a group by comparing their ids; numbered in order of first appearance.
+
+        For data that was not prepared with groups: the loader never needs it. Weights are not supported.
+        """
+        if features.weights is not None:
+            raise ConfigError("a group of features with per-sample weights cannot be deduplicated; leave it expanded")
+        offsets, size = features.bag_offsets().tolist(), features.batch_size
+        ids = features.values.tolist()
+        seen: dict[tuple[tuple[int, ...], ...], int] = {}
+        inverse = [
+            seen.setdefault(
+                tuple(tuple(ids[offsets[f * size + b] : offsets[f * size + b + 1]]) for f in range(len(features.keys))),
+                len(seen),
+            )
+            for b in range(size)
+        ]
+        places, first = _by_first_appearance(torch.tensor(inverse, dtype=torch.int64))
+        return cls(unique=features.take(first), inverse=places.to(torch.int32))
+
+    def expand(self) -> KeyedJagged:
+        """The group without deduplication, a bag for each of the B samples."""
+        taken = self.unique.take(self.inverse)
+        return taken.to_keyed() if isinstance(taken, JaggedWindows) else taken
+
+    def materialize(self) -> InverseJagged:
+        """The same group with windows turned into bags of their own."""
+        return InverseJagged(unique=self.bags(), inverse=self.inverse)
+
+    def bags(self) -> KeyedJagged:
+        """The distinct values as bags, windows copied."""
+        return self.unique.to_keyed() if isinstance(self.unique, JaggedWindows) else self.unique
+
+    def compact(self) -> InverseJagged:
+        """The same samples without distinct values that no sample points at, numbered by first appearance."""
+        inverse, first = _by_first_appearance(self.inverse.long())
+        return InverseJagged(unique=self.unique.take(self.inverse[first]), inverse=inverse.to(self.inverse.dtype))
+
+    def slice(self, first: int, last: int) -> InverseJagged:
+        """Samples ``first`` to ``last`` (not included) and the distinct values they need."""
+        return InverseJagged(unique=self.unique, inverse=self.inverse[first:last]).compact()
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[InverseJagged]) -> InverseJagged:
+        """The samples of all parts; distinct values of different parts stay apart even where they are equal."""
+        windows = [part.unique for part in parts if isinstance(part.unique, JaggedWindows)]
+        keyed = [part.unique for part in parts if isinstance(part.unique, KeyedJagged)]
+        if windows and keyed:
+            raise ConfigError("concatenate needs parts of one kind, got windows and bags; call materialize() first")
+        sizes = [part.unique.batch_size for part in parts]
+        shift = _offsets(torch.tensor(sizes, dtype=torch.int64)).tolist()
+        return cls(
+            unique=JaggedWindows.concatenate(windows) if windows else KeyedJagged.concatenate(keyed),
+            inverse=torch.cat([part.inverse + first for part, first in zip(parts, shift, strict=False)]),
+        )
+
+    @classmethod
+    def merge(cls, groups: Sequence[InverseJagged]) -> InverseJagged:
+        """One group with the features of all `groups`, over the distinct combinations that occur."""
+        if not groups or len({group.batch_size for group in groups}) != 1:
+            raise ConfigError(f"merge needs groups over the same samples, got {[group.batch_size for group in groups]}")
+        codes = torch.zeros(groups[0].batch_size, dtype=torch.int64)
+        for group in groups:
+            codes = torch.unique(codes * max(group.unique.batch_size, 1) + group.inverse, return_inverse=True)[1]
+        inverse, first = _by_first_appearance(codes)
+        bags = {}
+        for group in groups:
+            found = InverseJagged(unique=group.unique, inverse=group.inverse[first]).expand()
+            bags.update({key: found[key] for key in found.keys})
+        return cls(unique=KeyedJagged.from_features(bags), inverse=inverse.to(torch.int32))
+
+
+def _by_first_appearance(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes renumbered in order of first appearance, and the place where each number appears first."""
+    _, ranks = torch.unique(codes, return_inverse=True)
+    count = int(ranks.max()) + 1 if ranks.numel() else 0
+    first = torch.full((count,), codes.numel(), dtype=torch.int64)
+    first.scatter_reduce_(0, ranks, torch.arange(codes.numel()), "amin")
+    order = first.argsort()
+    place = torch.empty_like(order)
+    place[order] = torch.arange(count)
+    return place[ranks], first[order]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -142,7 +395,9 @@ class Batch:
     dense : Tensor
         ``[B, F_dense]`` float32, transformed; F_dense may be 0.
     sparse : KeyedJagged
-        Every sparse feature of the schema, in schema order.
+        The sparse features that are in no group: every feature of the schema, in its order, where there are no groups.
+    groups : tuple of InverseJagged
+        The features that were loaded deduplicated.
     group : Tensor or None
         ``[B]`` int64, the user (else the session) of each sample, for grouped AUC.
     """
@@ -150,11 +405,20 @@ class Batch:
     label: Tensor
     dense: Tensor
     sparse: KeyedJagged
+    groups: tuple[InverseJagged, ...] = ()
     group: Tensor | None = None
 
     @property
     def size(self) -> int:
         return self.label.numel()
+
+    def expanded(self, keys: Sequence[str] | None = None) -> Batch:
+        """The same samples without deduplication, the features in the order of `keys` (default: as they come)."""
+        if not self.groups:
+            return self
+        parts = [group.expand() for group in self.groups]
+        bags = {key: part[key] for part in (self.sparse, *parts) for key in part.keys}
+        return replace(self, sparse=KeyedJagged.from_features({key: bags[key] for key in keys or bags}), groups=())
 
     def replace(self, **changes: object) -> Batch:
         """A copy with some fields changed."""

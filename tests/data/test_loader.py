@@ -37,19 +37,34 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def equal(one: Batch, other: Batch) -> bool:
-    pairs = [(one.label, other.label), (one.dense, other.dense), (one.sparse.values, other.sparse.values)]
-    pairs.append((one.sparse.bag_offsets(), other.sparse.bag_offsets()))
+    pairs = [(one.label, other.label), (one.dense, other.dense)]
+    assert one.group is not None
+    assert other.group is not None
+    pairs.append((one.group, other.group))
+    for left, right in [
+        (one.sparse, other.sparse),
+        *((a.bags(), b.bags()) for a, b in zip(one.groups, other.groups, strict=True)),
+    ]:
+        pairs += [(left.values, right.values), (left.bag_offsets(), right.bag_offsets())]
+    pairs += [(a.inverse, b.inverse) for a, b in zip(one.groups, other.groups, strict=True)]
     return all(torch.equal(left, right) for left, right in pairs)
+
+
+def expanded(batch: Batch) -> Batch:
+    """Without groups, the features in one order."""
+    keys = [*batch.sparse.keys, *(key for group in batch.groups for key in group.keys)]
+    return batch.expanded(sorted(keys)) if batch.groups else batch.replace(sparse=batch.sparse.select(sorted(keys)))
 
 
 def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
     """Every sample as a tuple, in any order."""
     found: list[tuple[object, ...]] = []
-    for batch in batches:
+    for batch in (expanded(batch) for batch in batches):
+        assert batch.group is not None
         bags = [batch.sparse[key].to_list() for key in batch.sparse.keys]
         found += [
-            (batch.label[b].item(), *batch.dense[b].tolist(), *(tuple(bag[b]) for bag in bags))
-            for b in range(batch.size)
+            (label, group, *batch.dense[b].tolist(), *(tuple(bag[b]) for bag in bags))
+            for b, (label, group) in enumerate(zip(batch.label.tolist(), batch.group.tolist(), strict=True))
         ]
     return sorted(found)
 
@@ -80,7 +95,7 @@ def test_every_sample_comes_once_in_every_epoch(data: Dataset) -> None:
 
 
 def test_missing_values_are_empty_bags(data: Dataset) -> None:
-    batch = next(Loader(data, "train", LoaderConfig(batch_size=2000)).epoch(0))
+    batch = next(Loader(data, "train", LoaderConfig(batch_size=2000)).epoch(0)).expanded()
     lengths = batch.sparse["C3"].lengths()
     assert set(lengths.tolist()) == {0, 1}
     assert batch.sparse["C1"].lengths().eq(1).all()

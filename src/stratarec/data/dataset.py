@@ -1,17 +1,20 @@
 """A prepared data set on disk: it describes itself, and is checked by hash when it is opened.
 
-    dataset.json                 schema, counts, splits, vocabulary sizes, hashes, format version
-    vocabulary/<name>.parquet    value, id, count
-    <split>/shard-00000.parquet  label, dense (float32), ids (int32, or lists of int32), __time, __group, __session
+    dataset.json                        schema, counts, splits, groups, vocabulary sizes, hashes, format version
+    vocabulary/<name>.parquet           value, id, count
+    <split>/shard-00000.parquet         label, dense (float32), ids (int32, or lists of int32), __time, pointers (int32)
+    <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
+                                        column ``<table>/<column>`` holding the whole column as one list
 
-Only this module knows the layout; `prepare` writes and the loader reads through it.
+Without groups there are no tables: histories are lists, and __group and __session columns of the samples. Only this
+module and `blocks` know the layout; `prepare` writes and the loader reads through them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,21 +23,35 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 from numpy.typing import NDArray
 
+from stratarec.data.blocks import SESSIONS, Block, Encoded, events, pointer
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.splits import SPLITS
 from stratarec.errors import DatasetError
-from stratarec.files import read_json, write_atomic, write_json
+from stratarec.files import file_hash, read_json, write_atomic, write_json
 
-FORMAT = 1
+FORMAT = 2
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
+LEVEL = 1
+"""Of zstd."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file and what it must be."""
+
+    path: str
+    """Relative to the data set."""
+    bytes: int
+    hash: str
+    """xxh3_128 of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file of samples."""
+    """Samples, and the tables that they point into."""
 
     path: str
     """Relative to the data set."""
@@ -44,6 +61,14 @@ class Shard:
     bytes: int
     hash: str
     """xxh3_128 of the file."""
+    tables: StoredFile | None = None
+    """Only where the data set has groups."""
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Shard:
+        tables = content.get("tables")
+        changes = {"row_groups": tuple(content["row_groups"]), "tables": StoredFile(**tables) if tables else None}
+        return cls(**{**content, **changes})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,28 +84,79 @@ class VocabularyInfo:
     hash: str
 
 
-def file_hash(path: Path) -> str:
-    """xxh3_128 of a file's bytes."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+def write_shard(root: Path, split: str, number: int, encoded: Encoded) -> Shard:
+    """Write encoded samples and their tables as shard `number` of `split`."""
+    blocks = list(encoded.blocks(ROW_GROUP))
+    name = f"{split}/shard-{number:05d}"
+    samples = _store(root, f"{name}.parquet", [block.samples for block in blocks])
+    tables = None
+    if any(block.tables for block in blocks):
+        tables = _store(root, f"{name}.tables.parquet", [_one_row(block) for block in blocks])
+    groups = tuple(block.samples.num_rows for block in blocks)
+    return Shard(**vars(samples), samples=sum(groups), row_groups=groups, tables=tables)
 
 
-def write_shard(root: Path, split: str, number: int, table: pa.Table) -> Shard:
-    """Write a table of encoded samples as shard `number` of `split`."""
-    relative = f"{split}/shard-{number:05d}.parquet"
+def _store(root: Path, relative: str, parts: Sequence[pa.Table]) -> StoredFile:
+    """Write each part as one row group."""
     path = root / relative
 
     def write(temporary: Path) -> None:
-        pq.write_table(table, temporary, compression="zstd", compression_level=1, row_group_size=ROW_GROUP)
+        with pq.ParquetWriter(temporary, parts[0].schema, **parquet_options(parts[0])) as writer:
+            for part in parts:
+                writer.write_table(part, row_group_size=max(part.num_rows, 1))
 
     write_atomic(path, write)
-    groups = tuple(min(ROW_GROUP, table.num_rows - first) for first in range(0, table.num_rows, ROW_GROUP))
-    return Shard(
-        path=relative, samples=table.num_rows, row_groups=groups, bytes=path.stat().st_size, hash=file_hash(path)
-    )
+    return StoredFile(path=relative, bytes=path.stat().st_size, hash=file_hash(path))
+
+
+def parquet_options(sample: pa.Table) -> dict[str, Any]:
+    """Codec, level, and for each column the encoding that is the smallest on `sample`.
+
+    Dictionary indices are packed by the bit, which hides from zstd what repeats by the byte, so which one is smaller is
+    a matter of the column: pointers go as differences, precise numbers plain, categories by dictionary.
+    """
+    chosen = {path: _smallest(sample.select([name]), path) for name, path in _leaves(sample.schema)}
+    return {
+        "compression": "zstd",
+        "compression_level": LEVEL,
+        "use_dictionary": [path for path, encoding in chosen.items() if encoding is None],
+        "column_encoding": {path: encoding for path, encoding in chosen.items() if encoding is not None},
+    }
+
+
+def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str]]:
+    """Column and the path of what it holds, lists unfolded."""
+    for column in schema:
+        kind, path = column.type, column.name
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind, path = kind.value_type, f"{path}.list.element"
+        yield column.name, path
+
+
+def _smallest(column: pa.Table, path: str) -> str | None:
+    """The encoding of the smallest file, ties by order; None for a dictionary."""
+    sizes: dict[str | None, int] = {}
+    for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
+        options: dict[str, Any] = {"use_dictionary": True}
+        if encoding is not None:
+            options = {"use_dictionary": False, "column_encoding": {path: encoding}}
+        buffer = pa.BufferOutputStream()
+        try:
+            pq.write_table(column, buffer, compression="zstd", compression_level=LEVEL, **options)
+        except (pa.ArrowException, OSError):  # an encoding that this type has not
+            continue
+        sizes[encoding] = buffer.getvalue().size
+    return min(sizes, key=lambda encoding: sizes[encoding])
+
+
+def _one_row(block: Block) -> pa.Table:
+    columns = {}
+    for table, content in block.tables.items():
+        for name in content.column_names:
+            values = content[name].combine_chunks()
+            offsets = pa.array([0, len(values)], pa.int32())
+            columns[f"{table}/{name}"] = pa.ListArray.from_arrays(offsets, values)
+    return pa.table(columns)
 
 
 def write_vocabulary(root: Path, name: str, table: pa.Table, values: int) -> VocabularyInfo:
@@ -102,6 +178,7 @@ def write_manifest(
     *,
     name: str,
     schema: Schema,
+    groups: Mapping[str, Sequence[str]] | None,
     splits: Mapping[str, Sequence[Shard]],
     positives: Mapping[str, int],
     vocabularies: Mapping[str, VocabularyInfo],
@@ -112,6 +189,7 @@ def write_manifest(
         "format": FORMAT,
         "name": name,
         "schema": asdict(schema),
+        "groups": None if groups is None else {group: list(names) for group, names in groups.items()},
         "splits": {split: [asdict(shard) for shard in shards] for split, shards in splits.items()},
         "positives": dict(positives),
         "vocabularies": {key: asdict(info) for key, info in vocabularies.items()},
@@ -136,10 +214,11 @@ class Dataset:
         self.path = path
         self.name: str = content["name"]
         self.schema = _schema(content["schema"])
-        self.splits = {
-            split: tuple(Shard(**{**shard, "row_groups": tuple(shard["row_groups"])}) for shard in shards)
-            for split, shards in content["splits"].items()
+        self.deduplicated = content["groups"] is not None
+        self.groups: dict[str, tuple[str, ...]] = {
+            name: tuple(features) for name, features in (content["groups"] or {}).items()
         }
+        self.splits = {split: tuple(Shard.from_dict(shard) for shard in content["splits"][split]) for split in SPLITS}
         self.positives: dict[str, int] = content["positives"]
         self.vocabularies = {key: VocabularyInfo(**info) for key, info in content["vocabularies"].items()}
         self.about: dict[str, Any] = content["about"]
@@ -173,7 +252,8 @@ class Dataset:
         return dataset
 
     def _verify(self, how: str) -> None:
-        files: list[Shard | VocabularyInfo] = [shard for shards in self.splits.values() for shard in shards]
+        shards = [shard for shards in self.splits.values() for shard in shards]
+        files: list[Shard | StoredFile | VocabularyInfo] = [*shards, *(s.tables for s in shards if s.tables)]
         files += self.vocabularies.values()
         for entry in files:
             file = self.path / entry.path
@@ -207,14 +287,82 @@ class Dataset:
         counts: NDArray[np.int64] = table["count"].to_numpy()
         return counts
 
+    @property
+    def windows(self) -> tuple[str, ...]:
+        """The histories that are stored as windows."""
+        return tuple(feature.name for feature in self.schema.histories) if self.deduplicated else ()
+
+    def read_block(self, split: str, shard: int, group: int) -> Block:
+        """One row group with its tables.
+
+        Raises
+        ------
+        DatasetError
+            Naming the file, when it cannot be read or a pointer points outside its table.
+        """
+        entry = self.shards(split)[shard]
+        samples = self._read(entry.path, group)
+        tables = {} if entry.tables is None else _split_row(self._read(entry.tables.path, group))
+        block = Block(samples=samples, tables=tables)
+        fault = self._fault(block)
+        if fault:
+            raise DatasetError(
+                f"{self.path / entry.path}, row group {group}: damaged ({fault}); prepare the data again"
+            )
+        return block
+
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
-        """One row group as written; `DatasetError` naming the file when it cannot be read."""
-        path = self.path / self.shards(split)[shard].path
+        """One row group with a column for every feature, nothing deduplicated."""
+        columns = self.read_block(split, shard, group).expand(self.groups, self.windows)
+        names = ["label", *(f.name for f in self.schema.dense), *(f.name for f in self.schema.sparse)]
+        names += [name for name in ("__time", "__group", "__session") if name in columns]
+        return pa.table({name: columns[name] for name in names})
+
+    def _read(self, relative: str, group: int) -> pa.Table:
+        path = self.path / relative
         try:
             with pq.ParquetFile(path) as file:
                 return file.read_row_group(group, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise DatasetError(f"{path}, row group {group}: damaged ({error})") from error
+
+    def _fault(self, block: Block) -> str:
+        """What is wrong with the pointers of a block; empty when nothing is."""
+        for name in (*self.groups, *self.windows):
+            if name not in block.tables or pointer(name) not in block.samples.column_names:
+                return f"no table or no pointers for {name}"
+            fault = _outside(
+                block.samples[pointer(name)].to_numpy(), len(block.tables[name]), f"{pointer(name)} points"
+            )
+            if fault:
+                return fault
+        for name in self.windows:
+            start, length = (block.tables[name][part].to_numpy() for part in ("start", "length"))
+            ends = np.concatenate([start, start.astype(np.int64) + length])
+            shortest = int(length.min()) if len(length) else 0
+            fault = _outside(ends, len(block.tables[events(name)]) + 1, f"a window of {name} reaches")
+            if fault or shortest < 0:
+                return fault or f"a window of {name} has length {shortest}"
+        if SESSIONS in block.tables:
+            counted = int(block.tables[SESSIONS]["samples"].to_numpy().sum())
+            if counted != block.samples.num_rows:
+                return f"its sessions have {counted} samples, expected {block.samples.num_rows}"
+        return ""
+
+
+def _outside(places: NDArray[Any], size: int, what: str) -> str:
+    if len(places) and (places.min() < 0 or places.max() >= size):
+        return f"{what} from {places.min()} to {places.max()}, expected 0 to {size - 1}"
+    return ""
+
+
+def _split_row(row: pa.Table) -> dict[str, pa.Table]:
+    """The tables that `_one_row` wrote."""
+    tables: dict[str, dict[str, pa.Array]] = {}
+    for column in row.column_names:
+        table, _, name = column.rpartition("/")
+        tables.setdefault(table, {})[name] = row[column].chunk(0).flatten()
+    return {name: pa.table(columns) for name, columns in tables.items()}
 
 
 def _schema(content: Mapping[str, Any]) -> Schema:

@@ -1,12 +1,13 @@
 """One partition of staged rows: put in order, its histories found, counted and encoded.
 
 History windows are found once over the partition's positive events, sorted by user and time: the history of a row is a
-slice of the events of its user that are strictly earlier than the row.
+slice of the events of its user that are strictly earlier than the row. Values of a group are found by comparing raw
+rows, so that vocabularies and transforms run on distinct values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stratarec.data.blocks import Encoded, GroupValues, WindowValues, slices
+from stratarec.data.groups import Repeats
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
@@ -83,29 +86,128 @@ class Partition:
         feature = next(feature for feature in self._schema.dense if feature.name == name)
         return Moments.of(squash(self.frame[name].filter(pl.Series(self.split == training)), feature))
 
-    def encode(self, split: int, vocabularies: Mapping[str, Vocabulary], moments: Mapping[str, Moments]) -> pa.Table:
-        """The rows of a split as a data set stores them."""
-        schema, chosen = self._schema, np.flatnonzero(self.split == split)
+    def repeats(self) -> Repeats:
+        """How features repeat within sessions."""
+        return Repeats.measure(self.frame, self._schema, self._inside(self.frame))
+
+    def _inside(self, frame: pl.DataFrame) -> NDArray[np.bool_]:
+        """Which rows are of the session of the row before them; without sessions, of its user."""
+        same = np.full(len(frame), bool(self._schema.session_keys))
+        for key in self._schema.session_keys:
+            same &= frame[key].eq_missing(frame[key].shift(1)).to_numpy()
+        same[:1] = False
+        return same
+
+    def encode(
+        self,
+        split: int,
+        vocabularies: Mapping[str, Vocabulary],
+        moments: Mapping[str, Moments],
+        groups: Mapping[str, Sequence[str]] | None,
+    ) -> Encoded:
+        """The rows of a split as a data set stores them; without `groups` every sample has its own copy of everything.
+
+        Returns
+        -------
+        Encoded
+            Samples in order, the distinct values of each group, histories as windows, and the sessions.
+        """
+        encoder = _Encoder(self._schema, vocabularies, moments)
+        chosen = np.flatnonzero(self.split == split)
         rows = self.frame[chosen]
-        columns: dict[str, pa.Array] = {"label": pa.array(rows[schema.label].to_numpy(), pa.uint8())}
-        for dense in schema.dense:
-            columns[dense.name] = pa.array(transform(rows[dense.name], dense, moments[dense.name]))
-        for sparse in schema.sparse:
-            vocabulary = vocabularies[sparse.vocabulary]
-            if sparse.kind == "single":
-                columns[sparse.name] = pa.array(vocabulary.encode(rows[sparse.name]))
-            elif sparse.kind == "multi":
-                columns[sparse.name] = _encode_lists(rows[sparse.name], sparse, vocabulary)
-            else:
-                columns[sparse.name] = _encode_windows(self.windows[sparse.name], chosen, vocabulary)
-        if schema.time:
-            columns["__time"] = pa.array(rows[schema.time].to_numpy(), pa.int64())
-        group = schema.user or schema.session
-        if group:
-            columns["__group"] = pa.array(stable_hash(rows[group]).view(np.int64))
+        grouped = {name for names in (groups or {}).values() for name in names}
+        columns: dict[str, pa.Array] = {"label": pa.array(rows[self._schema.label].to_numpy(), pa.uint8())}
+        names = (*(feature.name for feature in self._schema.dense), *(f.name for f in self._schema.sparse))
+        windows = {}
+        for name in names:
+            if name in self.windows:
+                windows[name] = self._encode_windows(name, chosen, encoder)
+            elif name not in grouped:
+                columns[name] = encoder.column(name, rows[name])
+        if groups is None:
+            columns.update({name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()})
+            columns = {name: columns[name] for name in ("label", *names)}
+        if self._schema.time:
+            columns["__time"] = pa.array(rows[self._schema.time].to_numpy(), pa.int64())
+        sessions = self._sessions(rows)
+        if groups is None:
+            return Encoded(samples=pa.table({**columns, **_key_columns(sessions)}))
+        return Encoded(
+            samples=pa.table(columns),
+            groups={name: encoder.group(rows.select(features)) for name, features in groups.items()},
+            windows=windows,
+            sessions=sessions,
+        )
+
+    def _encode_windows(self, name: str, chosen: NDArray[np.int64], encoder: _Encoder) -> WindowValues:
+        windows = self.windows[name]
+        return WindowValues(
+            start=windows.start[chosen], stop=windows.stop[chosen], events=encoder.ids(name, windows.events)
+        )
+
+    def _sessions(self, rows: pl.DataFrame) -> pa.Table | None:
+        """Hashes and sizes of the sessions, in order."""
+        schema = self._schema
+        if not schema.session_keys:
+            return None
+        first = np.flatnonzero(~self._inside(rows))
+        sizes = np.diff(np.append(first, len(rows))).astype(np.int32)
+        columns = {}
         if schema.session:
-            columns["__session"] = pa.array(stable_hash(rows[schema.session]).view(np.int64))
-        return pa.table(columns)
+            columns["session"] = pa.array(stable_hash(rows[schema.session][first]).view(np.int64))
+        columns["user"] = pa.array(stable_hash(rows[schema.user or schema.session][first]).view(np.int64))
+        return pa.table({**columns, "samples": pa.array(sizes)})
+
+
+def _key_columns(sessions: pa.Table | None) -> dict[str, pa.Array]:
+    """User and session of every sample, for data sets without groups."""
+    if sessions is None:
+        return {}
+    samples = sessions["samples"].to_numpy()
+    names = {"user": "__group", "session": "__session"}
+    return {
+        column: pa.array(np.repeat(sessions[name].to_numpy(), samples))
+        for name, column in names.items()
+        if name in sessions.column_names
+    }
+
+
+class _Encoder:
+    """Raw columns -> ids and transformed numbers."""
+
+    def __init__(self, schema: Schema, vocabularies: Mapping[str, Vocabulary], moments: Mapping[str, Moments]) -> None:
+        self._dense = {feature.name: feature for feature in schema.dense}
+        self._sparse = {feature.name: feature for feature in schema.sparse}
+        self._vocabularies, self._moments = vocabularies, moments
+
+    def ids(self, name: str, values: pl.Series) -> NDArray[np.int32]:
+        return self._vocabularies[self._sparse[name].vocabulary].encode(values)
+
+    def column(self, name: str, values: pl.Series) -> pa.Array:
+        if name in self._dense:
+            return pa.array(transform(values, self._dense[name], self._moments[name]))
+        if self._sparse[name].kind == "multi":
+            return _encode_lists(values, self._sparse[name], self._vocabularies[self._sparse[name].vocabulary])
+        return pa.array(self.ids(name, values))
+
+    def group(self, rows: pl.DataFrame) -> GroupValues:
+        """Encode the distinct rows alone, then join those that became equal (rare values share ids)."""
+        codes, first = _distinct(rows)
+        raw = rows[first]
+        table = pa.table({name: self.column(name, raw[name]) for name in rows.columns})
+        encoded = pl.from_arrow(table)
+        assert isinstance(encoded, pl.DataFrame)
+        again, kept = _distinct(encoded)
+        return GroupValues(codes=again[codes], table=table.take(pa.array(kept)))
+
+
+def _distinct(rows: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Code of each row, numbered by first appearance, and the first row of each code."""
+    found = rows.with_row_index("__place").group_by(rows.columns, maintain_order=True).agg("__place")["__place"]
+    sizes = found.list.len().to_numpy()
+    codes = np.empty(len(rows), dtype=np.int64)
+    codes[found.explode(empty_as_null=False).to_numpy()] = np.repeat(np.arange(len(sizes)), sizes)
+    return codes, found.list.first().to_numpy().astype(np.int64)
 
 
 def _ordered(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
@@ -135,11 +237,3 @@ def _encode_lists(values: pl.Series, feature: SparseFeature, vocabulary: Vocabul
     flat = lists.drop_nulls().explode(empty_as_null=False)
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, vocabulary.encode(flat))
-
-
-def _encode_windows(windows: Windows, chosen: NDArray[np.int64], vocabulary: Vocabulary) -> pa.Array:
-    ids = vocabulary.encode(windows.events)
-    start, stop = windows.start[chosen], windows.stop[chosen]
-    offsets = np.concatenate([[0], (stop - start).cumsum()])
-    places = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], stop - start)
-    return pa.ListArray.from_arrays(offsets.astype(np.int32), ids[places])

@@ -22,6 +22,8 @@ class DenseFeature:
     """``log1p`` is sign(x) * log(1 + |x|)."""
     standardize: bool = True
     """Subtract the training mean and divide by the training standard deviation."""
+    group: str = ""
+    """Features of one group repeat together within a session; each of their distinct values is stored once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class SparseFeature:
     """Column name, and the feature's name in a batch."""
     kind: SparseKind = "single"
     """``single``: at most one value; ``multi``: a list; ``history``: the values of `of` in the last positive samples
-    of the same user, strictly before this one, oldest first."""
+    of the same user, strictly before this one, oldest first, those of one moment in the order of the log."""
     vocabulary: str = ""
     """Features that name the same vocabulary share ids and a table; empty means the feature's own name."""
     of: str = ""
@@ -41,12 +43,19 @@ class SparseFeature:
     """For ``multi`` the first, for ``history`` the last `max_length` values are kept."""
     separator: str = ""
     """For ``multi``: split a text column at this string; empty means the column holds lists."""
+    group: str = ""
+    """As for dense features. Histories need none: they are windows into one sequence of events."""
 
     def __post_init__(self) -> None:
         if self.kind == "history" and not self.of:
             raise ConfigError(f"sparse feature {self.name!r}: kind history needs `of`, the feature it is a history of")
         if self.max_length < 1:
             raise ConfigError(f"sparse feature {self.name!r}: max_length is {self.max_length}, expected at least 1")
+        if self.kind == "history" and self.group:
+            raise ConfigError(
+                f"sparse feature {self.name!r}: a history is stored as a window, not in group {self.group!r}; "
+                "remove `group`"
+            )
         if not self.vocabulary:
             object.__setattr__(self, "vocabulary", self.of or self.name)
 
@@ -75,6 +84,9 @@ class Schema:
             raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
         if self.label in names:
             raise ConfigError(f"schema: the label column {self.label!r} is also a feature")
+        clash = sorted(set(self.groups) & set(names))
+        if clash:
+            raise ConfigError(f"schema: a group cannot have the name of a feature: {', '.join(clash)}")
         singles = {feature.name for feature in self.sparse if feature.kind == "single"}
         for feature in self.sparse:
             if feature.kind != "history":
@@ -92,9 +104,24 @@ class Schema:
         return tuple(feature for feature in self.sparse if feature.kind == "history")
 
     @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Declared group -> its features, sparse before dense, in schema order."""
+        found: dict[str, tuple[str, ...]] = {}
+        members = [(feature.group, feature.name) for feature in self.sparse]
+        for group, name in [*members, *((feature.group, feature.name) for feature in self.dense)]:
+            if group:
+                found[group] = (*found.get(group, ()), name)
+        return found
+
+    @property
     def shard_key(self) -> str:
         """The column whose equal values share a shard: the user where histories need it, else the session."""
         return self.user if self.histories or not self.session else self.session
+
+    @property
+    def session_keys(self) -> tuple[str, ...]:
+        """The columns whose equal values make neighbours one session: user and session, or the one there is."""
+        return tuple(dict.fromkeys(name for name in (self.shard_key, self.session, self.user) if name))
 
     def vocabularies(self) -> dict[str, tuple[SparseFeature, ...]]:
         """Vocabulary name -> the features that share it, in schema order."""

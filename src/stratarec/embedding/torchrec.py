@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
-from stratarec.jagged import KeyedJagged
+from stratarec.jagged import InverseJagged, JaggedTensor, KeyedJagged
 
 
 def _torchrec() -> Any:
@@ -22,12 +23,14 @@ def _torchrec() -> Any:
 def from_torchrec(value: Any) -> Any:
     """Our form of a TorchRec `EmbeddingBagConfig`, `EmbeddingConfig` or `KeyedJaggedTensor`.
 
-    An `EmbeddingConfig` (unpooled) becomes a table with `sequence_features`. Tensors are shared, not copied.
+    An `EmbeddingConfig` (unpooled) becomes a table with `sequence_features`. A `KeyedJaggedTensor` with inverse
+    indices becomes a tuple of `InverseJagged`, one for each run of keys that share their inverse. Tensors are shared,
+    not copied, except where keys of a group have to be joined.
     """
     torchrec = _torchrec()
     if isinstance(value, torchrec.KeyedJaggedTensor):
         if value.inverse_indices_or_none() is not None:
-            raise ConfigError("this KeyedJaggedTensor has inverse indices, which are not supported")
+            return _groups(value)
         return KeyedJagged(
             keys=tuple(value.keys()),
             values=value.values(),
@@ -56,9 +59,15 @@ def from_torchrec(value: Any) -> Any:
     )
 
 
-def to_torchrec(value: EmbeddingBagConfig | KeyedJagged) -> Any:
-    """TorchRec's form of a table or of a batch's ids; raises `ConfigError` for what TorchRec has no form of."""
+def to_torchrec(value: EmbeddingBagConfig | KeyedJagged | Sequence[InverseJagged]) -> Any:
+    """TorchRec's form of a table or of a batch's ids; raises `ConfigError` for what TorchRec has no form of.
+
+    Groups over the same samples become one `KeyedJaggedTensor` with a stride a key and inverse indices, which
+    TorchRec's unsharded modules expand after pooling.
+    """
     torchrec = _torchrec()
+    if isinstance(value, Sequence):
+        return _variable_stride(torchrec, value)
     if isinstance(value, KeyedJagged):
         return torchrec.KeyedJaggedTensor(
             keys=list(value.keys),
@@ -79,3 +88,33 @@ def to_torchrec(value: EmbeddingBagConfig | KeyedJagged) -> Any:
         return torchrec.EmbeddingConfig(feature_names=list(value.sequence_features), **common)
     pooling = torchrec.PoolingType.MEAN if value.pooling == "mean" else torchrec.PoolingType.SUM
     return torchrec.EmbeddingBagConfig(feature_names=list(value.feature_names), pooling=pooling, **common)
+
+
+def _variable_stride(torchrec: Any, groups: Sequence[InverseJagged]) -> Any:
+    if not groups or len({group.batch_size for group in groups}) != 1:
+        raise ConfigError(f"expected groups over the same samples, got {[group.batch_size for group in groups]}")
+    bags = [(key, group.inverse, group.bags()[key]) for group in groups for key in group.keys]
+    if any(bag.weights is not None for _, _, bag in bags):
+        raise ConfigError("groups with per-sample weights have no form in torchrec; expand them first")
+    keys = [key for key, _, _ in bags]
+    return torchrec.KeyedJaggedTensor(
+        keys=keys,
+        values=torch.cat([bag.values for _, _, bag in bags]),
+        lengths=torch.cat([bag.lengths() for _, _, bag in bags]),
+        stride_per_key_per_rank=[[bag.batch_size] for _, _, bag in bags],
+        inverse_indices=(keys, torch.stack([inverse.long() for _, inverse, _ in bags])),
+    )
+
+
+def _groups(value: Any) -> tuple[InverseJagged, ...]:
+    names, inverses = value.inverse_indices()
+    order = dict(zip(names, inverses, strict=True))
+    runs: list[tuple[torch.Tensor, dict[str, JaggedTensor]]] = []
+    for key, bag in value.to_dict().items():
+        found = JaggedTensor(values=bag.values(), offsets=bag.offsets().long(), weights=bag.weights_or_none())
+        bags = runs[-1][1] if runs and torch.equal(runs[-1][0], order[key]) else {}
+        if bags and next(iter(bags.values())).batch_size == found.batch_size:
+            bags[key] = found
+        else:
+            runs.append((order[key], {key: found}))
+    return tuple(InverseJagged(unique=KeyedJagged.from_features(bags), inverse=inverse) for inverse, bags in runs)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def initialize(module: nn.Module, seed: int) -> None:
@@ -34,12 +34,3 @@ class MLP(nn.Sequential):
             inputs = size
         super().__init__(*layers)
         self.outputs = inputs
-
-
-def pad(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Jagged ``[N, D]`` rows as ``[B, L, D]`` with zeros behind, and the ``[B, L]`` mask of real ones; L >= 1."""
-    lengths = offsets.diff()
-    longest = max(int(lengths.max()) if len(lengths) else 0, 1)
-    mask = torch.arange(longest) < lengths.unsqueeze(1)
-    padded = values.new_zeros(len(lengths), longest, values.shape[1])
-    return padded.masked_scatter(mask.unsqueeze(-1), values), mask

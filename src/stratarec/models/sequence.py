@@ -1,7 +1,8 @@
 """Histories -> one vector a sample.
 
-Shapes: B samples, L longest history of the batch, D width. Padding never changes a result, and an empty history gives
-zeros.
+Shapes: B samples, U distinct histories among them (B where nothing is deduplicated), L longest history of the batch,
+D width. Padding never changes a result, and an empty history gives zeros. What does not depend on the candidate item is
+computed once for each distinct history, then expanded by ``inverse[B]``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.errors import ConfigError
+from stratarec.models.dedup import expand_rows
 from stratarec.models.layers import MLP
 
 
@@ -37,18 +39,31 @@ class HistoryConfig:
 
 
 class TargetAttention(nn.Module):
-    """DIN's activation unit: a row's weight is an MLP of [query, key, query - key, query * key], not normalised."""
+    """DIN's activation unit: a row's weight is an MLP of [query, key, query - key, query * key], not normalised.
+
+    The first layer is linear, so its share of the key is computed once for each distinct history and its share of the
+    query once for each sample; only the product needs both.
+    """
 
     def __init__(self, width: int, config: HistoryConfig) -> None:
         super().__init__()
         self.score = MLP(4 * width, config.attention_mlp)
         self.out = nn.Linear(self.score.outputs, 1)
 
-    def forward(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        """``[B, D]`` from the candidate ``[B, D]``, rows ``[B, L, D]`` and mask ``[B, L]``."""
-        query = target.unsqueeze(1).expand_as(rows)
-        weights = self.out(self.score(torch.cat([query, rows, query - rows, query * rows], dim=-1)))
-        pooled: Tensor = (weights * mask.unsqueeze(-1) * rows).sum(1)
+    def forward(self, target: Tensor, rows: Tensor, mask: Tensor, inverse: Tensor | None = None) -> Tensor:
+        """``[B, D]`` from the candidate ``[B, D]``, rows ``[U, L, D]``, mask ``[U, L]`` and ``inverse`` ``[B]``."""
+        first, *rest = self.score
+        assert isinstance(first, nn.Linear)
+        query_weight, key_weight, difference, product = first.weight.chunk(4, dim=1)
+        keys = functional.linear(rows, key_weight - difference)
+        if inverse is not None:
+            keys, rows, mask = expand_rows(keys, inverse), expand_rows(rows, inverse), mask[inverse.long()]
+        query = functional.linear(target, query_weight + difference, first.bias)
+        hidden = keys + query.unsqueeze(1) + functional.linear(target.unsqueeze(1) * rows, product)
+        for layer in rest:
+            hidden = layer(hidden)
+        weights = self.out(hidden) * mask.unsqueeze(-1)
+        pooled: Tensor = (weights * rows).sum(1)
         return pooled
 
 
@@ -82,8 +97,8 @@ class TransformerPooling(nn.Module):
         self.position = nn.Parameter(torch.zeros(longest, width))
         self.blocks = nn.ModuleList(_Block(width, config.heads) for _ in range(config.layers))
 
-    def forward(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        """As `TargetAttention`; the candidate is not used."""
+    def forward(self, target: Tensor, rows: Tensor, mask: Tensor, inverse: Tensor | None = None) -> Tensor:
+        """As `TargetAttention`; the candidate is not used, so every distinct history is pooled once."""
         lengths = mask.sum(1, keepdim=True)
         age = (lengths - 1 - torch.arange(rows.shape[1])).clamp(0, len(self.position) - 1)
         rows = rows + self.position[age]
@@ -92,7 +107,8 @@ class TransformerPooling(nn.Module):
         visible[:, 0] = True
         for block in self.blocks:
             rows = block(rows, visible[:, None, None, :])
-        return (rows * mask.unsqueeze(-1)).sum(1) / lengths.clamp(min=1)
+        pooled = (rows * mask.unsqueeze(-1)).sum(1) / lengths.clamp(min=1)
+        return pooled if inverse is None else expand_rows(pooled, inverse)
 
 
 def build_pooling(width: int, longest: int, config: HistoryConfig) -> nn.Module:

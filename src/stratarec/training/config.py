@@ -84,6 +84,11 @@ class TrainConfig:
     """Steps between points of the loss curve."""
     window_row_groups: int = 8
     """Row groups that are shuffled together; bounds the loader's memory."""
+    shuffle: Literal["auto", "session", "sample"] = "auto"
+    """What is shuffled within them: ``session`` keeps the samples of a session together, so that batches repeat
+    values; ``auto`` does so where the data set has groups."""
+    deduplicate: bool = True
+    """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -193,7 +193,7 @@ def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
         return int(bad)
     sample_weights = _NO_FLOATS if lookups.weights is None else lookups.weights
     bad = group.lookup_kernels.pool_bags(
-        launcher(), threads, weights, group.width, lookups.values, _offsets(lookups), sample_weights,
+        launcher(), threads, weights, group.width, lookups.values, _all_offsets(lookups), sample_weights,
         lookups.weights is not None, lookups.batch, key, base, sizes, column, group.mean[chosen], out.reshape(-1),
         stride, tile,
     )  # fmt: skip
@@ -204,10 +204,15 @@ def _tile(count: int, threads: int) -> int:
     return min(max(count // (threads * _TILES_PER_THREAD), _LEAST_TILE), _MOST_TILE)
 
 
-def _offsets(lookups: Lookups) -> NDArray[np.int64]:
+def _all_offsets(lookups: Lookups) -> NDArray[np.int64]:
     if lookups.offsets is not None:
         return lookups.offsets
     return np.arange(len(lookups.values) + 1, dtype=np.int64)
+
+
+def offsets_or_empty(lookups: Lookups) -> NDArray[np.int64]:
+    """The offsets, or a placeholder for kernels that are told of single ids apart."""
+    return _NO_OFFSETS if lookups.offsets is None else lookups.offsets
 
 
 def gather(weights: Floats, group: Group, lookups: Lookups, feature: int, out: Floats) -> int:
@@ -268,7 +273,7 @@ def update(
     The bits do not depend on the number of threads: every row is summed and updated by one thread.
     """
     threads = use_torch_threads()
-    counts = _table_lookups(group, lookups)
+    counts = lookups_by_table(group, lookups)
     if not counts.any():
         return
     plan = workspace.plan(group, counts, threads)
@@ -276,7 +281,7 @@ def update(
     single = np.float32
     group.backward_kernels.update(
         launcher(), threads, weights, group.width, row_state, full_state, lookups.values,
-        _NO_OFFSETS if lookups.offsets is None else lookups.offsets, lookups.offsets is None,
+        offsets_or_empty(lookups), lookups.offsets is None,
         _NO_FLOATS if lookups.weights is None else lookups.weights, lookups.weights is not None, lookups.batch,
         lookups.key, group.base, group.rows, group.column, group.mean, group.sequence, sequence_start,
         group.table_start, group.table_features, counts, *plan,
@@ -287,7 +292,7 @@ def update(
     )  # fmt: skip
 
 
-def _table_lookups(group: Group, lookups: Lookups) -> NDArray[np.int64]:
+def lookups_by_table(group: Group, lookups: Lookups) -> NDArray[np.int64]:
     """``[tables]`` number of lookups of each table in the batch."""
     if lookups.offsets is None:
         return np.diff(group.table_start) * lookups.batch
@@ -299,7 +304,14 @@ def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: F
     """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight."""
     chosen = group.pooled
     group.lookup_kernels.weight_gradient(
-        launcher(), use_torch_threads(), weights, group.width, lookups.values, _offsets(lookups), lookups.batch,
+        launcher(), use_torch_threads(), weights, group.width, lookups.values, _all_offsets(lookups), lookups.batch,
         lookups.key[chosen], group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1),
         gradient.shape[1], out,
     )  # fmt: skip
+
+
+def mark_rows(group: Group, lookups: Lookups, bits: NDArray[np.uint8]) -> None:
+    """Set the bit of every row of the group that the batch looks up: bit ``r & 7`` of byte ``r >> 3``."""
+    rows.mark_rows(
+        lookups.values, offsets_or_empty(lookups), lookups.offsets is None, lookups.batch, lookups.key, group.base, bits
+    )

@@ -98,3 +98,14 @@ def accumulate(lanes, target, start, source, begin, factor, D):
     for block in range(U(0), D, U(lanes)):
         part = multiply(broadcast(factor, lanes), load(source, begin + block, lanes))
         store(target, start + block, add(load(target, start + block, lanes), part))
+
+
+@njit(nogil=True, cache=True)
+def mark_rows(values, offsets, singles, batch, key, base, bits):
+    """Set the bit of every row that the batch looks up."""
+    for f in range(len(key)):
+        shift = key[f] * batch
+        begin, end = (shift, shift + batch) if singles else (offsets[shift], offsets[shift + batch])
+        for i in range(U(begin), U(end)):
+            row = U(base[f] + values[i])
+            bits[row >> U(3)] |= np.uint8(1) << np.uint8(row & U(7))

@@ -1,0 +1,111 @@
+"""Samples a second of the loader on a data set with groups against the same loader on one without.
+
+Batches stay deduplicated on our side and are plain on the other. They take turns, from a cold page cache (files are
+dropped from it before each pass) and from a warm one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import islice
+from statistics import median
+from typing import Any
+
+from benchmarks.sessions import pair
+from stratarec.data.dataset import Dataset
+from stratarec.data.groups import Repeats
+from stratarec.data.loader import Loader, LoaderConfig
+
+BATCH = 4096
+
+
+def drop_from_cache(dataset: Dataset) -> None:
+    """Ask the kernel to forget the data set's pages."""
+    os.sync()
+    for path in dataset.path.rglob("*.parquet"):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+def pass_over(dataset: Dataset, batches: int, epoch: int) -> float:
+    """Samples a second over the first batches of an epoch, start included."""
+    loader = Loader(dataset, "train", LoaderConfig(batch_size=BATCH))
+    began, samples = time.perf_counter(), 0
+    stream = loader.epoch(epoch)
+    for batch in islice(stream, batches):
+        samples += batch.size
+    seconds = time.perf_counter() - began
+    stream.close()  # type: ignore[attr-defined]
+    return samples / seconds
+
+
+def gate(grouped: Dataset, plain: Dataset) -> None:
+    """The batches of both expand to the same samples: counts, labels and ids of a whole epoch agree in sum."""
+    sums = []
+    for dataset in (grouped, plain):
+        total = [0, 0, 0, 0]
+        for batch in Loader(dataset, "train", LoaderConfig(batch_size=BATCH, expand=True)).epoch(0):
+            ids = batch.sparse.values.long()
+            found = (batch.size, int(batch.label.sum()), int(ids.sum()), int((ids * ids).sum()))
+            total = [one + other for one, other in zip(total, found, strict=True)]
+        sums.append(total)
+    if sums[0] != sums[1]:
+        raise AssertionError(f"batches differ: {sums[0]} with groups, {sums[1]} without")
+
+
+def factors(dataset: Dataset, batches: int = 20) -> dict[str, dict[str, float]]:
+    """Samples for each distinct value in batches of whole sessions, and what the formula gives."""
+    repeats = Repeats.from_dict(dataset.about["repeats"])
+    found: dict[str, list[float]] = {}
+    stream = Loader(dataset, "train", LoaderConfig(batch_size=BATCH)).epoch(0)
+    for batch in islice(stream, batches):
+        for group in batch.groups:
+            found.setdefault(group.keys[0], []).append(group.factor)
+    stream.close()  # type: ignore[attr-defined]
+    names = {features[0]: features for features in dataset.groups.values()}
+    return {
+        key: {
+            "measured": median(values),
+            **({"formula": repeats.factor(*names[key])} if key in names else {}),
+        }
+        for key, values in found.items()
+    }
+
+
+def cell(name: str, batches: int, rounds: int) -> dict[str, Any]:
+    """One log."""
+    grouped, plain = pair(name)
+    gate(grouped, plain)
+    sides = {"ours": grouped, "plain": plain}
+    speeds: dict[tuple[str, str], list[float]] = {}
+    for round_ in range(-1, rounds):
+        for cache in ("cold", "warm"):
+            for side in list(sides) if round_ % 2 else list(reversed(sides)):
+                if cache == "cold":
+                    drop_from_cache(sides[side])
+                speed = pass_over(sides[side], batches, max(round_, 0))
+                if round_ >= 0:
+                    speeds.setdefault((side, cache), []).append(speed)
+    middle = {key: median(values) for key, values in speeds.items()}
+    return {
+        "log": name,
+        **{f"{side}_{cache}": middle[side, cache] for side, cache in middle},
+        "ratio_cold": median(a / b for a, b in zip(speeds["ours", "cold"], speeds["plain", "cold"], strict=True)),
+        "ratio_warm": median(a / b for a, b in zip(speeds["ours", "warm"], speeds["plain", "warm"], strict=True)),
+    }
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Globo for the metrics, Trivago beside it; `quick` is Trivago alone."""
+    rows = [cell("trivago", 40, 3)] if quick else [cell("globo", 400, 5), cell("trivago", 40, 9)]
+    names = ("ratio_cold", "ratio_warm")
+    beside = {f"{row['log']}_{name}": row[name] for row in rows[1:] for name in names}
+    return {
+        "config": {"batch": BATCH, "cold": "posix_fadvise(DONTNEED) before each pass"},
+        "metrics": {**{name: rows[0][name] for name in names}, **beside},
+        "samples": {"rows": rows, "factors": {row["log"]: factors(pair(row["log"])[0]) for row in rows}},
+    }

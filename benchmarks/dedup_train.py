@@ -1,0 +1,151 @@
+"""Training on deduplicated batches against the same model without deduplication at the same batch size.
+
+Ours reads the data set with groups, sessions shuffled whole; the reference reads the one without, samples shuffled one
+by one. Loading is part of the step. Both sides take turns, a stretch of steps each; the quality of both is compared
+over three seeds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.sessions import pair, recipe, with_run
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.jagged import Batch
+from stratarec.models.dedup import expand_pooled, look_up
+from stratarec.progress import SilentProgress
+from stratarec.training.evaluation import evaluate_split
+from stratarec.training.trainer import Trainer
+
+SEEDS = 3
+LIMIT = 1e-3
+
+
+class Side:
+    """A trainer and its own endless pass over the data."""
+
+    def __init__(self, name: str, dataset: Dataset, pooling: str, folder: str, seed: int = 0) -> None:
+        groups = "auto" if dataset.deduplicated else "none"
+        made = recipe(name, groups, f"model.history.pooling={pooling}", f"train.seed={seed}")  # type: ignore[arg-type]
+        self.trainer = Trainer(with_run(made, Path(folder) / f"{name}-{groups}"), dataset)
+        self.batches = self._forever()
+
+    def _forever(self) -> Iterator[Batch]:
+        epoch = 0
+        while True:
+            yield from self.trainer.loader.epoch(epoch)
+            epoch += 1
+
+    def steps(self, count: int) -> float:
+        """Seconds a step."""
+        began = time.perf_counter()
+        for batch in islice(self.batches, count):
+            self.trainer.step(batch)
+        return (time.perf_counter() - began) / count
+
+    def saved_bytes(self) -> int:
+        """Bytes that autograd keeps for backward in one step: the activations at their peak."""
+        storages: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        batch = next(self.batches)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            self.trainer.model(batch)
+        return sum(storages.values())
+
+
+def gate(name: str, pooling: str, folder: str) -> None:
+    """The same batch, deduplicated and expanded: pooled vectors bitwise equal, logits up to rounding."""
+    grouped, _ = pair(name)
+    side = Side(name, grouped, pooling, folder)
+    keys = tuple(feature.name for feature in grouped.schema.sparse)
+    stream = Loader(grouped, "train", LoaderConfig(batch_size=4096)).epoch(0)
+    with torch.no_grad():
+        for batch in islice(stream, 5):
+            model = side.trainer.model
+            lookup = look_up(batch, model.network.sequence_keys)
+            pooled = expand_pooled(model.embeddings(lookup.features), lookup.inverses, batch.size)
+            plain = batch.expanded(keys)
+            if not torch.equal(pooled, model.embeddings(plain.sparse).pooled):
+                raise AssertionError(f"{name}, {pooling}: pooled vectors of distinct values differ from expanded ones")
+            difference = float((model(batch) - model(plain)).abs().max())
+            if difference > LIMIT:
+                raise AssertionError(f"{name}, {pooling}: logits differ by {difference}, expected at most {LIMIT}")
+    stream.close()  # type: ignore[attr-defined]
+
+
+def cell(name: str, pooling: str, rounds: int, stretch: int) -> dict[str, Any]:
+    """Speed with one kind of pooling."""
+    grouped, plain = pair(name)
+    with tempfile.TemporaryDirectory() as folder:
+        gate(name, pooling, folder)
+        sides = {"ours": Side(name, grouped, pooling, folder), "plain": Side(name, plain, pooling, folder)}
+        saved = {key: side.saved_bytes() for key, side in sides.items()}
+        seconds: dict[str, list[float]] = {key: [] for key in sides}
+        for round_ in range(-1, rounds):
+            for key in list(sides) if round_ % 2 else list(reversed(sides)):
+                spent = sides[key].steps(stretch)
+                seconds[key] += [spent] if round_ >= 0 else []
+        for side in sides.values():
+            side.batches.close()  # type: ignore[attr-defined]
+    size = sides["ours"].trainer.config.batch_size
+    return {
+        "log": name,
+        "pooling": pooling,
+        "batch": size,
+        "ours_samples_s": size / median(seconds["ours"]),
+        "plain_samples_s": size / median(seconds["plain"]),
+        "ratio": median(b / a for a, b in zip(seconds["ours"], seconds["plain"], strict=True)),
+        "ours_saved_mib": saved["ours"] / 2**20,
+        "plain_saved_mib": saved["plain"] / 2**20,
+    }
+
+
+def quality(name: str, pooling: str, steps: int, split: str) -> dict[str, Any]:
+    """AUC after `steps` steps of three seeds on each side, dense and row learning rates as in the recipe."""
+    found: dict[str, list[float]] = {"ours": [], "plain": []}
+    for seed in range(SEEDS):
+        for key, dataset in zip(found, pair(name), strict=True):
+            with tempfile.TemporaryDirectory() as folder:
+                side = Side(name, dataset, pooling, folder, seed)
+                side.steps(steps)
+                side.batches.close()  # type: ignore[attr-defined]
+                metrics, _, _ = evaluate_split(
+                    side.trainer.model, dataset, split, precision="float32", progress=SilentProgress()
+                )
+                found[key].append(metrics.auc)
+    return {"log": name, "steps": steps, **{f"{key}_auc": values for key, values in found.items()}}
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Globo for the metrics, Trivago beside it; `quick` is a few steps of Globo."""
+    rounds, stretch = (2, 5) if quick else (6, 25)
+    rows = [cell("globo", pooling, rounds, stretch) for pooling in ("transformer", "mean", "target_attention")]
+    if not quick:
+        rows += [cell("trivago", pooling, rounds, stretch) for pooling in ("transformer", "mean")]
+    measured = quality("globo", "mean", 20 if quick else 700, "valid")
+    by = {f"{row['log']}_{row['pooling']}": row["ratio"] for row in rows}
+    return {
+        "config": {"recipes": ["globo", "trivago"], "history_length": 50, "negatives": 4, "steps": measured["steps"]},
+        "metrics": {
+            "ratio_transformer": by["globo_transformer"],
+            "ratio_mean": by["globo_mean"],
+            "ratio_target_attention": by["globo_target_attention"],
+            "auc_delta_dedup": mean(measured["ours_auc"]) - mean(measured["plain_auc"]),
+            **{f"{key}_ratio": value for key, value in by.items() if key.startswith("trivago")},
+        },
+        "samples": {"rows": rows, "quality": measured},
+    }

@@ -1,0 +1,49 @@
+"""The logs with sessions that the deduplication benchmarks share: prepared with groups, and without.
+
+Both are made of the same samples: clicks with L = 50 and 4 negatives (Globo), and real impressions (Trivago). They are
+kept in ``data/benchmarks`` and used again while logs and settings are the same.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.registry import PeerMissing
+from stratarec.data.dataset import Dataset
+from stratarec.data.groups import GroupMode
+from stratarec.data.prepare import prepare
+from stratarec.recipe import Recipe
+
+ROOT = Path(__file__).parents[1]
+LOGS = Path(os.environ.get("STRATAREC_TEST_DATA", ROOT.parent / "shared" / "data"))
+FILES = {"globo": "globo_clicks.parquet", "trivago": "trivago_impressions.parquet"}
+
+
+def recipe(name: str, groups: GroupMode, *overrides: str) -> Recipe:
+    """The recipe of a log, its data in ``data/benchmarks``."""
+    log = LOGS / FILES[name]
+    if not log.is_file():
+        raise PeerMissing(f"no {log}; set STRATAREC_TEST_DATA to the directory of the logs")
+    fields = [
+        f"data.source.paths=[{log}]",
+        f"data.path={ROOT}/data/benchmarks/{name}-{groups}",
+        f"data.groups={groups}",
+    ]
+    return Recipe.load(ROOT / "recipes" / f"{name}.yaml", [*fields, *overrides])
+
+
+def prepared(name: str, groups: GroupMode) -> Dataset:
+    """The prepared log."""
+    return prepare(recipe(name, groups).data, name=name)
+
+
+def pair(name: str) -> tuple[Dataset, Dataset]:
+    """A log with groups and without."""
+    return prepared(name, "auto"), prepared(name, "none")
+
+
+def with_run(made: Recipe, run: Path) -> Recipe:
+    """The recipe with another run directory."""
+    return replace(made, train=replace(made.train, run=str(run)))

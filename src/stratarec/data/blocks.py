@@ -1,0 +1,197 @@
+"""One row group of a data set: samples, and the tables that their pointers point into.
+
+A block holds whole sessions and everything its samples need, so a reader takes blocks in any order. Its tables are
+
+    <group>             the distinct values of the group's features; samples point at them by ``@<group>``
+    <history>           start and length of distinct windows; samples point at them by ``@<history>``
+    <history>.events    the ids that windows are slices of
+    @sessions           session, user (64-bit hashes) and number of samples of each session, in order
+
+Values are distinct over the whole block, not in each session alone, and numbered in order of first appearance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+SESSIONS = "@sessions"
+# Lists that are cut at a time.
+_PIECE = 1 << 14
+
+
+def pointer(name: str) -> str:
+    """The column by which samples point at the table `name`."""
+    return f"@{name}"
+
+
+def events(history: str) -> str:
+    """The table of a history's events."""
+    return f"{history}.events"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Samples and tables of one row group."""
+
+    samples: pa.Table
+    tables: Mapping[str, pa.Table]
+
+    def expand(self, groups: Mapping[str, Sequence[str]], histories: Sequence[str]) -> dict[str, pa.Array]:
+        """Every column of the samples without deduplication, by name."""
+        found = {name: _flat(self.samples[name]) for name in self.samples.column_names if not name.startswith("@")}
+        for group, features in groups.items():
+            rows = self.samples[pointer(group)]
+            found.update({name: _flat(self.tables[group][name].take(rows)) for name in features})
+        for name in histories:
+            rows = self.samples[pointer(name)].to_numpy()
+            start, length = (self.tables[name][part].to_numpy()[rows] for part in ("start", "length"))
+            found[name] = slices(start, length, self.tables[events(name)]["id"].to_numpy())
+        if SESSIONS in self.tables:
+            sessions = self.tables[SESSIONS]
+            repeats = sessions["samples"].to_numpy()
+            for part in ("session", "user"):
+                if part in sessions.column_names:
+                    name = "__session" if part == "session" else "__group"
+                    found[name] = pa.array(np.repeat(sessions[part].to_numpy(), repeats))
+        return found
+
+
+def slices(start: NDArray[Any], length: NDArray[Any], values: NDArray[np.int32]) -> pa.Array:
+    """The lists ``values[start[i]:start[i] + length[i]]``."""
+    offsets = np.concatenate([[0], length.cumsum(dtype=np.int64)])
+    found = np.empty(offsets[-1], dtype=np.int32)
+    # In pieces: long histories of all rows at once would take 24 bytes a value for places, many times the partition.
+    for first in range(0, len(start), _PIECE):
+        rows = slice(first, first + _PIECE)
+        begin, end = offsets[first], offsets[min(first + _PIECE, len(start))]
+        shift = np.repeat(start[rows] - offsets[:-1][rows], length[rows])
+        found[begin:end] = values[np.arange(begin, end) + shift]
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), found)
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):  # an empty column stays chunked
+        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], column.type)
+    return whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupValues:
+    """A group over N samples: sample i has row ``codes[i]`` of `table`."""
+
+    codes: NDArray[np.int64]
+    table: pa.Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowValues:
+    """A history over N samples: sample i has ``events[start[i]:stop[i]]``."""
+
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    events: NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """Encoded samples of a shard, deduplicated over the whole of it; `blocks` cuts it into row groups."""
+
+    samples: pa.Table
+    groups: Mapping[str, GroupValues] = field(default_factory=dict)
+    windows: Mapping[str, WindowValues] = field(default_factory=dict)
+    sessions: pa.Table | None = None
+
+    def blocks(self, most: int) -> Iterator[Block]:
+        """Row groups of up to `most` samples that end where a session ends.
+
+        A session of more than `most` samples is cut; each part then counts as a session of its own.
+        """
+        if self.sessions is None:
+            bounds = np.append(np.arange(0, self.samples.num_rows, most), self.samples.num_rows)
+            parts = [None] * (len(bounds) - 1)
+        else:
+            pieces = cut_sessions(self.sessions["samples"].to_numpy(), most)
+            bounds = np.cumsum([0, *(int(piece.samples.sum()) for piece in pieces)])
+            parts = [self._sessions(piece) for piece in pieces]
+        for first, last, sessions in zip(bounds[:-1], bounds[1:], parts, strict=True):
+            yield self._block(int(first), int(last), sessions)
+
+    def _sessions(self, piece: SessionPiece) -> pa.Table:
+        assert self.sessions is not None
+        rows = self.sessions.slice(piece.first, len(piece.samples))
+        return rows.set_column(rows.column_names.index("samples"), "samples", pa.array(piece.samples))
+
+    def _block(self, first: int, last: int, sessions: pa.Table | None) -> Block:
+        samples, tables = self.samples.slice(first, last - first), {}
+        for name, group in self.groups.items():
+            used, inverse = first_appearances(group.codes[first:last])
+            samples = samples.append_column(pointer(name), pa.array(inverse))
+            tables[name] = group.table.take(pa.array(used))
+        for name, window in self.windows.items():
+            start, stop = window.start[first:last], window.stop[first:last]
+            used, inverse = first_appearances(start * (len(window.events) + 1) + stop)
+            start, stop = (used // (len(window.events) + 1), used % (len(window.events) + 1))
+            samples = samples.append_column(pointer(name), pa.array(inverse))
+            tables[name], tables[events(name)] = _window_tables(start, stop, window.events)
+        if sessions is not None:
+            tables[SESSIONS] = sessions
+        return Block(samples=samples, tables=tables)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionPiece:
+    """The sessions of one row group: session `first` and those behind it, with their samples here."""
+
+    first: int
+    samples: NDArray[np.int32]
+
+
+def cut_sessions(sizes: NDArray[Any], most: int) -> list[SessionPiece]:
+    """Fill row groups with whole sessions up to `most` samples; a larger session is cut into parts of its own."""
+    pieces: list[SessionPiece] = []
+    begin, ends = 0, np.cumsum(sizes, dtype=np.int64)
+    while begin < len(sizes):
+        done = int(ends[begin - 1]) if begin else 0
+        end = int(np.searchsorted(ends, done + most, side="right"))
+        if end > begin:
+            pieces.append(SessionPiece(first=begin, samples=np.asarray(sizes[begin:end], dtype=np.int32)))
+            begin = end
+            continue
+        left = int(sizes[begin])
+        while left:
+            part = min(left, most)
+            pieces.append(SessionPiece(first=begin, samples=np.array([part], dtype=np.int32)))
+            left -= part
+        begin += 1
+    return pieces
+
+
+def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The distinct codes in order of first appearance, and the place of each code among them."""
+    distinct, first, ranks = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    place = np.empty(len(order), dtype=np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    return distinct[order], place[ranks]
+
+
+def _window_tables(
+    start: NDArray[np.int64], stop: NDArray[np.int64], values: NDArray[np.int32]
+) -> tuple[pa.Table, pa.Table]:
+    """Windows and the events that they cover, without the events between them."""
+    edges = np.zeros(len(values) + 1, dtype=np.int64)
+    np.add.at(edges, start, 1)
+    np.add.at(edges, stop, -1)
+    covered = edges.cumsum()[:-1] > 0
+    place = np.concatenate([[0], covered.cumsum()])
+    length = stop - start
+    begin = np.where(length > 0, place[start], 0)
+    windows = {"start": pa.array(begin.astype(np.int32)), "length": pa.array(length.astype(np.int32))}
+    return pa.table(windows), pa.table({"id": pa.array(values[covered])})

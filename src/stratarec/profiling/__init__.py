@@ -1,0 +1,1 @@
+"""What a data set is like before a model sees it."""

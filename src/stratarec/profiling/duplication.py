@@ -1,0 +1,231 @@
+"""How often values repeat inside sessions and inside batches, and what storing and computing them once saves.
+
+Every group is measured as it is stored; features that are in no group are measured alone, so that the figures also say
+what a group would bring. RecD's formula (arXiv 2211.05239) predicts the factor of a batch of whole sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.groups import dedup_factor
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.errors import ConfigError
+
+_ROW_GROUPS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duplication:
+    """One group, or one feature."""
+
+    name: str
+    features: tuple[str, ...]
+    grouped: bool
+    """Whether the data set stores it deduplicated."""
+    stays: float
+    """d, the share of neighbours within a session that agree."""
+    session_factor: float
+    """Samples for each distinct value inside a session."""
+    batch_factor: float
+    """Samples for each distinct value inside a batch, sessions whole where the data set has groups."""
+    predicted: float
+    """The formula, at d and at the batch's average samples per session."""
+    shuffled_factor: float
+    """As `batch_factor`, samples shuffled one by one."""
+    ids: float
+    """Ids a sample looks up."""
+
+    @property
+    def saved(self) -> float:
+        """Share of this group's lookups in a batch that repeat others."""
+        return 1 - 1 / self.batch_factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Duplication of a split."""
+
+    dataset: str
+    split: str
+    batch_size: int
+    samples_per_session: float
+    """Over the row groups that were read; 1 where the data set has no sessions."""
+    batch_samples_per_session: float
+    rows: tuple[Duplication, ...]
+
+    @property
+    def lookups_saved(self) -> float:
+        """Share of all lookups of a batch that repeat others, over groups as they are stored."""
+        total = sum(row.ids for row in self.rows)
+        return sum(row.ids * row.saved for row in self.rows if row.grouped) / total if total else 0.0
+
+
+def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, batches: int = 20) -> Profile:
+    """Measure the duplication of a split.
+
+    Parameters
+    ----------
+    batches : int
+        How many batches are looked at, of each order.
+
+    Raises
+    ------
+    ConfigError
+        For sizes below 1.
+
+    Notes
+    -----
+    Reads up to 16 row groups spread over the split, and the windows of the batches.
+    """
+    if batch_size < 1 or batches < 1:
+        raise ConfigError(f"batch size and batches are {batch_size} and {batches}, expected at least 1")
+    parts = _parts(dataset)
+    session = _SessionCounts(parts)
+    for shard, group in _spread(dataset, split):
+        frame = pl.from_arrow(dataset.read_row_group(split, shard, group))
+        assert isinstance(frame, pl.DataFrame)
+        session.add(frame)
+    together = _batch_factors(dataset, split, parts, batch_size, batches, "auto")
+    apart = _batch_factors(dataset, split, parts, batch_size, batches, "sample")
+    rows = []
+    for name, features in parts.items():
+        stays, factor = session.stays(name), together.factors[name]
+        rows.append(
+            Duplication(
+                name=name,
+                features=features,
+                grouped=name in dataset.groups or name in dataset.windows,
+                stays=stays,
+                session_factor=dedup_factor(session.samples_per_session, stays),
+                batch_factor=factor,
+                predicted=dedup_factor(together.samples_per_session, stays),
+                shuffled_factor=apart.factors[name],
+                ids=session.ids(name),
+            )
+        )
+    return Profile(
+        dataset=dataset.name,
+        split=split,
+        batch_size=batch_size,
+        samples_per_session=session.samples_per_session,
+        batch_samples_per_session=together.samples_per_session,
+        rows=tuple(rows),
+    )
+
+
+def _parts(dataset: Dataset) -> dict[str, tuple[str, ...]]:
+    """Groups, then features that are in none."""
+    taken = {name for names in dataset.groups.values() for name in names}
+    names = [*(feature.name for feature in dataset.schema.sparse), *(feature.name for feature in dataset.schema.dense)]
+    return {**dataset.groups, **{name: (name,) for name in names if name not in taken}}
+
+
+def _spread(dataset: Dataset, split: str) -> list[tuple[int, int]]:
+    """Row groups at even distances."""
+    places = [
+        (number, group) for number, shard in enumerate(dataset.shards(split)) for group in range(len(shard.row_groups))
+    ]
+    return places[:: max(-(-len(places) // _ROW_GROUPS), 1)]
+
+
+class _SessionCounts:
+    """Neighbours that agree, counted over row groups in their stored order."""
+
+    def __init__(self, parts: Mapping[str, tuple[str, ...]]) -> None:
+        self._parts = parts
+        self._same = dict.fromkeys(parts, 0)
+        self._ids = dict.fromkeys(parts, 0)
+        self._samples = self._sessions = 0
+
+    def add(self, frame: pl.DataFrame) -> None:
+        inside = _inside(frame)
+        self._samples += len(frame)
+        self._sessions += len(frame) - int(inside.sum())
+        for name, features in self._parts.items():
+            same = inside.copy()
+            for feature in features:
+                values = frame[feature]
+                same &= values.eq_missing(values.shift(1)).to_numpy()
+                if values.dtype == pl.List:
+                    self._ids[name] += int(values.list.len().sum())
+                elif values.dtype.is_integer():
+                    self._ids[name] += int((values >= 0).sum())
+            self._same[name] += int(same.sum())
+
+    @property
+    def samples_per_session(self) -> float:
+        return self._samples / max(self._sessions, 1)
+
+    def stays(self, name: str) -> float:
+        pairs = self._samples - self._sessions
+        return self._same[name] / pairs if pairs else 0.0
+
+    def ids(self, name: str) -> float:
+        return self._ids[name] / max(self._samples, 1)
+
+
+def _inside(frame: pl.DataFrame) -> NDArray[np.bool_]:
+    keys = [name for name in ("__group", "__session") if name in frame.columns]
+    same = np.full(len(frame), bool(keys))
+    for key in keys:
+        same &= frame[key].eq_missing(frame[key].shift(1)).to_numpy()
+    same[:1] = False
+    return same
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BatchFactors:
+    samples_per_session: float
+    factors: dict[str, float]
+
+
+def _batch_factors(
+    dataset: Dataset, split: str, parts: Mapping[str, Sequence[str]], size: int, most: int, unit: str
+) -> _BatchFactors:
+    """Samples for each distinct value in batches, values compared by content over the whole batch."""
+    config = LoaderConfig(batch_size=size, unit=unit, expand=True)  # type: ignore[arg-type]
+    sizes: dict[str, list[float]] = {name: [] for name in parts}
+    users: list[float] = []
+    batches = Loader(dataset, split, config).epoch(0)
+    for _, batch in zip(range(most), batches, strict=False):
+        columns = {
+            feature.name: _codes_of_numbers(batch.dense[:, place].numpy())
+            for place, feature in enumerate(dataset.schema.dense)
+        }
+        for key in batch.sparse.keys:
+            bag = batch.sparse[key]
+            columns[key] = _codes_of_bags(bag.values.numpy(), bag.offsets.numpy())
+        for name, features in parts.items():
+            codes = columns[features[0]]
+            for feature in features[1:]:
+                joined = codes * (int(columns[feature].max(initial=0)) + 1) + columns[feature]
+                codes = np.unique(joined, return_inverse=True)[1]
+            sizes[name].append(batch.size / max(len(np.unique(codes)), 1))
+        users.append(1.0 if batch.group is None else batch.size / len(np.unique(batch.group.numpy())))
+    batches.close()  # type: ignore[attr-defined]
+    return _BatchFactors(samples_per_session=mean(users), factors={name: mean(found) for name, found in sizes.items()})
+
+
+def _codes_of_numbers(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def _codes_of_bags(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same number for bags of the same ids in the same order."""
+    lists = pl.DataFrame({"bag": np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)), "id": values})
+    grouped = lists.group_by("bag", maintain_order=True).agg("id")
+    codes = np.zeros(len(offsets) - 1, dtype=np.int64)
+    ranks = grouped.group_by("id", maintain_order=True).agg("bag")["bag"]
+    codes[ranks.explode(empty_as_null=False).to_numpy()] = np.repeat(
+        np.arange(1, len(ranks) + 1), ranks.list.len().to_numpy()
+    )
+    return codes

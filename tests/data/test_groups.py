@@ -1,0 +1,332 @@
+"""Deduplicated data sets: they hold exactly the samples of plain ones, whatever their sessions are like."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratarec.data import dataset as storage
+from stratarec.data.blocks import cut_sessions
+from stratarec.data.dataset import Dataset, file_hash
+from stratarec.data.groups import Repeats, dedup_factor
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.partition import Partition
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources.parquet import ParquetConfig
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.errors import ConfigError, DataError, DatasetError
+from stratarec.files import read_json, write_json
+from stratarec.jagged import Batch
+from stratarec.progress import SilentProgress
+
+
+def schema(*, user: bool = True, **groups: str) -> Schema:
+    """Items, an operating system and a city that a session keeps, tags, the price of the item and the session's age."""
+    sparse = [
+        SparseFeature(name="item"),
+        SparseFeature(name="os", group=groups.get("os", "")),
+        SparseFeature(name="city", group=groups.get("city", "")),
+        SparseFeature(name="tags", kind="multi", max_length=3, group=groups.get("tags", "")),
+    ]
+    if user:
+        sparse.append(SparseFeature(name="history", kind="history", of="item", max_length=4))
+    dense = (DenseFeature(name="price"), DenseFeature(name="age", group=groups.get("age", "")))
+    return Schema(
+        dense=dense, sparse=tuple(sparse), session="session", user="user" if user else "", time="time" if user else ""
+    )
+
+
+def write_log(path: Path, sessions: int = 80, longest: int = 20, seed: int = 0) -> pl.DataFrame:
+    """A log whose sessions are scattered over the file, some of them longer than a row group."""
+    draws = np.random.default_rng(seed)
+    sizes = draws.integers(1, longest, sessions)
+    session = np.repeat(np.arange(sessions), sizes)
+    rows = len(session)
+    kinds = [None, [], ["a"], ["a", "b", "a", "c"], ["d"]]
+    frame = pl.DataFrame(
+        {
+            "label": draws.integers(0, 2, rows),
+            "session": session,
+            "user": session % 17,
+            "time": 1000 * session + draws.integers(0, 5, rows),
+            "item": draws.integers(0, 30, rows),
+            "os": pl.Series([None, "x", "y"])[(session % 3).tolist()],
+            "city": [f"c{s % 11}" for s in session],
+            "tags": pl.Series([kinds[s % 5] for s in session], dtype=pl.List(pl.String)),
+            "price": draws.random(rows).astype(np.float32),
+            "age": (session % 7).astype(np.float32),
+        }
+    )
+    frame = frame.sample(fraction=1, shuffle=True, seed=seed)
+    frame.write_parquet(path, row_group_size=200)
+    return frame
+
+
+def config(root: Path, name: str, made: Schema, **changes: Any) -> PrepareConfig:
+    options: dict[str, Any] = {
+        "source": ParquetConfig(paths=(str(root / "log.parquet"),), schema=made),
+        "path": str(root / name),
+        "split": SplitConfig(valid=0.1, test=0.1),
+        "vocabulary": VocabularyConfig(min_count=2, tail_buckets=2),
+        "shard_samples": 300,
+        **changes,
+    }
+    return PrepareConfig(**options)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
+    """The same log prepared with groups and without, in row groups of 40 samples."""
+    root = tmp_path_factory.mktemp("groups")
+    write_log(root / "log.parquet", longest=60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "ROW_GROUP", 40)
+        return prepare(config(root, "grouped", schema())), prepare(config(root, "plain", schema(), groups="none"))
+
+
+def rows_of(dataset: Dataset, split: str) -> Counter[str]:
+    tables = [
+        dataset.read_row_group(split, number, group)
+        for number, shard in enumerate(dataset.shards(split))
+        for group in range(len(shard.row_groups))
+    ]
+    return Counter(str(row) for table in tables for row in table.to_pylist())
+
+
+def samples_of(batches: list[Batch], keys: list[str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for batch in batches:
+        plain = batch.expanded(keys)
+        bags = [plain.sparse[key].to_list() for key in keys]
+        assert batch.group is not None
+        found.update(
+            str((plain.label[b].item(), plain.dense[b].tolist(), batch.group[b].item(), [bag[b] for bag in bags]))
+            for b in range(batch.size)
+        )
+    return found
+
+
+def names(dataset: Dataset) -> list[str]:
+    return [feature.name for feature in dataset.schema.sparse]
+
+
+def test_a_data_set_with_groups_holds_the_samples_of_one_without(pair: tuple[Dataset, Dataset]) -> None:
+    grouped, plain = pair
+    assert set(grouped.groups) == {"found_1"}
+    assert grouped.groups["found_1"] == ("os", "city", "tags", "age")
+    assert not plain.deduplicated
+    for split in plain.splits:
+        assert rows_of(grouped, split) == rows_of(plain, split)
+    largest = max(size for shard in grouped.shards("train") for size in shard.row_groups)
+    assert largest <= 40
+
+
+def test_no_distinct_value_is_stored_twice_in_a_row_group(pair: tuple[Dataset, Dataset]) -> None:
+    grouped, _ = pair
+    for number, shard in enumerate(grouped.shards("train")):
+        for group in range(len(shard.row_groups)):
+            block = grouped.read_block("train", number, group)
+            values = [str(row) for row in block.tables["found_1"].to_pylist()]
+            windows = [str(row) for row in block.tables["history"].to_pylist() if row["length"]]
+            assert len(values) == len(set(values))
+            assert len(windows) == len(set(windows))
+            used = block.samples["@found_1"].to_numpy()
+            assert list(dict.fromkeys(used.tolist())) == list(range(len(values)))
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 3), st.sampled_from(["session", "sample"]))
+def test_batches_expand_to_exactly_the_samples_of_the_plain_data_set(
+    pair: tuple[Dataset, Dataset], size: int, window: int, seed: int, unit: Any
+) -> None:
+    grouped, plain = pair
+    keys = names(grouped)
+    options: dict[str, Any] = {"batch_size": size, "window_row_groups": window, "seed": seed}
+    expected = samples_of(list(Loader(plain, "train", LoaderConfig(**options)).epoch(0)), keys)
+    loader = Loader(grouped, "train", LoaderConfig(unit=unit, **options))
+    batches = list(loader.epoch(0))
+    assert samples_of(batches, keys) == expected
+    expanded = list(Loader(grouped, "train", LoaderConfig(unit=unit, expand=True, **options)).epoch(0))
+    for one, other in zip(batches, expanded, strict=True):
+        assert not other.groups
+        plain_batch = one.expanded(keys).sparse
+        assert plain_batch.values.tolist() == other.sparse.values.tolist()
+        assert plain_batch.bag_offsets().tolist() == other.sparse.bag_offsets().tolist()
+        for group in one.groups:
+            assert len(set(group.inverse.tolist())) == group.unique.batch_size
+    tail = list(loader.epoch(0, len(batches) // 2))
+    assert [b.label.tolist() for b in tail] == [b.label.tolist() for b in batches[len(batches) // 2 :]]
+    assert all(
+        a.unique.batch_size == b.unique.batch_size and a.inverse.tolist() == b.inverse.tolist()
+        for one, other in zip(tail, batches[len(batches) // 2 :], strict=True)
+        for a, b in zip(one.groups, other.groups, strict=True)
+    )
+
+
+def test_sessions_stay_together_unless_samples_are_shuffled(pair: tuple[Dataset, Dataset]) -> None:
+    grouped, plain = pair
+
+    def switches(unit: Any) -> int:
+        loader = Loader(grouped, "train", LoaderConfig(batch_size=10_000, unit=unit, window_row_groups=100))
+        (batch,) = loader.epoch(0)
+        assert batch.group is not None
+        return int((batch.group.diff() != 0).sum())
+
+    assert switches("session") < 0.2 * switches("sample")
+    with pytest.raises(ConfigError, match="no sessions to shuffle"):
+        Loader(plain, "train", LoaderConfig(unit="session"))
+
+
+def test_windows_share_the_events_they_overlap_in(pair: tuple[Dataset, Dataset]) -> None:
+    grouped, _ = pair
+    batch = next(Loader(grouped, "train", LoaderConfig(batch_size=200, unit="session")).epoch(0))
+    history = next(group for group in batch.groups if group.keys == ("history",))
+    assert history.unique.values.numel() < 0.85 * history.bags().values.numel()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 30), max_size=20), st.integers(1, 25))
+def test_row_groups_end_where_sessions_end(sizes: list[int], most: int) -> None:
+    pieces = cut_sessions(np.array(sizes, dtype=np.int64), most)
+    assert sum(int(piece.samples.sum()) for piece in pieces) == sum(sizes)
+    for piece in pieces:
+        assert piece.samples.sum() <= most
+        whole = sizes[piece.first : piece.first + len(piece.samples)]
+        assert piece.samples.tolist() == whole or (len(whole) == 1 and whole[0] > most)
+
+
+def test_declared_groups_are_kept_and_named_when_they_do_not_repeat(tmp_path: Path) -> None:
+    class Said(SilentProgress):
+        lines: list[str] = []  # noqa: RUF012
+
+        def say(self, text: str) -> None:
+            self.lines.append(text)
+
+    write_log(tmp_path / "log.parquet")
+    frame = pl.read_parquet(tmp_path / "log.parquet")
+    frame.with_columns(os=pl.int_range(pl.len()).cast(pl.String)).write_parquet(tmp_path / "log.parquet")
+    said = Said()
+    made = schema(os="place", city="place", age="other")
+    dataset = prepare(config(tmp_path, "declared", made, groups="declared"), progress=said)
+    assert dataset.groups == {"place": ("os", "city"), "other": ("age",)}
+    assert any("group 'place'" in line and "do not repeat together" in line and "'os'" in line for line in said.lines)
+    plain = prepare(config(tmp_path, "plain", made, groups="none"))
+    assert rows_of(dataset, "train") == rows_of(plain, "train")
+
+
+def test_groups_without_users_or_times(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.parquet")
+    grouped = prepare(config(tmp_path, "grouped", schema(user=False)))
+    plain = prepare(config(tmp_path, "plain", schema(user=False), groups="none"))
+    assert grouped.groups
+    assert rows_of(grouped, "train") == rows_of(plain, "train")
+
+
+def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
+    frame = write_log(tmp_path / "log.parquet")
+    frame[5, "session"] = None
+    frame.write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r"row 6: column 'session': got nothing, expected a value"):
+        prepare(config(tmp_path, "strict", schema()))
+    skipped = prepare(config(tmp_path, "skipping", schema(), on_bad_row="skip"))
+    assert skipped.about["bad_rows"] == 1
+    assert sum(skipped.samples(split) for split in skipped.splits) == len(frame) - 1
+
+
+def test_a_session_larger_than_a_shard_stays_in_one(tmp_path: Path) -> None:
+    frame = write_log(tmp_path / "log.parquet")
+    frame.with_columns(session=pl.lit(1), user=pl.lit(1)).write_parquet(tmp_path / "log.parquet")
+    dataset = prepare(config(tmp_path, "one", schema(), shard_samples=50, split=SplitConfig(valid=0.0, test=0.0)))
+    assert [shard.samples for shard in dataset.shards("train")] == [len(frame)]
+    (table,) = (
+        dataset.read_row_group("train", 0, group) for group in range(len(dataset.shards("train")[0].row_groups))
+    )
+    assert max(len(history) for history in table["history"].to_pylist()) == 4
+
+
+def test_data_without_sessions_is_stored_as_before(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.parquet")
+    made = dataclasses.replace(schema(user=False), session="")
+    auto, none = (prepare(config(tmp_path, mode, made, groups=mode)) for mode in ("auto", "none"))
+    assert not auto.deduplicated
+    assert [shard.hash for shard in auto.shards("train")] == [shard.hash for shard in none.shards("train")]
+
+
+def test_impossible_groups_are_refused() -> None:
+    with pytest.raises(ConfigError, match="stored as a window, not in group 'g'"):
+        SparseFeature(name="h", kind="history", of="x", group="g")
+    with pytest.raises(ConfigError, match="cannot have the name of a feature: os"):
+        schema(city="os")
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "message"),
+    [
+        ("", "@found_1", 10_000, r"@found_1 points from 0 to 10000, expected 0 to"),
+        ("", "@history", -1, r"@history points from -1"),
+        ("history", "start", 10_000, "a window of history reaches"),
+        ("history", "length", -5, "a window of history"),
+        ("@sessions", "samples", 7_000, "its sessions have"),
+    ],
+)
+def test_pointers_out_of_range_are_named(tmp_path: Path, table: str, column: str, value: int, message: str) -> None:
+    """A file whose hash is right and whose content is not, as a faulty writer would leave it."""
+    write_log(tmp_path / "log.parquet")
+    dataset = prepare(config(tmp_path, "data", schema()))
+    shard = dataset.shards("train")[0]
+    assert shard.tables is not None
+    path = dataset.path / (shard.tables.path if table else shard.path)
+    content = pq.read_table(path)
+    if table:
+        name = f"{table}/{column}"
+        values = content[name].to_pylist()
+        values[0][-1] = value
+    else:
+        name, values = column, content[column].to_pylist()
+        values[-1] = value
+    place = content.column_names.index(name)
+    damaged = content.set_column(place, name, pa.array(values, content[name].type))
+    pq.write_table(damaged, path, row_group_size=1 if table else content.num_rows)
+    manifest = read_json(dataset.path / "dataset.json")
+    entry = manifest["splits"]["train"][0]
+    entry = entry["tables"] if table else entry
+    entry.update(bytes=path.stat().st_size, hash=file_hash(path))
+    manifest["hash"] = storage._manifest_hash(manifest)
+    write_json(dataset.path / "dataset.json", manifest)
+    reopened = Dataset.open(dataset.path)
+    with pytest.raises(DatasetError, match=message) as caught:
+        list(Loader(reopened, "train", LoaderConfig()).epoch(0))
+    assert path.name.split(".")[0] in str(caught.value)
+    assert "prepare the data again" in str(caught.value)
+
+
+def test_the_formula_and_the_measure_agree_on_made_sessions() -> None:
+    draws = np.random.default_rng(5)
+    sizes = draws.integers(10, 24, 4000)
+    session = np.repeat(np.arange(len(sizes)), sizes)
+    stays = draws.random(len(session)) < 0.9
+    value = np.cumsum(~stays | (np.diff(session, prepend=-1) != 0))
+    frame = pl.DataFrame({"session": session, "x": value, "y": draws.integers(0, 10**9, len(session))})
+    made = Schema(sparse=(SparseFeature(name="x"), SparseFeature(name="y")), session="session")
+    frame = frame.with_columns(label=pl.lit(0), __row=pl.int_range(pl.len()))
+    repeats = Partition(frame, made, np.zeros(len(frame), dtype=np.int8)).repeats()
+    assert repeats.samples_per_session == pytest.approx(sizes.mean())
+    assert repeats.stays("x") == pytest.approx(0.9, abs=0.005)
+    assert repeats.factor("x") == pytest.approx(len(frame) / frame["x"].n_unique(), rel=1e-6)
+    assert repeats.stays("x", "y") == 0.0
+    assert repeats.propose() == {"found_1": ("x",)}
+    assert repeats.propose(taken=("x",)) == {}
+    assert dedup_factor(16.5, 0.9) == pytest.approx(6.47, abs=0.01)
+    assert Repeats.from_dict(repeats.to_dict()).same.tolist() == repeats.same.tolist()

@@ -1,0 +1,86 @@
+"""Kernels of deduplicated batches: exactly what the plain reference gives, at one thread and at two."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratarec.kernels import dedup
+from stratarec.kernels.dedup import reference
+
+fast = settings(deadline=None, max_examples=40)
+
+
+@fast
+@given(st.lists(st.integers(0, 9), max_size=30))
+def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
+    place = np.full(10, -1, dtype=np.int32)
+    for _ in range(2):  # the scratch must be clean again
+        inverse, used = dedup.renumber(np.array(pointers, dtype=np.int32), place)
+        assert (inverse.tolist(), used.tolist()) == reference.renumber(pointers)
+    assert (place == -1).all()
+
+
+@fast
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12))
+def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int, int]]) -> None:
+    start, length = (np.array([window[part] for window in windows], dtype=np.int64) for part in (0, 1))
+    moved, begin, size = dedup.join_windows(start, length)
+    values = np.concatenate([np.arange(b, b + s) for b, s in zip(begin, size, strict=True)] or [np.zeros(0, int)])
+    assert values.tolist() == reference.join_windows(torch.from_numpy(start), torch.from_numpy(length))
+    for u in range(len(start)):
+        if length[u]:
+            assert values[moved[u] : moved[u] + length[u]].tolist() == list(range(start[u], start[u] + length[u]))
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("width", "groups"), [(7, [[(2, 3)]]), (40, [[(0, 17)], [(17, 3), (30, 10)]]), (5, []), (33, [[(0, 33)]])]
+)
+def test_expand_and_fold_are_the_reference_bitwise(
+    in_order: bool, threads: int, width: int, groups: list[list[tuple[int, int]]]
+) -> None:
+    draws = torch.Generator().manual_seed(width)
+    size, rows = 50, 53
+    inverses = [torch.randint(0, 9, (size,), generator=draws, dtype=torch.int32) for _ in groups]
+    pooled, gradient = torch.randn(rows, width, generator=draws), torch.randn(size, width, generator=draws)
+    if in_order:
+        inverses = [torch.tensor(reference.renumber(inverse.tolist())[0], dtype=torch.int32) for inverse in inverses]
+        rows, pooled = size, pooled[:size]
+    spans = dedup.Spans(width, list(zip(groups, inverses, strict=True)), size)
+    assert spans.in_place == in_order or not groups
+    plain = [
+        ([column for first, count in group for column in range(first, first + count)], inverse)
+        for group, inverse in zip(groups, inverses, strict=True)
+    ]
+    kept = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        expected = reference.expand(pooled, plain, size)
+        assert torch.equal(spans.expand(pooled), expected)
+        assert torch.equal(spans.fold(gradient, rows), reference.fold(gradient, plain, rows))
+    finally:
+        torch.set_num_threads(kept)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("width", [1, 16, 19])
+def test_windows_gather_and_scatter_as_the_reference_bitwise(threads: int, width: int) -> None:
+    draws = torch.Generator().manual_seed(width)
+    values, longest = 23, 6
+    length = torch.randint(0, longest + 1, (40,), generator=draws)
+    start = (torch.rand(40, generator=draws) * (values - length + 1)).long()
+    rows, gradient = torch.randn(values, width, generator=draws), torch.randn(40, longest, width, generator=draws)
+    kept = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        gathered = dedup.gather_windows(rows, start, length, longest)
+        assert torch.equal(gathered, reference.gather_windows(rows, start, length, longest))
+        scattered = dedup.scatter_windows(gradient, start, length, values)
+        assert torch.equal(scattered, reference.scatter_windows(gradient, start, length, values))
+    finally:
+        torch.set_num_threads(kept)

@@ -1,0 +1,149 @@
+"""Deduplicated batches train as expanded ones do: pooled vectors bitwise, gradients and updates up to rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
+from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.models.dedup import expand_pooled, look_up
+
+ROWS = {"item": 60, "os": 5, "tags": 9}
+KEYS = ("item", "os", "tags", "history")
+POOLINGS = ("mean", "target_attention", "transformer")
+
+
+def schema() -> Schema:
+    sparse = (
+        SparseFeature(name="item"),
+        SparseFeature(name="os"),
+        SparseFeature(name="tags", kind="multi"),
+        SparseFeature(name="history", kind="history", of="item", max_length=6),
+    )
+    return Schema(dense=(DenseFeature(name="price"),), sparse=sparse, user="u", time="t")
+
+
+def keyed(keys: tuple[str, ...], bags: list[list[int]]) -> KeyedJagged:
+    lengths = torch.tensor([0, *(len(bag) for bag in bags)])
+    values = torch.tensor([i for bag in bags for i in bag], dtype=torch.int32)
+    return KeyedJagged(keys=keys, values=values, offsets=lengths.cumsum(0), batch_size=len(bags) // len(keys))
+
+
+def numbered(batch: Batch) -> Batch:
+    """The batch as the loader gives it: distinct values numbered by first appearance, none unused."""
+    return batch.replace(groups=tuple(group.compact() for group in batch.groups))
+
+
+def batch(size: int = 40, seed: int = 0, spare: int = 0) -> Batch:
+    """Samples of few sessions: item of each own, os and tags in one group, histories as overlapping windows.
+
+    `spare` adds distinct values that no sample points at, so that there may be more of them than samples.
+    """
+    draws = torch.Generator().manual_seed(seed)
+    distinct, windows = 5 + spare, 7 + spare
+
+    def ids(high: int, count: int) -> list[int]:
+        return torch.randint(0, high, (count,), generator=draws).tolist()  # type: ignore[no-any-return]
+
+    context = keyed(
+        ("os", "tags"), [*([i] if i else [] for i in ids(5, distinct)), *(ids(9, n) for n in ids(4, distinct))]
+    )
+    length = torch.tensor(ids(7, windows))
+    start = torch.tensor([int(20 * share) for share in torch.rand(windows, generator=draws)])
+    history = JaggedWindows(
+        key="history", values=torch.tensor(ids(60, 26), dtype=torch.int32), start=start, length=length
+    )
+    return Batch(
+        label=torch.tensor(ids(2, size)).float(),
+        dense=torch.rand(size, 1, generator=draws),
+        sparse=KeyedJagged(keys=("item",), values=torch.tensor(ids(60, size)), offsets=None, batch_size=size),
+        groups=(
+            InverseJagged(unique=context, inverse=torch.tensor(ids(5, size), dtype=torch.int32)),
+            InverseJagged(unique=history, inverse=torch.tensor(ids(7, size), dtype=torch.int32)),
+        ),
+    )
+
+
+def models() -> list[ModelConfig]:
+    histories = [HistoryConfig(pooling=pooling) for pooling in POOLINGS]  # type: ignore[arg-type]
+    made: list[ModelConfig] = [
+        DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=history) for history in histories
+    ]
+    return [*made, DCNv2Config(embedding_dim=8, deep_mlp=(8,), history=histories[2])]
+
+
+def name(config: ModelConfig) -> str:
+    return f"{config.kind}-{config.history.pooling}"
+
+
+@pytest.mark.parametrize("spare", [0, 50, None])
+@pytest.mark.parametrize("config", models(), ids=name)
+def test_pooled_vectors_have_the_bits_of_the_expanded_path(config: ModelConfig, spare: int | None) -> None:
+    model = build_model(config, schema(), ROWS, seed=3)
+    grouped = numbered(batch()) if spare is None else batch(spare=spare)
+    lookup = look_up(grouped, model.network.sequence_keys)
+    with torch.no_grad():
+        found = expand_pooled(model.embeddings(lookup.features), lookup.inverses, grouped.size)
+        expected = model.embeddings(grouped.expanded(KEYS).sparse).pooled
+    assert torch.equal(found, expected)
+    assert lookup.features.values.numel() < grouped.expanded(KEYS).sparse.values.numel() or spare
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("config", models(), ids=name)
+def test_training_on_distinct_values_is_training_on_expanded_batches(config: ModelConfig, precision: str) -> None:
+    rule = RowOptimizerConfig(kind="sgd", learning_rate=0.5)
+    pair = [build_model(config, schema(), ROWS, optimizer=rule, seed=3) for _ in range(2)]
+    tolerance = 1e-5 if precision == "float32" else 2e-2
+    for step in range(5):
+        grouped = numbered(batch(seed=step)) if step % 2 else batch(seed=step)
+        losses, gradients = [], []
+        for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
+            model.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+                logits = model(given)
+            loss = functional.binary_cross_entropy_with_logits(logits, given.label)
+            loss.backward()
+            losses.append(loss.item())
+            gradients.append([weight.grad for weight in model.network.parameters()])
+        assert losses[0] == pytest.approx(losses[1], rel=tolerance)
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
+    assert pair[0].embeddings.step == pair[1].embeddings.step == 5
+    for table in ROWS:
+        one, other = (model.embeddings.table(table)["weight"] for model in pair)
+        torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_rows_that_two_groups_share_get_one_update(pooling: str) -> None:
+    """Row-wise Adagrad sees the sum of a row's gradients once; two updates of the parts would differ."""
+    config = DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling))  # type: ignore[arg-type]
+    pair = [build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(learning_rate=0.1), seed=1) for _ in "ab"]
+    grouped = batch(seed=9)
+    for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
+        functional.binary_cross_entropy_with_logits(model(given), given.label).backward()
+    one, other = (dict(model.embeddings.named_state()) for model in pair)
+    for key in one:
+        torch.testing.assert_close(one[key], other[key], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_one_sample_and_empty_histories(pooling: str) -> None:
+    config = DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling))  # type: ignore[arg-type]
+    model = build_model(config, schema(), ROWS)
+    grouped = batch(size=1)
+    empty = JaggedWindows(
+        key="history",
+        values=torch.zeros(0, dtype=torch.int32),
+        start=torch.zeros(1).long(),
+        length=torch.zeros(1).long(),
+    )
+    history = InverseJagged(unique=empty, inverse=torch.zeros(1, dtype=torch.int32))
+    grouped = grouped.replace(groups=(grouped.groups[0], history))
+    torch.testing.assert_close(model(grouped), model(grouped.expanded(KEYS)))
+    model(grouped).sum().backward()

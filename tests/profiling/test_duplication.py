@@ -1,0 +1,94 @@
+"""What `profile` prints is what is in the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.sources.parquet import ParquetConfig
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.errors import ConfigError
+from stratarec.profiling.duplication import profile
+
+SIZE = 12
+
+
+def made(root: Path, groups: str) -> Dataset:
+    """Sessions of 12 samples: the city never changes, the page changes every third sample, the item always."""
+    rows = np.arange(SIZE * 300)
+    frame = pl.DataFrame(
+        {
+            "label": rows % 2,
+            "session": rows // SIZE,
+            "city": rows // SIZE,
+            "page": rows // 3,
+            "item": rows,
+            "tags": [[int(row) // SIZE, int(row) // SIZE + 1] for row in rows],
+        }
+    )
+    frame.write_parquet(root / "log.parquet")
+    schema = Schema(
+        sparse=(
+            *(SparseFeature(name=name) for name in ("city", "page", "item")),
+            SparseFeature(name="tags", kind="multi"),
+        ),
+        session="session",
+    )
+    return prepare(
+        PrepareConfig(
+            source=ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema),
+            path=str(root / groups),
+            groups=groups,  # type: ignore[arg-type]
+            split=SplitConfig(valid=0.0, test=0.0),
+            vocabulary=VocabularyConfig(min_count=1),
+        )
+    )
+
+
+def test_factors_are_those_of_the_data(tmp_path: Path) -> None:
+    dataset = made(tmp_path, "auto")
+    found = profile(dataset, batch_size=20 * SIZE, batches=5)
+    rows = {row.features: row for row in found.rows}
+    assert found.samples_per_session == SIZE
+    assert found.batch_samples_per_session == SIZE
+    assert set(rows) == {("city", "tags"), ("page",), ("item",)}
+    assert rows["city", "tags"].stays == 1
+    assert rows["city", "tags"].batch_factor == rows["city", "tags"].predicted == SIZE
+    assert rows["city", "tags"].ids == 3
+    assert rows["page",].session_factor == pytest.approx(3)
+    assert rows["page",].batch_factor == pytest.approx(3)
+    assert rows["item",].batch_factor == 1
+    assert not rows["item",].grouped
+    assert rows["city", "tags"].shuffled_factor < 2
+    assert found.lookups_saved == pytest.approx((3 * (1 - 1 / SIZE) + 2 / 3) / 5)
+
+
+def test_a_data_set_without_groups_says_what_they_would_bring(tmp_path: Path) -> None:
+    found = profile(made(tmp_path, "none"), batch_size=20 * SIZE, batches=2)
+    rows = {row.name: row for row in found.rows}
+    assert rows["city"].session_factor == rows["tags"].session_factor == SIZE
+    assert rows["city"].batch_factor < 2
+    assert found.lookups_saved == 0
+
+
+def test_the_command_prints_a_table_and_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = made(tmp_path, "auto")
+    assert main(["profile", str(dataset.path), "--batch-size", "120", "-o", str(tmp_path / "p.html")]) == 0
+    printed = capsys.readouterr().out
+    assert "12.0 samples a session" in printed
+    assert "of the lookups of a batch are saved" in " ".join(printed.split())
+    report = (tmp_path / "p.html").read_text()
+    assert "city, tags" in report
+    assert "<script" not in report
+    assert main(["profile", str(dataset.path), "--batch-size", "0"]) == 2
+    assert "batch size and batches are 0" in capsys.readouterr().err
+    with pytest.raises(ConfigError):
+        profile(dataset, batches=0)

@@ -1,0 +1,157 @@
+"""Inverse jagged tensors: every operation is the same as expanding first, whatever the bags."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratarec.errors import ConfigError
+from stratarec.jagged import Batch, InverseJagged, JaggedTensor, JaggedWindows, KeyedJagged
+
+Samples = list[list[list[int]]]
+IDS = st.lists(st.integers(0, 3), max_size=3)
+
+
+def samples_of(features: KeyedJagged) -> Samples:
+    """Sample by sample, the bag of each feature."""
+    bags = [features[key].to_list() for key in features.keys]
+    return [[bag[b] for bag in bags] for b in range(features.batch_size)]  # type: ignore[misc]
+
+
+def keyed(samples: Samples, keys: tuple[str, ...]) -> KeyedJagged:
+    def bags(lists: list[list[int]]) -> JaggedTensor:
+        offsets = torch.tensor([0, *(len(bag) for bag in lists)]).cumsum(0)
+        return JaggedTensor(values=torch.tensor([i for bag in lists for i in bag], dtype=torch.int32), offsets=offsets)
+
+    return KeyedJagged.from_features({key: bags([sample[f] for sample in samples]) for f, key in enumerate(keys)})
+
+
+@st.composite
+def groups(draw: st.DrawFn, keys: tuple[str, ...] = ("a", "b"), size: int | None = None) -> InverseJagged:
+    """Groups with repeated and unused distinct values, over `size` samples."""
+    unique = draw(st.lists(st.lists(IDS, min_size=len(keys), max_size=len(keys)), min_size=1, max_size=5))
+    count = draw(st.integers(0, 9)) if size is None else size
+    inverse = draw(st.lists(st.integers(0, len(unique) - 1), min_size=count, max_size=count))
+    return InverseJagged(unique=keyed(unique, keys), inverse=torch.tensor(inverse, dtype=torch.int32))
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> InverseJagged:
+    """Overlapping windows into one list of events."""
+    events = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+    ends = st.integers(0, len(events))
+    pairs = draw(st.lists(st.tuples(ends, ends), min_size=1, max_size=5))
+    inverse = draw(st.lists(st.integers(0, len(pairs) - 1), max_size=7))
+    unique = JaggedWindows(
+        key="h",
+        values=torch.tensor(events),
+        start=torch.tensor([min(pair) for pair in pairs]),
+        length=torch.tensor([abs(one - other) for one, other in pairs]),
+    )
+    return InverseJagged(unique=unique, inverse=torch.tensor(inverse, dtype=torch.int32))
+
+
+EITHER = st.one_of(groups(), windows())
+fast = settings(deadline=None, max_examples=60)
+
+
+@fast
+@given(EITHER)
+def test_expanding_gives_each_sample_the_bags_that_it_points_at(group: InverseJagged) -> None:
+    unique = samples_of(group.materialize().unique)  # type: ignore[arg-type]
+    assert samples_of(group.expand()) == [unique[int(place)] for place in group.inverse]
+    assert samples_of(group.materialize().expand()) == samples_of(group.expand())
+    assert group.expand().keys == group.keys
+
+
+@fast
+@given(st.lists(st.lists(IDS, min_size=2, max_size=2), max_size=8))
+def test_plain_tensors_make_the_round_trip_and_nothing_is_stored_twice(samples: Samples) -> None:
+    group = InverseJagged.from_keyed(keyed(samples, ("a", "b")))
+    unique = samples_of(group.unique)  # type: ignore[arg-type]
+    assert samples_of(group.expand()) == samples
+    assert len(unique) == len({str(sample) for sample in samples})
+    assert group.inverse.dtype == torch.int32
+
+
+@fast
+@given(EITHER, st.integers(0, 9), st.integers(0, 9))
+def test_a_slice_is_the_slice_of_what_it_expands_to(group: InverseJagged, one: int, other: int) -> None:
+    first, last = sorted((min(one, group.batch_size), min(other, group.batch_size)))
+    part = group.slice(first, last)
+    assert samples_of(part.expand()) == samples_of(group.expand())[first:last]
+    assert part.unique.batch_size == len(set(group.inverse[first:last].tolist()))
+
+
+@fast
+@given(EITHER)
+def test_compacting_numbers_by_first_appearance(group: InverseJagged) -> None:
+    compact = group.compact()
+    assert samples_of(compact.expand()) == samples_of(group.expand())
+    assert list(dict.fromkeys(compact.inverse.tolist())) == list(range(compact.unique.batch_size))
+
+
+@fast
+@given(st.one_of(st.lists(groups(), min_size=1, max_size=3), st.lists(windows(), min_size=1, max_size=3)))
+def test_concatenation_is_the_concatenation_of_what_they_expand_to(parts: list[InverseJagged]) -> None:
+    whole = InverseJagged.concatenate(parts)
+    assert samples_of(whole.expand()) == [sample for part in parts for sample in samples_of(part.expand())]
+    plain = KeyedJagged.concatenate([part.expand() for part in parts])
+    assert samples_of(plain) == samples_of(whole.expand())
+
+
+@fast
+@given(st.data(), st.integers(0, 8))
+def test_merged_groups_hold_each_combination_once(data: st.DataObject, size: int) -> None:
+    parts = [data.draw(groups(keys, size)) for keys in (("a", "b"), ("c",), ("d",))]
+    merged = InverseJagged.merge(parts)
+    assert merged.keys == ("a", "b", "c", "d")
+    expanded = [samples_of(part.expand()) for part in parts]
+    assert samples_of(merged.expand()) == [[bag for part in expanded for bag in part[b]] for b in range(size)]
+    assert merged.unique.batch_size == len({tuple(int(part.inverse[b]) for part in parts) for b in range(size)})
+
+
+def test_groups_without_offsets_stay_without() -> None:
+    unique = KeyedJagged(keys=("a", "b"), values=torch.tensor([1, 2, 3, 4]), offsets=None, batch_size=2)
+    group = InverseJagged(unique=unique, inverse=torch.tensor([1, 1, 0], dtype=torch.int32))
+    assert group.expand().offsets is None
+    assert group.expand().values.tolist() == [2, 2, 1, 4, 4, 3]
+    joined = KeyedJagged.concatenate([unique, unique])
+    assert joined.offsets is None
+    assert joined.values.tolist() == [1, 2, 1, 2, 3, 4, 3, 4]
+    assert group.factor == 1.5
+
+
+def test_a_batch_expands_in_the_order_that_is_asked_for() -> None:
+    group = InverseJagged(unique=keyed([[[1]], [[2, 3]]], ("h",)), inverse=torch.tensor([1, 0, 1], dtype=torch.int32))
+    sparse = keyed([[[5]], [[6]], [[]]], ("item",))
+    batch = Batch(label=torch.zeros(3), dense=torch.zeros(3, 0), sparse=sparse, groups=(group,))
+    plain = batch.expanded(("h", "item"))
+    assert plain.groups == ()
+    assert plain.sparse.keys == ("h", "item")
+    assert samples_of(plain.sparse) == [[[2, 3], [5]], [[1], [6]], [[2, 3], []]]
+
+
+def test_impossible_groups_are_refused() -> None:
+    unique = keyed([[[1]], [[2]]], ("a",))
+    with pytest.raises(ConfigError, match="points from 0 to 2, expected 0 to 1"):
+        InverseJagged(unique=unique, inverse=torch.tensor([0, 2]))
+    with pytest.raises(ConfigError, match="points from -1"):
+        InverseJagged(unique=unique, inverse=torch.tensor([0, -1]))
+    with pytest.raises(ConfigError, match=r"float32 of shape \(1,\), expected \[B\] int32 or int64"):
+        InverseJagged(unique=unique, inverse=torch.tensor([0.0]))
+    with pytest.raises(ConfigError, match="expected places from 0 to 2"):
+        JaggedWindows(key="h", values=torch.arange(2), start=torch.tensor([1]), length=torch.tensor([2]))
+    with pytest.raises(ConfigError, match="over the same samples"):
+        InverseJagged.merge([InverseJagged(unique=unique, inverse=torch.tensor(rows)) for rows in ([0], [0, 1])])
+    window = JaggedWindows(key="a", values=torch.arange(2), start=torch.tensor([0]), length=torch.tensor([2]))
+    mixed = [InverseJagged(unique=part, inverse=torch.tensor([0])) for part in (unique, window)]
+    with pytest.raises(ConfigError, match=r"call materialize\(\) first"):
+        InverseJagged.concatenate(mixed)
+    weighted = KeyedJagged(
+        keys=("a",), values=torch.tensor([1]), offsets=None, batch_size=1, weights=torch.ones(1)
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="per-sample weights"):
+        InverseJagged.from_keyed(weighted)
