@@ -13,9 +13,11 @@ from stratarec.kernels.team import BODY, launcher, run_team, take
 from stratarec.kernels.vector import add, blocks, load, multiply, store, store_totals, stream, total
 
 U = np.uint64
+# The disk cache imports a module by name, which test modules do not have.
+UNCACHED = {**BODY, "cache": False}
 
 
-@njit(**BODY)
+@njit(**UNCACHED)
 def reduce(lanes, rows, out):
     literally(lanes)
     for i in range(U(4)):
@@ -72,7 +74,7 @@ def test_blocks_make_up_the_row(width: int) -> None:
     assert whole == (lanes == width)
 
 
-@njit(**BODY)
+@njit(**UNCACHED)
 def count_tasks(member, counter, done, members):
     members[member] += 1
     while True:
