@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.cache import cpu
 from stratarec.kernels.embedding import Group, Lookups, lookups_by_table, offsets_or_empty
+from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import use_torch_threads
 
 Ints = NDArray[np.int64]
@@ -134,7 +135,6 @@ def stage(
     out follows from the sequence of batches and horizons alone. Pass what a first call returned as `before` to go on
     with ids that were stuck.
     """
-    use_torch_threads()
     tables = len(layout.sets)
     done = before or Staging(
         rows_in=np.zeros(tables, dtype=np.int64),
@@ -145,11 +145,12 @@ def stage(
     lists = workspace.prepare(counts, layout)
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
-        lookups.values, offsets_or_empty(lookups), lookups.offsets is None, lookups.batch, lookups.key,
-        group.table_start, group.table_features, layout.rows, layout.slot_start, layout.sets, layout.overflow_sets,
-        layout.ways, state.tags, state.stamps, state.counts, state.overflow_rows, POLICIES[layout.policy], batch,
-        horizon, out, workspace.room, np.argsort(-counts, kind="stable"), lists["pending"], lists["in_row"],
-        lists["in_slot"], lists["out_row"], lists["out_slot"], done.rows_in, done.rows_out, done.stuck, bad,
+        launcher(), use_torch_threads(), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
+        lookups.batch, lookups.key, group.table_start, group.table_features, layout.rows, layout.slot_start,
+        layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.overflow_rows,
+        POLICIES[layout.policy], batch, horizon, out, workspace.room, np.argsort(-counts, kind="stable"),
+        lists["pending"], lists["in_row"], lists["in_slot"], lists["out_row"], lists["out_slot"], done.rows_in,
+        done.rows_out, done.stuck, bad,
     )  # fmt: skip
     wrong = bad[bad >= 0]
     done.bad = int(wrong.min()) if len(wrong) else -1

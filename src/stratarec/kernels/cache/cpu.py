@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit, prange
 
 from stratarec.kernels.random.cpu import GOLDEN, mix
+from stratarec.kernels.team import BODY, run_team, take
 
 U = np.uint64
 LRU, LFU, RANK = 0, 1, 2
@@ -19,19 +20,19 @@ LRU, LFU, RANK = 0, 1, 2
 PROBES = 16
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def spread(row, sets):
     """The set of a row: Fibonacci hashing spreads consecutive ids, the popular ones of a ranked table, evenly."""
     return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(sets)) >> U(32)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def spread_overflow(row, sets):
     """The first overflow set of a row; independent of `spread`."""
     return ((mix(U(row) + GOLDEN) >> U(32)) * U(sets)) >> U(32)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def find_way(tags, first, ways, tag):
     """The way of `tag` in the set whose first slot is `first`, plus 1; 0 when it is absent."""
     found = np.int32(0)
@@ -40,7 +41,7 @@ def find_way(tags, first, ways, tag):
     return found
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def find_overflow(tags, first, sets, ways, row):
     """The slot of `row` in the overflow area that starts at slot `first`, or -1."""
     home = spread_overflow(row, sets)
@@ -52,7 +53,7 @@ def find_overflow(tags, first, sets, ways, row):
     return np.int64(-1)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def victim(tags, stamps, counts, first, ways, policy, horizon):
     """The slot to give up in the set at `first`: an empty one, else the policy's choice of those not in use, or -1.
 
@@ -76,7 +77,7 @@ def victim(tags, stamps, counts, first, ways, policy, horizon):
     return best
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def touch(slot, batch, stamps, counts, policy):
     """Note that `batch` uses the slot."""
     if stamps[slot] != batch:
@@ -85,7 +86,7 @@ def touch(slot, batch, stamps, counts, policy):
             counts[slot] += np.uint32(1)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def find_rows(
     features, values, offsets, singles, batch_size, key, limit, start, sets, overflow_sets, overflow_rows, ways,
     tags, stamps, counts, policy, batch, out, pending,
@@ -117,7 +118,7 @@ def find_rows(
     return misses, np.int64(-1)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def release_overflow(start, sets, overflow_sets, ways, tags, stamps, horizon, out_row, out_slot, listed):
     """Empty the overflow slots that are no longer in use, adding to a list. Returns (listed, rows that stay)."""
     stay = 0
@@ -135,7 +136,7 @@ def release_overflow(start, sets, overflow_sets, ways, tags, stamps, horizon, ou
     return listed, stay
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def admit(row, start, sets, overflow_sets, ways, tags, stamps, counts, policy, horizon):
     """The slot for a missing row, and whether it is an overflow slot; -1 when every candidate is in use."""
     slot = victim(tags, stamps, counts, start + np.int64(spread(row, sets)) * ways, ways, policy, horizon)
@@ -150,7 +151,7 @@ def admit(row, start, sets, overflow_sets, ways, tags, stamps, counts, policy, h
     return np.int64(-1), True
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def bring_in(
     pending, misses, values, start, sets, overflow_sets, overflow_rows, ways, tags, stamps, counts, policy, batch,
     horizon, out, in_row, in_slot, rows_in, out_row, out_slot, listed,
@@ -189,11 +190,11 @@ def bring_in(
     return rows_in, listed, overflow_rows, stuck
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def stage(
-    values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets, overflow_sets, ways,
-    tags, stamps, counts, overflow_rows, policy, batch, horizon, out, room, order, pending, in_row, in_slot, out_row,
-    out_slot, rows_in, rows_out, stuck, bad,
+@njit(**BODY)
+def stage_tables(
+    member, counter, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+    overflow_sets, ways, tags, stamps, counts, overflow_rows, policy, batch, horizon, out, room, order, pending, in_row,
+    in_slot, out_row, out_slot, rows_in, rows_out, stuck, bad,
 ):  # fmt: skip
     """Bring every row of the batch into its table's slots and write slots, relative to the table's first, to `out`.
 
@@ -201,8 +202,11 @@ def stage(
     got stuck can go on with a later horizon. `stuck` counts ids without room, `bad` is the place of a bad id or -1.
     Tables are taken in `order`.
     """
-    for task in prange(len(order)):
-        t = order[task]
+    while True:
+        task = take(counter)
+        if task >= len(order):
+            return
+        t = order[U(task)]
         features = table_features[table_start[t] : table_start[t + 1]]
         begin, end = room[t], room[t + 1]
         waiting = pending[begin:end]
@@ -222,6 +226,22 @@ def stage(
             counts, policy, batch, horizon, out, in_row[begin:end], in_slot[begin:end], rows_in[t], out_row[begin:end],
             out_slot[begin:end], rows_out[t],
         )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def stage(
+    launch, threads, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+    overflow_sets, ways, tags, stamps, counts, overflow_rows, policy, batch, horizon, out, room, order, pending, in_row,
+    in_slot, out_row, out_slot, rows_in, rows_out, stuck, bad,
+):  # fmt: skip
+    """`stage_tables` by a team."""
+    counter = np.zeros(1, np.int64)
+    given = (
+        counter, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+        overflow_sets, ways, tags, stamps, counts, overflow_rows, policy, batch, horizon, out, room, order, pending,
+        in_row, in_slot, out_row, out_slot, rows_in, rows_out, stuck, bad,
+    )  # fmt: skip
+    run_team(launch, threads, stage_tables, given)
 
 
 @njit(nogil=True, cache=True, inline="always")

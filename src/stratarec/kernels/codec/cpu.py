@@ -9,7 +9,7 @@ products and shifts are intrinsics of 32 bits; otherwise it would run on half as
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from stratarec.kernels.bits import (
     bits_float,
@@ -37,6 +37,7 @@ from stratarec.kernels.codec.layout import (
 )  # fmt: skip
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import GOLDEN, mix
+from stratarec.kernels.team import BODY, run_team, take
 
 U, W, F = np.uint64, np.uint32, np.float32
 # Entries ahead of the one in use.
@@ -45,7 +46,7 @@ MAGNITUDE = W(0x7FFFFFFF)
 LEAST_NORMAL = F(2.0**-126)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def words(base, column):
     """32 random bits of a column: murmur3's finaliser over a Weyl sequence."""
     word = W(W(W(base) + multiply32(W(column), W(STEP))) ^ W(base >> U(32)))
@@ -54,13 +55,13 @@ def words(base, column):
     return fold32(word, W(16))
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def unit(base, column):
     """24 random bits of a column as a float in [0, 1)."""
     return F(np.int32(words(base, column) >> W(8))) * F(2.0**-24)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def fits(values, start, D, limit):
     """Whether every magnitude, as float32 bits, is at most `limit`."""
     most = W(0)
@@ -69,21 +70,21 @@ def fits(values, start, D, limit):
     return most <= W(limit)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def encode_fp32(values, start, D, records, at):
     for d in range(D):
         store_f32(records, at + U(4) * d, values[start + d])
     return fits(values, start, D, FP32_LIMIT)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def encode_fp16(values, start, D, records, at):
     for d in range(D):
         store_u16(records, at + U(2) * d, to_half(values[start + d]))
     return fits(values, start, D, FP16_LIMIT)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def encode_fp16_stochastic(values, start, D, records, at, base):
     """The neighbours of |w| lie 2^max(e - 10, -24) apart, a power of two: dividing by it is exact."""
     for d in range(D):
@@ -98,7 +99,7 @@ def encode_fp16_stochastic(values, start, D, records, at, base):
     return fits(values, start, D, FP16_LIMIT)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def encode_bf16(values, start, D, records, at):
     for d in range(D):
         bits = float_bits(values[start + d])
@@ -107,7 +108,7 @@ def encode_bf16(values, start, D, records, at):
     return fits(values, start, D, BF16_LIMIT)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def encode_bf16_stochastic(values, start, D, records, at, base, column):
     """Sixteen random bits below the kept ones carry into them as often as the dropped part is large."""
     for d in range(D):
@@ -116,7 +117,7 @@ def encode_bf16_stochastic(values, start, D, records, at, base, column):
     return fits(values, start, D, BF16_LIMIT)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def extremes(values, start, D):
     """Least and greatest float of a row, and whether all are finite.
 
@@ -134,7 +135,7 @@ def extremes(values, start, D):
     return low, high, finite
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def store_parameters(records, at, low, high, levels, wide):
     """Write scale and offset as `RecordCodec` defines them. Returns them and whether their storage holds them."""
     low, high = low + F(0.0), high + F(0.0)  # zeros of either sign give the same bytes
@@ -159,7 +160,7 @@ def store_parameters(records, at, low, high, levels, wide):
     return from_half(scale), from_half(offset), scale < 0x7C00
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def code(value, offset, inverse, levels, threshold):
     """Steps above the offset, rounded up when more than `threshold` of a step is left."""
     steps = (value - offset) * inverse
@@ -168,7 +169,7 @@ def code(value, offset, inverse, levels, threshold):
     return W(min(np.int32(whole + up), levels))
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**BODY)
 def encode_int8(values, start, D, records, at, parameters, base, stochastic, wide):
     low, high, finite = extremes(values, start, D)
     scale, offset, held = store_parameters(records, at + parameters, low, high, F(255.0), wide)
@@ -183,7 +184,7 @@ def encode_int8(values, start, D, records, at, parameters, base, stochastic, wid
     return finite and held
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**BODY)
 def encode_int4(values, start, D, records, at, parameters, base, stochastic, wide):
     low, high, finite = extremes(values, start, D)
     scale, offset, held = store_parameters(records, at + parameters, low, high, F(15.0), wide)
@@ -207,14 +208,14 @@ def encode_int4(values, start, D, records, at, parameters, base, stochastic, wid
     return finite and held
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def encode_state(values, start, count, records, at, base, column, wide):
     if wide:
         return encode_fp32(values, start, count, records, at)
     return encode_bf16_stochastic(values, start, count, records, at, base, column)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def prefetch_lines(array, first, count, line):
     """Every cache line of ``array[first:first + count]``, `line` elements each."""
     for element in range(first, first + count, line):
@@ -222,7 +223,7 @@ def prefetch_lines(array, first, count, line):
     prefetch(array, first + count - U(1))
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**BODY)
 def prefetch_entry(weights, row_state, full_state, slot, D, records, at, size, has_row_state, has_full_state):
     prefetch_lines(weights, slot * D, D, U(16))
     prefetch_lines(records, at, size, U(64))
@@ -232,17 +233,20 @@ def prefetch_entry(weights, row_state, full_state, slot, D, records, at, size, h
         prefetch_lines(full_state, slot * D, D, U(16))
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def encode(
-    kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
-    full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write, chunks,
+@njit(**BODY)
+def encode_chunks(
+    member, counter, kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
+    row_state_at, full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write,
+    bad,
 ):  # fmt: skip
-    """Encode slots[i] into the record places[i] of flat `records`. Returns the first entry that is refused, or -1."""
-    count = len(slots)
-    bad = np.full(chunks, count, np.int64)
+    """Encode slots[i] into the record places[i] of flat `records`; ``bad[chunk]`` is the first entry refused."""
+    count, chunks = len(slots), len(bad)
     D, size = U(width), U(record_bytes)
     write_key = mix(write * GOLDEN + U(1))
-    for chunk in prange(chunks):
+    while True:
+        chunk = take(counter)
+        if chunk >= chunks:
+            return
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
@@ -280,42 +284,58 @@ def encode(
             if not held:
                 bad[chunk] = i
                 break
-    return bad.min()
 
 
 @njit(nogil=True, cache=True)
+def encode(
+    launch, threads, kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
+    row_state_at, full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write,
+    chunks,
+):  # fmt: skip
+    """Encode every entry; returns the first one that is refused, or their number."""
+    counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
+    given = (
+        counter, kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
+        row_state_at, full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write,
+        bad,
+    )  # fmt: skip
+    run_team(launch, threads, encode_chunks, given)
+    return bad.min()
+
+
+@njit(**BODY)
 def decode_fp32(records, at, values, start, D):
     for d in range(D):
         values[start + d] = load_f32(records, at + U(4) * d)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def decode_fp16(records, at, values, start, D):
     for d in range(D):
         values[start + d] = from_half(load_u16(records, at + U(2) * d))
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def decode_bf16(records, at, values, start, D):
     for d in range(D):
         values[start + d] = bits_float(W(W(load_u16(records, at + U(2) * d)) << W(16)))
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def load_parameters(records, at, wide):
     if wide:
         return load_f32(records, at), load_f32(records, at + U(4))
     return from_half(load_u16(records, at)), from_half(load_u16(records, at + U(2)))
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def decode_int8(records, at, parameters, values, start, D, wide):
     scale, offset = load_parameters(records, at + parameters, wide)
     for d in range(D):
         values[start + d] = offset + F(np.int32(records[at + d])) * scale
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def decode_int4(records, at, parameters, values, start, D, wide):
     scale, offset = load_parameters(records, at + parameters, wide)
     H = (D + U(1)) // U(2)
@@ -325,15 +345,18 @@ def decode_int4(records, at, parameters, values, start, D, wide):
         values[start + H + p] = offset + F(np.int32(records[at + p] >> np.uint8(4))) * scale
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def decode(
-    kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
-    full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
+@njit(**BODY)
+def decode_chunks(
+    member, counter, kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
+    row_state_at, full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
 ):  # fmt: skip
     """Decode the record places[i] of flat `records` into slots[i]."""
     count = len(slots)
     D, size = U(width), U(record_bytes)
-    for chunk in prange(chunks):
+    while True:
+        chunk = take(counter)
+        if chunk >= chunks:
+            return
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
@@ -363,3 +386,17 @@ def decode(
                     decode_bf16(records, at + U(row_state_at), row_state, slot, U(1))
                 if has_full_state:
                     decode_bf16(records, at + U(full_state_at), full_state, start, D)
+
+
+@njit(nogil=True, cache=True)
+def decode(
+    launch, threads, kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
+    row_state_at, full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
+):  # fmt: skip
+    """Decode every entry."""
+    counter = np.zeros(1, np.int64)
+    given = (
+        counter, kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
+        full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
+    )  # fmt: skip
+    run_team(launch, threads, decode_chunks, given)
