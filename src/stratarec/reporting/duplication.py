@@ -26,8 +26,8 @@ td:first-child, th:first-child { text-align: left } small { color: #5b6b7b }
 <h1>{{ profile.dataset }}: duplication</h1><p>{{ about }}</p>
 <table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}<th></th></tr>
 {% for row, cells in rows %}<tr>{% for cell in cells %}<td>{{ cell }}
-{% if loop.first and row.features != (row.name,) %}<br><small>{{ row.features|join(", ") }}</small>{% endif %}</td>
-{% endfor %}
+{% if loop.first and row.features != (row.name,) %}<br><small>{{ row.features|join(", ") }}</small>
+{% endif %}</td>{% endfor %}
 <td style="text-align:left"><span class="bar" style="width:{{ (8 * row.saved)|round(2) }}rem"></span></td></tr>
 {% endfor %}</table>
 <p>A factor is the number of samples for each distinct value. <i>Formula</i> is 1 / (1/S + (1 - 1/S)(1 - d)) for d, the
