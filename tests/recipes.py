@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,9 @@ import torch
 from stratarec.embedding.saving import saved_rows
 from stratarec.tensors import read_tensors
 from stratarec.training import checkpoint
+
+KILLS = int(os.environ.get("STRATAREC_KILLS", "5"))
+"""How often the tests that kill a run do so."""
 
 
 def tiny(root: Path, **train: Any) -> dict[str, Any]:

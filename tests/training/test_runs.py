@@ -21,7 +21,7 @@ import pytest
 import torch
 import yaml
 
-from recipes import assert_same_model, last, start, tiny
+from recipes import KILLS, assert_same_model, last, start, tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
@@ -169,8 +169,8 @@ def test_ctrl_c_writes_a_checkpoint_to_go_on_from(home: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_kill_9_at_20_random_moments_changes_no_bit(home: Path, tmp_path: Path) -> None:
-    options = {"epochs": 60, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 1000}
+def test_kill_9_at_random_moments_changes_no_bit(home: Path, tmp_path: Path) -> None:
+    options = {"epochs": 4 + 3 * KILLS, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 1000}
     run(home, tmp_path / "whole", **options)
     made = recipe(home, tmp_path / "killed", **options)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
@@ -179,7 +179,7 @@ def test_kill_9_at_20_random_moments_changes_no_bit(home: Path, tmp_path: Path) 
     def newest() -> set[str]:
         return {path.name for path in (tmp_path / "killed" / "checkpoints").glob("step-*")}
 
-    for _ in range(20):
+    for _ in range(KILLS):
         known = newest()
         process = start(tmp_path / "r.yaml")
         while process.poll() is None and newest() <= known:
