@@ -31,6 +31,8 @@ def main() -> int:
     run.add_argument("name", help="name in benchmarks/registry.py")
     run.add_argument("--quick", action="store_true", help="a minute's look; the file says so and is never quoted")
     run.add_argument("--out", type=Path, help="result file (default: benchmarks/results/NAME.json)")
+    run.add_argument("--data", type=Path, help="real data, for a benchmark that reads some (clicks): log or data set")
+    run.add_argument("--minutes", type=float, help="end the training of a benchmark on real data after so long")
     commands.add_parser("readme", help="rewrite the figures in README.md from the result files")
     args = parser.parse_args()
     give_everyone_good_memory()
@@ -40,8 +42,10 @@ def main() -> int:
     if args.command == "readme":
         report.update_readme(Path(__file__).parents[1] / "README.md", RESULTS)
         return 0
+    given = {"data": args.data, "minutes": args.minutes}
+    options = {name: value for name, value in given.items() if value is not None}
     try:
-        result = registry.run(args.name, quick=args.quick)
+        result = registry.run(args.name, quick=args.quick, options=options)
     except (StrataError, registry.PeerMissing) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2

@@ -2,17 +2,21 @@
 
 26 tables of Criteo's sizes, capped; one id a bag, as in Criteo. FBGEMM's operator is called directly
 (`SplitTableBatchedEmbeddingBagsCodegen`, which TorchRec's fused `EmbeddingBagCollection` calls), so TorchRec's own
-overhead is not counted against it. `EmbeddingBag` gets sparse gradients and SGD, its cheapest sparse optimizer.
+overhead is not counted against it. Its tuned form (huge pages, malloc that keeps freed blocks) runs beside ours; as
+installed it runs in a child process, see `plain_peer`. `EmbeddingBag` gets sparse gradients and SGD, its cheapest
+sparse optimizer.
 """
 
 from __future__ import annotations
 
+import time
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.plain_peer import PlainPeer
 from benchmarks.registry import import_peer
 from benchmarks.timing import alternate, spread
 from stratarec.data.sources.synthetic import CRITEO_ROWS, EXPONENT
@@ -20,15 +24,28 @@ from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEm
 from stratarec.jagged import KeyedJagged
 
 RATE, EPS = 0.02, 1e-8
+# Idle OpenMP workers spin for some milliseconds.
+REST = 0.02
 FEATURES = len(CRITEO_ROWS)
+
+
+def build_fbgemm(sizes: list[int], width: int) -> Any:
+    """FBGEMM's operator over tables of the given sizes, on the CPU."""
+    fbgemm = import_peer("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    common = import_peer("fbgemm_gpu.split_embedding_configs")
+    place = (fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)
+    return fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, width, *place) for rows in sizes],
+        optimizer=common.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=RATE,
+        eps=EPS,
+    )
 
 
 class Contenders:
     """The same tables, three times."""
 
     def __init__(self, sizes: list[int], width: int, batch: int) -> None:
-        fbgemm = import_peer("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-        common = import_peer("fbgemm_gpu.split_embedding_configs")
         self.batch = batch
         self.keys = tuple(f"f{i}" for i in range(len(sizes)))
         self.offsets = torch.arange(len(sizes) * batch + 1)
@@ -39,13 +56,7 @@ class Contenders:
             ],
             optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS),
         )
-        place = (fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)
-        self.fbgemm = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, width, *place) for rows in sizes],
-            optimizer=common.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            learning_rate=RATE,
-            eps=EPS,
-        )
+        self.fbgemm = build_fbgemm(sizes, width)
         for key, weight in zip(self.keys, self.fbgemm.split_embedding_weights(), strict=True):
             weight.copy_(self.ours.table(key)["weight"])
         self.bags = [torch.nn.EmbeddingBag(rows, width, mode="sum", sparse=True) for rows in sizes]
@@ -114,11 +125,14 @@ def run(quick: bool) -> dict[str, Any]:
             rows += [cell(pair, width, skew, sizes, gradient, rounds, most) for skew in ("uniform", "criteo")]
             del pair
     ratios = [row["ratio_fbgemm"] for row in rows]
+    plain = [row["ratio_fbgemm_default"] for row in rows]
     return {
         "config": {"sizes": sizes, "cap": cap, "rounds": rounds, "optimizer": "row-wise Adagrad", "ids": "int64"},
         "metrics": {
             "ratio_fbgemm_median": median(ratios),
             "ratio_fbgemm_min": min(ratios),
+            "ratio_fbgemm_default_median": median(plain),
+            "ratio_fbgemm_default_min": min(plain),
             "ratio_embeddingbag_median": median(row["ratio_embeddingbag"] for row in rows),
             "ratio_embeddingbag_min": min(row["ratio_embeddingbag"] for row in rows),
         },
@@ -148,6 +162,7 @@ def cell(
         },
         rounds,
     )
+    default = against_default(pair, width, skew, sizes, batches, gradient, rounds, most)
     ours, peer, bags = (spread(times[name]) for name in ("ours", "fbgemm", "bags"))
     return {
         "width": width,
@@ -160,5 +175,29 @@ def cell(
         "fbgemm_threads": threads,
         "embeddingbag_ms": bags["median_ms"],
         "ratio_fbgemm": peer["median_ms"] / ours["median_ms"],
+        **default,
         "ratio_embeddingbag": bags["median_ms"] / ours["median_ms"],
     }
+
+
+def against_default(
+    pair: Contenders, width: int, skew: str, sizes: list[int], batches: list[torch.Tensor], gradient: torch.Tensor,
+    rounds: int, most: int,
+) -> dict[str, float]:  # fmt: skip
+    """Ours and FBGEMM as installed, taking turns; both rest first, until the other's threads have stopped spinning."""
+    plain = PlainPeer(sizes, width, pair.batch, skew, most)
+    seconds: dict[str, list[float]] = {"ours": [], "fbgemm": []}
+    for round_ in range(-2, rounds):
+        for name in ("ours", "fbgemm") if round_ % 2 else ("fbgemm", "ours"):
+            time.sleep(REST)
+            if name == "fbgemm":
+                taken = plain.step(round_ + 2)
+            else:
+                began = time.perf_counter()
+                pair.step_ours(batches[round_ % 8], gradient)
+                taken = time.perf_counter() - began
+            if round_ >= 0:
+                seconds[name].append(taken)
+    plain.close()
+    peer, ours = spread(seconds["fbgemm"])["median_ms"], spread(seconds["ours"])["median_ms"]
+    return {"fbgemm_default_ms": peer, "ours_rested_ms": ours, "ratio_fbgemm_default": peer / ours}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import inspect
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,14 @@ import torch
 from stratarec.errors import ConfigError
 
 BENCHMARKS = {
+    "blockstore": "benchmarks.blockstore",
+    "clicks": "benchmarks.clicks",
     "dedup_reader": "benchmarks.dedup_reader",
     "dedup_storage": "benchmarks.dedup_storage",
     "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
+    "precision": "benchmarks.precision",
+    "tiers": "benchmarks.tiers",
     "train": "benchmarks.train",
 }
 
@@ -35,12 +40,18 @@ def import_peer(name: str) -> Any:
         raise PeerMissing(f"{name} does not import ({error}); `make bench NAME=...` installs the peers") from error
 
 
-def run(name: str, *, quick: bool) -> dict[str, Any]:
-    """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed."""
+def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
+
+    A benchmark on real data also takes the `options` ``data`` and ``minutes``.
+    """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
-    body: Callable[[bool], dict[str, Any]] = importlib.import_module(BENCHMARKS[name]).run
-    found = body(quick)
+    body: Callable[..., dict[str, Any]] = importlib.import_module(BENCHMARKS[name]).run
+    strange = [option for option in options if option not in inspect.signature(body).parameters]
+    if strange:
+        raise ConfigError(f"benchmark {name!r} does not read real data; leave --{strange[0]} out")
+    found = body(quick, **options)
     return {
         "benchmark": name,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -70,7 +81,7 @@ def versions() -> dict[str, str]:
     """Versions of everything that matters."""
     found = {"python": platform.python_version()}
     installed = {str(entry.metadata["Name"]).lower() for entry in metadata.distributions()}
-    wanted = ("stratarec", "torch", "numba", "numpy", "polars", "pyarrow", "torchrec", "fbgemm-gpu-cpu")
+    wanted = ("stratarec", "torch", "numba", "numpy", "polars", "pyarrow", "torchrec", "fbgemm-gpu-cpu", "rocksdict")
     return found | {
         name: metadata.version(name) for name in wanted if name in installed or name.replace("-", "_") in installed
     }

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,32 +25,47 @@ from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.embedding import RowOptimizerConfig
-from stratarec.jagged import Batch
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
+from stratarec.embedding.lookahead import Lookahead
+from stratarec.embedding.tiers import TierConfig
 from stratarec.models import CTRModel, DLRMConfig, build_model
+from stratarec.models.base import build_tables
 
 RATE, EPS = 0.02, 1e-8
 BOTTOM, TOP = (512, 256), (512, 256)
 
 
 class Side:
-    """A model, its dense optimizer and its own pass over the data."""
+    """A model, its dense optimizer and its own pass over the data; staged ahead where a lookahead is given."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Loader, precision: str) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Loader, precision: str, lookahead: int = 0
+    ) -> None:
         self.model, self.loader, self.precision = model, loader, precision
         self.optimizer = optimizer
-        self.batches = self._forever()
+        self.batches: Iterator[tuple[Any, ...]] = self._forever()
+        self.staging = ExitStack()
+        self.staging.callback(self.batches.close)  # type: ignore[attr-defined]
+        if isinstance(model, CTRModel) and lookahead:
+            ahead = Lookahead(model.embeddings.stager, self.batches, lambda item: item[1].features, depth=lookahead)
+            self.batches = self.staging.enter_context(ahead)
 
-    def _forever(self) -> Iterator[Batch]:
+    def close(self) -> None:
+        """End the threads that read and stage ahead."""
+        self.staging.close()
+
+    def _forever(self) -> Iterator[tuple[Any, ...]]:
+        """Arguments of the model, epoch after epoch."""
         epoch = 0
         while True:
-            yield from self.loader.epoch(epoch)
+            for batch in self.loader.epoch(epoch):
+                yield (batch, self.model.look_up(batch)) if isinstance(self.model, CTRModel) else (batch,)
             epoch += 1
 
     def step(self) -> float:
-        batch = next(self.batches)
+        batch, *rest = next(self.batches)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-            logits: Tensor = self.model(batch)
+            logits: Tensor = self.model(batch, *rest)
         loss = functional.binary_cross_entropy_with_logits(logits, batch.label)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -115,6 +131,39 @@ def gate(dataset: Dataset, width: int, batch: int, precision: str, steps: int = 
     return difference
 
 
+TiersOf = Callable[[Sequence[EmbeddingBagConfig]], TierConfig]
+
+
+def tiered_sides(dataset: Dataset, width: int, batch: int, contenders: Mapping[str, TiersOf | None]) -> dict[str, Side]:
+    """Our model under several tiers, from the same weights; None is float32 in DRAM."""
+    config = DLRMConfig(embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
+    rows = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
+    tables = build_tables(config, dataset.schema, dataset.table_rows())
+    loader = Loader(dataset, "train", LoaderConfig(batch_size=batch))
+    found = {}
+    for name, tiers_of in contenders.items():
+        tiers = tiers_of(tables) if tiers_of else None
+        model = build_model(config, dataset.schema, dataset.table_rows(), optimizer=rows, tiers=tiers)
+        dense = torch.optim.Adagrad(model.network.parameters(), lr=0.01, fused=True)
+        found[name] = Side(model, dense, loader, "float32", tiers.lookahead if tiers else 0)
+    return found
+
+
+def take_turns(pair: Mapping[str, Side], rounds: int, stretch: int, warmup: int) -> dict[str, list[float]]:
+    """Seconds of a step, in stretches of steps; the order is reversed every other round."""
+    for side in pair.values():
+        for _ in range(warmup):
+            side.step()
+    seconds: dict[str, list[float]] = {name: [] for name in pair}
+    for round_ in range(rounds):
+        for name in list(pair) if round_ % 2 else list(reversed(pair)):
+            began = time.perf_counter()
+            for _ in range(stretch):
+                pair[name].step()
+            seconds[name].append((time.perf_counter() - began) / stretch)
+    return seconds
+
+
 def loader_speed(dataset: Dataset, batch: int, seconds: float = 5.0) -> float:
     """Samples a second that the loader gives when nothing is done with them."""
     loader, began, samples = Loader(dataset, "train", LoaderConfig(batch_size=batch)), time.perf_counter(), 0
@@ -130,18 +179,9 @@ def cell(dataset: Dataset, width: int, batch: int, precision: str, rounds: int, 
     """One line of the table."""
     difference = gate(dataset, width, batch, precision)
     pair = sides(dataset, width, batch, precision, torch.optim.Adagrad)
+    seconds = take_turns(pair, rounds, stretch, warmup=3)
     for side in pair.values():
-        for _ in range(3):
-            side.step()
-    seconds: dict[str, list[float]] = {name: [] for name in pair}
-    for round_ in range(rounds):
-        for name in list(pair) if round_ % 2 else list(reversed(pair)):
-            began = time.perf_counter()
-            for _ in range(stretch):
-                pair[name].step()
-            seconds[name].append((time.perf_counter() - began) / stretch)
-    for side in pair.values():
-        side.batches.close()  # type: ignore[attr-defined]
+        side.close()
     ours, theirs = median(seconds["ours"]), median(seconds["torchrec"])
     return {
         "width": width,

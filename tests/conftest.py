@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+
+# Set before torch loads its threads: with two test processes on two cores, threads that spin steal each other's time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from pathlib import Path
 
 import pytest

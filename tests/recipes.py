@@ -1,9 +1,22 @@
-"""A tiny recipe that tests prepare and train."""
+"""A tiny recipe that tests prepare and train, and what they ask of its runs."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+
+from stratarec.embedding.saving import saved_rows
+from stratarec.tensors import read_tensors
+from stratarec.training import checkpoint
+
+KILLS = int(os.environ.get("STRATAREC_KILLS", "5"))
+"""How often the tests that kill a run do so."""
 
 
 def tiny(root: Path, **train: Any) -> dict[str, Any]:
@@ -28,3 +41,40 @@ def tiny(root: Path, **train: Any) -> dict[str, Any]:
             **train,
         },
     }
+
+
+def last(target: Path) -> Path:
+    return checkpoint.steps(target / "checkpoints")[-1]
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    for name in ("network.safetensors", "optimizer.safetensors"):
+        left, right = read_tensors(one / name), read_tensors(other / name)
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left)
+    tables, others = table_values(one), table_values(other)
+    assert tables.keys() == others.keys()
+    for name, values in tables.items():
+        np.testing.assert_array_equal(values, others[name], err_msg=name)
+
+
+def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Weights and state of every row of a checkpoint; NaN for rows that were never written."""
+    found = {}
+    for manifest in checkpoint.read_state(path)["tables"]["groups"]:
+        total = sum(rows for _, rows in manifest["tables"])
+        for rows, level0 in saved_rows(path / "tables" / manifest["name"], manifest):
+            for part in ("weights", "row_state", "full_state"):
+                values = getattr(level0, part)
+                if len(values) > 1:
+                    name = f"{manifest['name']}.{part}"
+                    share = len(values) // len(rows)
+                    target = found.setdefault(name, np.full((total, share), np.nan, np.float32))
+                    target[rows] = values.reshape(-1, share)
+    return found
+
+
+def start(path: Path, *options: str) -> subprocess.Popen[bytes]:
+    """`stratarec train --resume` of a recipe, in a process of its own."""
+    command = [sys.executable, "-m", "stratarec.cli", "train", "-q", "--resume", str(path), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

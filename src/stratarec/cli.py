@@ -34,6 +34,33 @@ def prepare(args: argparse.Namespace) -> None:
     print(f"prepared {dataset.path}")
 
 
+def plan(args: argparse.Namespace) -> None:
+    """Where the tables of a recipe would live, in bytes and predicted speed."""
+    import json
+
+    from stratarec.data.dataset import Dataset
+    from stratarec.models.base import build_tables
+    from stratarec.planning.planner import make_plan
+    from stratarec.planning.tiers import measure_tiers
+    from stratarec.recipe import Recipe
+    from stratarec.reporting.placement import print_plan, write_plan_report
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    dataset = Dataset.open(recipe.data.path, verify="sizes")
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    tiers = measure_tiers(recipe.memory, again=args.measure)
+    config = recipe.train
+    made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
+    if args.json:
+        print(json.dumps(made.to_dict(), indent=1))
+    else:
+        print_plan(made.to_dict(), tiers.age_seconds)
+    if args.output:
+        made.save(Path(args.output))
+    if args.report:
+        write_plan_report(Path(args.report), recipe.name, made.to_dict())
+
+
 def profile(args: argparse.Namespace) -> None:
     """How values repeat, as a table and an HTML report."""
     from stratarec.data.dataset import Dataset
@@ -51,25 +78,32 @@ def profile(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     """Train a model, test it once, write a report."""
     from stratarec.data.dataset import Dataset
+    from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe
     from stratarec.reporting.progress import make_progress
     from stratarec.training.trainer import Trainer
 
     recipe = Recipe.load(args.recipe, args.overrides)
     dataset = Dataset.open(recipe.data.path)
-    trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet))
+    made = Plan.load(Path(args.plan)) if args.plan else None
+    trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made)
     result = trainer.train(resume=args.resume, overwrite=args.overwrite)
     _print_result(trainer.run, result)
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
-    from stratarec.training.memory import readable
+    from stratarec.sizes import readable
 
     if "test" in result:
         _print_metrics("test", result["test"])  # type: ignore[arg-type]
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
     print(f"tables and state {readable(result['table_bytes'])}, network {readable(result['network_bytes'])}")  # type: ignore[arg-type]
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
+    if result["memory"]:
+        from stratarec.reporting.placement import print_comparison
+
+        fields = ("memory", "part", "predicted", "used", "defect")
+        print_comparison(tuple(row[field] for field in fields) for row in result["memory"])  # type: ignore[attr-defined]
     print(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
     print(f"report           {run / 'report.html'}")
     print(f"TensorBoard      {run / 'tensorboard'}")
@@ -156,6 +190,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
 
     command = add(
+        "plan",
+        plan,
+        "Print where each table would live, at which precision, with how much cache: bytes and predicted speed.",
+        "stratarec plan recipes/criteo.yaml memory.dram=1GiB memory.block.path=/mnt/ssd/rows -o plan.json",
+    )
+    add_recipe(command)
+    command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
+    command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
+    command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
+    command.add_argument("--report", help="also write tables and a picture as HTML to this file")
+
+    command = add(
         "profile",
         profile,
         "Measure how values repeat inside sessions and batches, and what deduplication saves.",
@@ -176,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     add_recipe(command)
     command.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     command.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
+    command.add_argument("--plan", help="place tables as this file says, which `plan -o` wrote")
 
     command = add("evaluate", evaluate, "Print metrics of a trained model.", "stratarec evaluate runs/demo")
     command.add_argument("run", help="directory that `train` wrote")

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import polars as pl
+import xxhash
 
 from stratarec.errors import DatasetError, StorageError
 
 
-def storage_error(path: Path, error: OSError) -> StorageError:
+def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
     """`error` as a message that names the path and what to do."""
-    return StorageError(f"cannot write {path}: {error.strerror or error}; free space or name another path")
+    reason = getattr(error, "strerror", None) or str(error).rpartition("IO error: ")[2]
+    return StorageError(f"cannot write {path}: {reason}; free space or name another path")
 
 
 def sync(path: Path) -> None:
@@ -41,7 +46,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
-    except OSError as error:
+    except (OSError, pl.exceptions.PolarsError) as error:
         raise storage_error(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -64,6 +69,18 @@ def read_json(path: Path) -> Any:
         raise DatasetError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise DatasetError(f"{path} is damaged: not JSON ({error})") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever the content of `path` makes go wrong inside is a `DatasetError` that names it."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    # pyarrow's errors are ValueError, TypeError, KeyError or OSError too.
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, pl.exceptions.PolarsError) as error:
+        raise DatasetError(f"{path} is damaged or of another version ({' '.join(str(error).split())})") from error
 
 
 def make_directory(path: Path) -> None:
@@ -90,3 +107,12 @@ def replace_directory(temporary: Path, final: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise storage_error(final, error) from error
+
+
+def file_hash(path: Path) -> str:
+    """xxh3_128 of a file's bytes."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()

@@ -21,12 +21,13 @@ from pydantic.fields import FieldInfo
 from stratarec.data.prepare import PrepareConfig
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, ModelConfig
+from stratarec.planning.config import MemoryConfig
 from stratarec.training.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Data, model and training of one run."""
+    """Data, model, training and memory of one run."""
 
     name: str
     """Names the run."""
@@ -36,6 +37,8 @@ class Recipe:
     """Which model is trained."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """How it is trained."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """Where its tables live; by default float32 in DRAM."""
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -155,6 +158,10 @@ def _chosen(value: Any, kind: Any, origin: str, where: str) -> Any:
                 raise ConfigError(f"{origin}: {where}.kind is {name!r}, expected one of {', '.join(members)}{hint}")
             return members[name]
         return union
+    if typing.get_origin(kind) in (types.UnionType, typing.Union) and isinstance(value, Mapping):
+        # An optional section: unknown fields in it are refused like anywhere else.
+        sections = [member for member in typing.get_args(kind) if dataclasses.is_dataclass(member)]
+        return sections[0] if len(sections) == 1 else kind
     return kind
 
 

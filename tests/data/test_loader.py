@@ -38,6 +38,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def equal(one: Batch, other: Batch) -> bool:
     pairs = [(one.label, other.label), (one.dense, other.dense)]
+    assert one.group is not None
+    assert other.group is not None
+    pairs.append((one.group, other.group))
     for left, right in [
         (one.sparse, other.sparse),
         *((a.bags(), b.bags()) for a, b in zip(one.groups, other.groups, strict=True)),
@@ -57,10 +60,11 @@ def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
     """Every sample as a tuple, in any order."""
     found: list[tuple[object, ...]] = []
     for batch in (expanded(batch) for batch in batches):
+        assert batch.group is not None
         bags = [batch.sparse[key].to_list() for key in batch.sparse.keys]
         found += [
-            (batch.label[b].item(), *batch.dense[b].tolist(), *(tuple(bag[b]) for bag in bags))
-            for b in range(batch.size)
+            (label, group, *batch.dense[b].tolist(), *(tuple(bag[b]) for bag in bags))
+            for b, (label, group) in enumerate(zip(batch.label.tolist(), batch.group.tolist(), strict=True))
         ]
     return sorted(found)
 

@@ -92,19 +92,38 @@ def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:
     samples = pl.concat([decoded(dataset, split) for split in ("train", "valid", "test")])
     positives = samples.filter(pl.col("label") == 1)
     assert len(positives) == len(log)
-    rows = log.sort("timestamp").rows(named=True)
+    rows = log.sort("timestamp", maintain_order=True).rows(named=True)
 
     def history(row: dict[str, Any]) -> tuple[str, ...]:
         earlier = [r for r in rows if r["user_id"] == row["user_id"] and r["timestamp"] < row["timestamp"]]
         return tuple(r["item_id"] for r in earlier[-4:])
 
-    # Clicks of one user in the same second have no order of their own; compare histories as multisets there.
-    expected = Counter((r["item_id"], r["device"], r["timestamp"], *sorted(history(r))) for r in rows)
-    found = Counter((r["item_id"], r["device"], r["__time"], *sorted(r["history"])) for r in positives.rows(named=True))
-    assert (expected - found).total() <= 2
+    expected = Counter((r["item_id"], r["device"], r["timestamp"], history(r)) for r in rows)
+    found = Counter((r["item_id"], r["device"], r["__time"], tuple(r["history"])) for r in positives.rows(named=True))
+    assert found == expected
     for row in samples.filter(pl.col("label") == 0).rows(named=True):
         window = [r["item_id"] for r in rows if row["__time"] - HOUR <= r["timestamp"] < row["__time"]]
         assert row["item_id"] in window
+
+
+def test_clicks_of_one_moment_keep_the_order_of_the_log(tmp_path: Path) -> None:
+    logs = []
+    for name, seed in (("a", 1), ("b", 2)):
+        log = click_log(tmp_path / f"{name}.parquet", seed)
+        logs.append(log.with_columns(pl.col("timestamp") // (2 * HOUR) * (2 * HOUR)))
+        logs[-1].write_parquet(tmp_path / f"{name}.parquet", row_group_size=100)
+    source = ClicksConfig(
+        paths=(str(tmp_path / "[ab].parquet"),), history_length=30, negatives=1, popularity_window="3h"
+    )
+    dataset = prepare(clicks_config(tmp_path, source=source))
+    splits = [decoded(dataset, split) for split in dataset.splits]
+    samples = pl.concat(splits, how="vertical_relaxed").filter(pl.col("label") == 1)
+    rows = pl.concat(logs).sort("timestamp", maintain_order=True).rows(named=True)
+    expected: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        earlier = [r for r in rows if r["user_id"] == row["user_id"] and r["timestamp"] < row["timestamp"]]
+        expected[(row["item_id"], row["timestamp"], *(r["item_id"] for r in earlier[-30:]))] += 1
+    assert Counter((r["item_id"], r["__time"], *r["history"]) for r in samples.rows(named=True)) == expected
 
 
 def test_splits_by_time_are_in_order_of_time(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,8 +96,9 @@ def reference_step(
                     if name in table.sequence_features:
                         lookups.append((int(part.values[i]), gradient[i], 1.0))
                     else:
-                        mean = table.pooling == "mean"
-                        lookups.append((int(part.values[i]), gradient[b], 1 / (last - first) if mean else 1.0))
+                        factor = 1.0 if part.weights is None else float(part.weights[i])
+                        share = last - first if table.pooling == "mean" else 1
+                        lookups.append((int(part.values[i]), gradient[b], factor / share))
         for row, total in reference.row_gradients(lookups).items():
             views = {name: view[row] for name, view in state[table.name].items()}
             reference.update_row(
@@ -108,7 +110,8 @@ def reference_step(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decay", [0.0, 0.01])
-def test_updates_follow_the_reference(kind: str, decay: float) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_updates_follow_the_reference(kind: str, decay: float, weighted: bool) -> None:
     module = collection(7, kind, decay)
     state: dict[str, Any] = {
         table.name: {name: view.clone() for name, view in module.table(table.name).items()} for table in module.tables
@@ -117,6 +120,9 @@ def test_updates_follow_the_reference(kind: str, decay: float) -> None:
     draws = np.random.default_rng(1)
     for step in range(6):
         features = batch_of(draws, 9)
+        if weighted:
+            weights = torch.from_numpy(draws.normal(size=features.values.numel()).astype(np.float32))
+            features = replace(features, weights=weights)
         found = module(features)
         generator = torch.Generator().manual_seed(step)
         pooled = torch.randn(found.pooled.shape, generator=generator)
@@ -207,8 +213,41 @@ def test_schedules_warm_up_and_decay() -> None:
     square = ScheduleConfig(kind="polynomial", total_steps=10, power=2.0)
     assert square.factor(5) == pytest.approx(0.25)
     assert ScheduleConfig().factor(10**6) == 1.0
-    with pytest.raises(ConfigError, match="total_steps is 0"):
-        ScheduleConfig(kind="cosine")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "cosine"}, r"total_steps is 0, expected more than warmup_steps \(0\) for a cosine schedule"),
+        ({"kind": "polynomial", "warmup_steps": 9, "total_steps": 9}, r"total_steps is 9, .*warmup_steps \(9\)"),
+        ({"warmup_steps": -1}, "warmup_steps is -1, expected 0 or more"),
+        ({"final_factor": 1.1}, "final_factor is 1.1, expected 0 to 1"),
+        ({"final_factor": float("nan")}, "final_factor is nan, expected 0 to 1"),
+        ({"power": 0.0}, "power is 0.0, expected more than 0"),
+        ({"power": float("nan")}, "power is nan, expected more than 0"),
+        ({"kind": "linear"}, "kind is 'linear', expected constant, cosine or polynomial"),
+    ],
+)
+def test_impossible_schedules_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"schedule\.{message}"):
+        ScheduleConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "adam"}, "kind is 'adam', expected sgd, rowwise_adagrad, adagrad or rowwise_adam"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0, expected 0 or more"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan, expected 0 or more"),
+        ({"eps": 0.0}, "eps is 0.0, expected more than 0"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1, expected 0 or more"),
+        ({"beta1": 1.0}, "beta1 is 1.0, expected 0 <= beta1 < 1"),
+        ({"beta2": -0.1}, "beta2 is -0.1, expected 0 <= beta2 < 1"),
+    ],
+)
+def test_impossible_optimizers_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"optimizer\.{message}"):
+        RowOptimizerConfig(**options)
 
 
 @pytest.mark.parametrize(
@@ -225,3 +264,36 @@ def test_impossible_tables_are_refused(change: dict[str, Any], message: str) -> 
         EmbeddingBagConfig(**{**good, **change})
     with pytest.raises(ConfigError, match="feature names must be distinct, repeated: x"):
         TieredEmbeddingBagCollection([EmbeddingBagConfig(**good), EmbeddingBagConfig(**{**good, "name": "u"})])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_small_table_is_summed_as_a_large_one(kind: Any) -> None:
+    """Tables summed in place and tables whose lookups are sorted first get the same bits."""
+    ids = torch.from_numpy((40 * np.random.default_rng(5).random(300) ** 3).astype(np.int64))
+    found = []
+    for rows in (40, 200_000):
+        module = TieredEmbeddingBagCollection(
+            [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=16, feature_names=("x",))],
+            optimizer=RowOptimizerConfig(kind=kind, learning_rate=0.1, weight_decay=0.01),
+        )
+        module.table("t")["weight"][:40] = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
+        for step in range(3):
+            pooled = module(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=300)).pooled
+            pooled.backward(torch.randn(300, 16, generator=torch.Generator().manual_seed(step)))
+        found.append({name: view[:40].clone() for name, view in module.table("t").items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_a_large_output_has_the_rows_of_its_bags() -> None:
+    """Large outputs are written past the caches."""
+    module = TieredEmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name=name, num_embeddings=50, embedding_dim=32, feature_names=(name,))
+            for name in ("a", "b")
+        ]
+    )
+    ids = torch.from_numpy(np.random.default_rng(6).integers(0, 50, 2 * 20_000))
+    found = module(KeyedJagged(keys=("a", "b"), values=ids, offsets=None, batch_size=20_000))
+    assert found.pooled.nbytes > 4 << 20
+    assert torch.equal(found["a"], module.table("a")["weight"][ids[:20_000]])
+    assert torch.equal(found["b"], module.table("b")["weight"][ids[20_000:]])

@@ -15,7 +15,7 @@ from stratarec.kernels.random.vector import mix_array
 
 
 @pytest.mark.parametrize("batch", [0, 1, 17])
-@pytest.mark.parametrize("features", [2, 3, 27])
+@pytest.mark.parametrize("features", [1, 2, 3, 27])
 @pytest.mark.parametrize("width", [1, 3, 16, 64])
 @pytest.mark.parametrize("dense", [True, False])
 def test_interaction_and_gradients_equal_the_reference(batch: int, features: int, width: int, dense: bool) -> None:
@@ -32,16 +32,35 @@ def test_interaction_and_gradients_equal_the_reference(batch: int, features: int
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_interaction_takes_bfloat16_and_refuses_other_shapes() -> None:
-    front = torch.randn(4, 8).bfloat16().requires_grad_()
+@pytest.mark.parametrize("features", [1, 3])
+@pytest.mark.parametrize("front_type", [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize("pooled_type", [torch.float32, torch.bfloat16])
+def test_interaction_takes_bfloat16_and_computes_in_float32(
+    features: int, front_type: torch.dtype | None, pooled_type: torch.dtype
+) -> None:
+    torch.manual_seed(1)
+    front = None if front_type is None else torch.randn(4, 8).to(front_type).requires_grad_()
+    pooled = torch.randn(4, features, 8).to(pooled_type).requires_grad_()
+    exact = [None if part is None else part.detach().float().requires_grad_() for part in (front, pooled)]
+    found, expected = dot_interaction(front, pooled), plain(exact[0], exact[1])  # type: ignore[arg-type]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradient = torch.randn_like(expected)
+    torch.autograd.backward([found, expected], [gradient, gradient])
+    for mine, theirs in zip((front, pooled), exact, strict=True):
+        if mine is not None and theirs is not None:
+            assert mine.grad is not None
+            assert theirs.grad is not None
+            assert mine.grad.dtype == mine.dtype
+            torch.testing.assert_close(mine.grad, theirs.grad.to(mine.dtype), rtol=1e-2, atol=1e-4)
+
+
+def test_interaction_refuses_other_shapes() -> None:
     pooled = torch.randn(4, 3, 8)
-    found = dot_interaction(front, pooled)
-    torch.testing.assert_close(found, plain(front.float(), pooled))
-    found.sum().backward()
-    assert front.grad is not None
-    assert front.grad.dtype == torch.bfloat16
     with pytest.raises(ConfigError, match=r"dense \(4, 7\) and pooled \(4, 3, 8\)"):
         dot_interaction(torch.randn(4, 7), pooled)
+    with pytest.raises(ConfigError, match=r"dense None and pooled \(4, 8\)"):
+        dot_interaction(None, pooled[:, 0])
 
 
 def test_noise_is_a_function_of_seed_table_and_row() -> None:

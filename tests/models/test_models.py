@@ -81,13 +81,58 @@ def test_the_loss_trains_every_weight_and_every_table(
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_other_samples_and_padding_never_change_a_score(pooling: Any) -> None:
-    model = build_model(with_history(CONFIGS[0], pooling), schema(), ROWS).eval()
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+def test_other_samples_and_padding_never_change_a_score(config: ModelConfig, pooling: Any) -> None:
+    model = build_model(with_history(config, pooling), schema(), ROWS).eval()
     with torch.no_grad():
         short = model(batch_of([[1, 2], [], [3]]))
         long = model(batch_of([[1, 2], [], [9, 8, 7, 6, 5, 4]]))
     torch.testing.assert_close(short[:2], long[:2], rtol=1e-6, atol=1e-6)
     assert not torch.isclose(short[2], long[2])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+@pytest.mark.parametrize("pooling", POOLINGS[1:])
+def test_what_lies_in_the_padding_changes_neither_score_nor_gradient(config: ModelConfig, pooling: Any) -> None:
+    model = build_model(with_history(config, pooling), schema(), ROWS)
+    if pooling == "transformer":
+        torch.nn.init.normal_(model.network.poolings[0].position)  # type: ignore[arg-type]
+    with torch.no_grad():
+        (dense, pooled, rows, mask), _ = model.vectors(batch_of(HISTORIES), model.look_up(batch_of(HISTORIES)))
+    found = []
+    for filling in (0.0, 1e3):
+        padded = torch.where(mask.unsqueeze(-1), rows, filling).requires_grad_()
+        model.zero_grad()
+        scores = model.network(dense, pooled, padded, mask)
+        scores.square().sum().backward()
+        assert padded.grad is not None
+        assert (padded.grad[~mask] == 0).all()
+        weights = [weight.grad.clone() for weight in model.network.parameters() if weight.grad is not None]
+        found.append((scores.detach(), padded.grad[mask], *weights))
+    for plain, filled in zip(*found, strict=True):
+        torch.testing.assert_close(plain, filled, rtol=1e-5, atol=1e-6)
+    assert (model.network.poolings[0](pooled[:, :4], rows, mask)[1] == 0).all(), "an empty history is no zero"
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_sample_alone_scores_as_in_a_batch(pooling: Any) -> None:
+    for config in CONFIGS:
+        model = build_model(with_history(config, pooling), schema(), ROWS).eval()
+        batch = batch_of(HISTORIES)
+        with torch.no_grad():
+            whole = model(batch)
+            for place in (0, 1, 3):
+                parts = {}
+                for key in batch.sparse.keys:
+                    part = batch.sparse[key]
+                    first, last = int(part.offsets[place]), int(part.offsets[place + 1])
+                    parts[key] = JaggedTensor(values=part.values[first:last], offsets=torch.tensor([0, last - first]))
+                alone = batch.replace(
+                    label=batch.label[place : place + 1],
+                    dense=batch.dense[place : place + 1],
+                    sparse=KeyedJagged.from_features(parts),
+                )
+                torch.testing.assert_close(model(alone)[0], whole[place], rtol=1e-5, atol=1e-6)
 
 
 def test_the_order_of_a_history_matters_to_the_transformer_alone() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 import torch
 import yaml
 
-from recipes import tiny
+from recipes import KILLS, assert_same_model, last, start, tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
@@ -27,7 +29,6 @@ from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.export import load_export
-from stratarec.training.tensors import read_tensors
 from stratarec.training.trainer import Trainer
 
 
@@ -48,17 +49,6 @@ def run(home: Path, target: Path, **train: Any) -> Trainer:
     trainer = Trainer(made, Dataset.open(made.data.path))
     trainer.train()
     return trainer
-
-
-def last(target: Path) -> Path:
-    return checkpoint.steps(target / "checkpoints")[-1]
-
-
-def assert_same_model(one: Path, other: Path) -> None:
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        left, right = read_tensors(one / name), read_tensors(other / name)
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(home: Path, tmp_path: Path) -> None:
@@ -117,7 +107,10 @@ def test_a_checkpoint_of_another_model_is_refused(home: Path, tmp_path: Path) ->
         Trainer(made, Dataset.open(made.data.path)).train(resume=True)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["network.safetensors", "optimizer.safetensors", "state.json", "tables/group-00/home/rows-000000.safetensors"],
+)
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
 def test_damaged_checkpoints_are_named(home: Path, tmp_path: Path, name: str, damage: str) -> None:
     run(home, tmp_path / "a", max_steps=3)
@@ -128,8 +121,12 @@ def test_damaged_checkpoints_are_named(home: Path, tmp_path: Path, name: str, da
         path.unlink()
     else:
         path.write_bytes(bytes(content) if damage == "flip" else bytes(content[: len(content) // 2]))
-    with pytest.raises(CheckpointError, match=r"step-00000003|no checkpoint"):
-        checkpoint.load(path.parent)
+    made = recipe(home, tmp_path / "a")
+    trainer = Trainer(made, Dataset.open(made.data.path))
+    # Without its state.json a directory is no checkpoint that a run would go on from.
+    read = partial(checkpoint.load, path.parent) if name == "state.json" else partial(trainer.train, resume=True)
+    with pytest.raises(CheckpointError, match=rf"step-00000003/{name}|no checkpoint"):
+        read()
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:
@@ -157,8 +154,8 @@ def test_ctrl_c_writes_a_checkpoint_to_go_on_from(home: Path, tmp_path: Path) ->
     trainer = Trainer(made, Dataset.open(made.data.path))
     step = trainer.step
 
-    def interrupt(batch: Any) -> None:
-        step(batch)
+    def interrupt(*item: Any) -> None:
+        step(*item)
         if trainer.position.step == 11:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -171,14 +168,9 @@ def test_ctrl_c_writes_a_checkpoint_to_go_on_from(home: Path, tmp_path: Path) ->
     assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
 
 
-def start(path: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "stratarec.cli", "train", "-q", "--resume", str(path)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
 @pytest.mark.slow
-def test_kill_9_at_20_random_moments_changes_no_bit(home: Path, tmp_path: Path) -> None:
-    options = {"epochs": 60, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 1000}
+def test_kill_9_at_random_moments_changes_no_bit(home: Path, tmp_path: Path) -> None:
+    options = {"epochs": 4 + 3 * KILLS, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 1000}
     run(home, tmp_path / "whole", **options)
     made = recipe(home, tmp_path / "killed", **options)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
@@ -187,7 +179,7 @@ def test_kill_9_at_20_random_moments_changes_no_bit(home: Path, tmp_path: Path) 
     def newest() -> set[str]:
         return {path.name for path in (tmp_path / "killed" / "checkpoints").glob("step-*")}
 
-    for _ in range(20):
+    for _ in range(KILLS):
         known = newest()
         process = start(tmp_path / "r.yaml")
         while process.poll() is None and newest() <= known:
@@ -218,7 +210,7 @@ def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.Capt
     content["model"]["history"] = {"pooling": "mean"}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
-    assert main(["train", "-q", str(tmp_path / "r.yaml"), "train.max_steps=20"]) == 0
+    assert main(["train", "-q", str(tmp_path / "r.yaml"), "train.max_steps=20", "train.eval_every=10"]) == 0
     trained = capsys.readouterr().out
     assert main(["evaluate", "-q", str(tmp_path / "run")]) == 0
     evaluated = capsys.readouterr().out
@@ -229,7 +221,9 @@ def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.Capt
     scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
     np.testing.assert_allclose(exported_scores(tmp_path), scores, atol=1e-6)
     html = (tmp_path / "run" / "report.html").read_text()
-    assert "<svg" in html
+    assert html.count("<svg") == 3
+    assert re.findall(r"<tr[^>]*>\s*<td>(\w+)</td>", html)[-4:] == ["test", "train", "valid", "test"]
+    assert f"<b>{float(auc.split()[-1]):.5f}</b><span>test AUC" in html
     assert "http://" not in html.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )

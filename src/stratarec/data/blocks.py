@@ -21,6 +21,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 SESSIONS = "@sessions"
+# Lists that are cut at a time.
+_PIECE = 1 << 14
 
 
 def pointer(name: str) -> str:
@@ -63,8 +65,14 @@ class Block:
 def slices(start: NDArray[Any], length: NDArray[Any], values: NDArray[np.int32]) -> pa.Array:
     """The lists ``values[start[i]:start[i] + length[i]]``."""
     offsets = np.concatenate([[0], length.cumsum(dtype=np.int64)])
-    places = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], length)
-    return pa.ListArray.from_arrays(offsets.astype(np.int32), values[places])
+    found = np.empty(offsets[-1], dtype=np.int32)
+    # In pieces: long histories of all rows at once would take 24 bytes a value for places, many times the partition.
+    for first in range(0, len(start), _PIECE):
+        rows = slice(first, first + _PIECE)
+        begin, end = offsets[first], offsets[min(first + _PIECE, len(start))]
+        shift = np.repeat(start[rows] - offsets[:-1][rows], length[rows])
+        found[begin:end] = values[np.arange(begin, end) + shift]
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), found)
 
 
 def _flat(column: pa.ChunkedArray) -> pa.Array:

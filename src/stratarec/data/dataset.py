@@ -23,13 +23,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 from numpy.typing import NDArray
 
 from stratarec.data.blocks import SESSIONS, Block, Encoded, events, pointer
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.splits import SPLITS
 from stratarec.errors import DatasetError
-from stratarec.files import read_json, write_atomic, write_json
+from stratarec.files import file_hash, read_json, write_atomic, write_json
 
 FORMAT = 2
 ROW_GROUP = 1 << 16
@@ -82,15 +82,6 @@ class VocabularyInfo:
     path: str
     bytes: int
     hash: str
-
-
-def file_hash(path: Path) -> str:
-    """xxh3_128 of a file's bytes."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def write_shard(root: Path, split: str, number: int, encoded: Encoded) -> Shard:
@@ -227,9 +218,7 @@ class Dataset:
         self.groups: dict[str, tuple[str, ...]] = {
             name: tuple(features) for name, features in (content["groups"] or {}).items()
         }
-        self.splits = {
-            split: tuple(Shard.from_dict(shard) for shard in shards) for split, shards in content["splits"].items()
-        }
+        self.splits = {split: tuple(Shard.from_dict(shard) for shard in content["splits"][split]) for split in SPLITS}
         self.positives: dict[str, int] = content["positives"]
         self.vocabularies = {key: VocabularyInfo(**info) for key, info in content["vocabularies"].items()}
         self.about: dict[str, Any] = content["about"]

@@ -15,7 +15,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,21 @@ from stratarec.data.staging import StagedChunk, Staging
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig
 from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
-from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_atomic, write_json
+from stratarec.files import (
+    make_directory,
+    read_json,
+    reading,
+    replace_directory,
+    storage_error,
+    write_atomic,
+    write_json,
+)
 from stratarec.progress import Progress, SilentProgress
 
-_WORK_FORMAT = 2
+# Raise this when the same logs and settings give another data set.
+_VERSION = 2
+# What a run leaves in its work directory; a later version whose notes have other fields starts anew.
+_WORK_FORMAT = [4, *(entry.name for kind in (StagedChunk, Moments, Shard, Repeats) for entry in fields(kind))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +109,8 @@ def _storage_errors(path: Path) -> Iterator[None]:
         yield
     except StorageError:
         raise
-    except (OSError, pl.exceptions.ComputeError) as error:
-        failure = error if isinstance(error, OSError) else OSError(str(error))
-        raise storage_error(path, failure) from error
+    except OSError as error:
+        raise storage_error(path, error) from error
 
 
 class _Run:
@@ -112,12 +122,13 @@ class _Run:
         self.work = self.final.with_name(f"{self.final.name}.preparing")
         self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row)
         self.schema = self.source.schema
+        self.splitter = Splitter(config.split, self.schema, self.source.files)
         self.plan = self._plan()
 
     def _plan(self) -> dict[str, Any]:
-        """What the outcome depends on; an interrupted run goes on only under the same plan."""
+        """What the outcome depends on; an interrupted run goes on under the same plan alone."""
         settings = {key: value for key, value in asdict(self.config).items() if key not in ("path", "source")}
-        plan = {"format": _WORK_FORMAT, "source": self.source.fingerprint(), "settings": settings}
+        plan = {"format": _VERSION, "source": self.source.fingerprint(), "settings": settings}
         roundtrip: dict[str, Any] = json.loads(json.dumps(plan))
         return roundtrip
 
@@ -126,21 +137,29 @@ class _Run:
             return self._finished()
         if self.final.exists() and not self.final.is_dir():
             raise StorageError(f"cannot write {self.final}: it is a file, expected a directory or nothing")
-        self._open_workspace()
+        resumed = self._open_workspace()
+        try:
+            self._write()
+        except DatasetError as error:
+            if not resumed:
+                raise
+            self._start_anew(str(error))
+            self._open_workspace()
+            self._write()
+        return Dataset.open(self.final, verify="sizes")
+
+    def _write(self) -> None:
+        """Every stage, each from where the work directory says it stopped."""
         chunks = self._stage()
         shards = self.staging.shards(chunks, self.config.shard_samples)
-        splitter = Splitter(
-            self.config.split, self.schema, self.source.files, max((chunk.last_time for chunk in chunks), default=0)
-        )
-        self._count(chunks, shards, splitter)
+        self._count(chunks, shards)
         vocabularies, infos = self._vocabularies(len(shards))
         moments, repeats = self._moments(len(shards)), self._repeats(len(shards))
         groups = choose_groups(self.config.groups, self.schema, repeats)
         for line in describe(groups or {}, self.schema, repeats):
             self.progress.say(line)
-        self._encode(chunks, shards, lambda part, split: part.encode(split, vocabularies, moments, groups), splitter)
+        self._encode(chunks, shards, lambda part, split: part.encode(split, vocabularies, moments, groups))
         self._finish(chunks, len(shards), infos, groups, {"repeats": repeats.to_dict(), "moments": moments})
-        return Dataset.open(self.final, verify="sizes")
 
     def _finished(self) -> Dataset:
         if not (self.final / MANIFEST).is_file():
@@ -153,24 +172,40 @@ class _Run:
         self.progress.say(f"{self.final} is up to date")
         return dataset
 
-    def _open_workspace(self) -> None:
-        plan = self.work / "plan.json"
-        if plan.is_file() and read_json(plan) != self.plan:
-            self.progress.say(f"{self.work}: the logs or settings changed since it was left; starting anew")
-            shutil.rmtree(self.work)
+    def _open_workspace(self) -> bool:
+        """Make the work directory ready; true when an earlier run's work goes on."""
+        path = self.work / "plan.json"
+        resumed = self._is_ours(path)
+        if self.work.exists() and not resumed:
+            self._start_anew(f"{self.work} is of other logs, settings or another version")
         make_directory(self.work / "source")
-        if not plan.is_file():
+        if not resumed:
             rows = self.source.estimate_rows()
-            write_json(self.work / "partitions.json", max(round(rows / self.config.shard_samples), 1))
-            write_json(plan, self.plan)
-        partitions = int(read_json(self.work / "partitions.json"))
-        self.staging = Staging(self.work / "staged", self.schema, partitions)
+            partitions = max(round(rows / self.config.shard_samples), 1)
+            write_json(path, {"format": _WORK_FORMAT, "partitions": partitions, "plan": self.plan})
+        self.staging = Staging(self.work / "staged", self.schema, read_json(path)["partitions"])
         self.output = self.work / "output"
+        return resumed
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            found = read_json(path)
+        except DatasetError:  # absent or damaged
+            return False
+        if not isinstance(found, dict) or not isinstance(found.get("partitions"), int):
+            return False
+        return found.get("format") == _WORK_FORMAT and found.get("plan") == self.plan
+
+    def _start_anew(self, reason: str) -> None:
+        self.progress.say(f"{reason}; starting anew")
+        shutil.rmtree(self.work)
 
     def _stage(self) -> list[StagedChunk]:
         done = self.staging.done()
         finished = self.work / "staged.done"
         if finished.exists():
+            if read_json(finished) != len(done):
+                raise DatasetError(f"{self.work / 'staged'} is damaged: some of its chunks are missing")
             return done
         before = done[-1].bytes_done if done else 0
         self.progress.start("read", self.source.total_bytes, "" if not self.source.files else "B", before)
@@ -181,21 +216,22 @@ class _Run:
         self.progress.finish()
         if not any(chunk.rows for chunk in done):
             raise DataError(f"{', '.join(self.source.files[:3])}: no usable row in the input")
-        write_json(finished, True)
+        write_json(finished, len(done))
         return done
 
-    def _partition(self, chunks: Sequence[StagedChunk], partitions: Sequence[int], splitter: Splitter) -> Partition:
+    def _partition(self, chunks: Sequence[StagedChunk], partitions: Sequence[int]) -> Partition:
         frame = self.staging.read(chunks, partitions)
-        return Partition(frame, self.schema, splitter.assign(frame))
+        last_time = max((chunk.last_time for chunk in chunks if chunk.rows), default=0)
+        return Partition(frame, self.schema, self.splitter.assign(frame, last_time))
 
-    def _count(self, chunks: Sequence[StagedChunk], shards: Sequence[Sequence[int]], splitter: Splitter) -> None:
+    def _count(self, chunks: Sequence[StagedChunk], shards: Sequence[Sequence[int]]) -> None:
         folder = self.work / "counts"
         make_directory(folder)
         self.progress.start("count", len(shards), "shards")
         for number, partitions in enumerate(shards):
             note = folder / f"{number:05d}.json"
             if not note.exists():
-                part = self._partition(chunks, partitions, splitter)
+                part = self._partition(chunks, partitions)
                 for name in self.schema.vocabularies():
                     write_atomic(folder / f"{number:05d}-{name}.parquet", part.count(name).write_parquet)
                 moments = {feature.name: asdict(part.moments(feature.name)) for feature in self.schema.dense}
@@ -223,8 +259,9 @@ class _Run:
             files = [self.work / "counts" / f"{number:05d}-{name}.parquet" for number in range(shards)]
             total: pl.DataFrame | None = None
             for file in files:
-                counted = pl.read_parquet(file)
-                total = counted if total is None else _merge(total, counted)
+                with reading(file):
+                    counted = pl.read_parquet(file)
+                    total = counted if total is None else _merge(total, counted)
             assert total is not None
             vocabulary = Vocabulary.rank(total, self.config.vocabulary.limits(name))
             ranked[name] = vocabulary
@@ -234,9 +271,10 @@ class _Run:
     def _moments(self, shards: int) -> dict[str, Moments]:
         total = {feature.name: Moments() for feature in self.schema.dense}
         for number in range(shards):
-            note = read_json(self.work / "counts" / f"{number:05d}.json")
-            for name, moments in note["moments"].items():
-                total[name] = total[name] + Moments(**moments)
+            path = self.work / "counts" / f"{number:05d}.json"
+            with reading(path):
+                for name, moments in read_json(path)["moments"].items():
+                    total[name] = total[name] + Moments(**moments)
         return total
 
     def _encode(
@@ -244,7 +282,6 @@ class _Run:
         chunks: Sequence[StagedChunk],
         shards: Sequence[Sequence[int]],
         encode: Callable[[Partition, int], Encoded],
-        splitter: Splitter,
     ) -> None:
         folder = self.work / "encoded"
         make_directory(folder)
@@ -252,7 +289,7 @@ class _Run:
         for number, partitions in enumerate(shards):
             note = folder / f"{number:05d}.json"
             if not note.exists():
-                part = self._partition(chunks, partitions, splitter)
+                part = self._partition(chunks, partitions)
                 written = {}
                 for split, name in enumerate(SPLITS):
                     encoded = encode(part, split)
@@ -276,18 +313,23 @@ class _Run:
         splits: dict[str, list[Shard]] = {name: [] for name in SPLITS}
         positives = dict.fromkeys(SPLITS, 0)
         for number in range(shards):
-            for name, shard in read_json(self.work / "encoded" / f"{number:05d}.json").items():
-                splits[name].append(Shard.from_dict(shard))
-            for name, count in zip(
-                SPLITS, read_json(self.work / "counts" / f"{number:05d}.json")["positives"], strict=True
-            ):
-                positives[name] += count
+            encoded, counted = (self.work / stage / f"{number:05d}.json" for stage in ("encoded", "counts"))
+            with reading(encoded):
+                for name, shard in read_json(encoded).items():
+                    splits[name].append(Shard.from_dict(shard))
+            with reading(counted):
+                for name, count in zip(SPLITS, read_json(counted)["positives"], strict=True):
+                    positives[name] += count
         samples = {name: sum(shard.samples for shard in found) for name, found in splits.items()}
         if not 0 < positives["train"] < samples["train"]:
             raise DataError(
                 f"the training split has {samples['train']} samples, {positives['train']} of them positive; "
                 "expected both classes: check data.split"
             )
+        for name in ("valid", "test"):
+            if self.config.split.asks_for(name) and not samples[name]:
+                asked = getattr(self.config.split, name)
+                raise DataError(f"no sample falls into the {name} split: check data.split.{name}, which is {asked!r}")
         bad = sum(chunk.bad_rows for chunk in chunks)
         examples = [text for chunk in chunks for text in chunk.bad_examples][:5]
         write_manifest(
@@ -306,6 +348,7 @@ class _Run:
                 "moments": {key: asdict(value) for key, value in measured["moments"].items()},
             },
         )
+        Dataset.open(self.output, verify="sizes")
         replace_directory(self.output, self.final)
         shutil.rmtree(self.work)
         if bad:

@@ -34,7 +34,7 @@ class SparseFeature:
     """Column name, and the feature's name in a batch."""
     kind: SparseKind = "single"
     """``single``: at most one value; ``multi``: a list; ``history``: the values of `of` in the last positive samples
-    of the same user, strictly before this one, oldest first."""
+    of the same user, strictly before this one, oldest first, those of one moment in the order of the log."""
     vocabulary: str = ""
     """Features that name the same vocabulary share ids and a table; empty means the feature's own name."""
     of: str = ""

@@ -44,18 +44,22 @@ class SplitConfig:
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
             raise ConfigError("data.split.valid and data.split.test leave nothing to train on")
 
+    def asks_for(self, split: str) -> bool:
+        """Whether a split should get samples: all do but a share of 0."""
+        return self.by != "fraction" or bool(getattr(self, split))
+
 
 class Splitter:
     """Assigns 0 (train), 1 (valid) or 2 (test) to samples.
 
-    Parameters
-    ----------
-    last_time : int
-        The largest time of all samples; used for ``by: time``.
+    Raises
+    ------
+    ConfigError
+        For a split by time of data without times, and for file patterns that match nothing or everything.
     """
 
-    def __init__(self, config: SplitConfig, schema: Schema, files: tuple[str, ...], last_time: int) -> None:
-        self._config, self._schema, self._files, self._last_time = config, schema, files, last_time
+    def __init__(self, config: SplitConfig, schema: Schema, files: tuple[str, ...]) -> None:
+        self._config, self._schema = config, schema
         if config.by == "time" and not schema.time:
             raise ConfigError("data.split.by is time, but this data has no time column")
         if config.by == "file":
@@ -63,6 +67,10 @@ class Splitter:
             for number, name in ((1, "valid"), (2, "test")):
                 if not (self._file_split == number).any():
                     raise ConfigError(f"data.split.{name} matches none of the {len(files)} input files")
+            if self._file_split.all():
+                raise ConfigError(
+                    "data.split.valid and data.split.test match every input file: none is left to train on"
+                )
 
     def _of_file(self, path: str) -> int:
         name = path.rsplit("/", 1)[-1]
@@ -73,15 +81,15 @@ class Splitter:
                 return number
         return 0
 
-    def assign(self, frame: pl.DataFrame) -> NDArray[np.int8]:
-        """``[N]`` split numbers of staged rows."""
+    def assign(self, frame: pl.DataFrame, last_time: int) -> NDArray[np.int8]:
+        """``[N]`` split numbers of staged rows; `last_time` is the largest time of all samples."""
         config, schema = self._config, self._schema
         if config.by == "file":
             numbers: NDArray[np.int8] = self._file_split[frame["__file"].to_numpy()]
             return numbers
         if config.by == "time":
             times = frame[schema.time].to_numpy()
-            last_valid = self._last_time - in_unit(str(config.test), schema.time_unit, "data.split.test")
+            last_valid = last_time - in_unit(str(config.test), schema.time_unit, "data.split.test")
             last_train = last_valid - in_unit(str(config.valid), schema.time_unit, "data.split.valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
         key = frame[schema.shard_key] if schema.shard_key else frame["__row"]

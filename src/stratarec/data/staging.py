@@ -1,6 +1,8 @@
-"""Raw rows on their way to shards: one file a source chunk, one row group a partition.
+"""Raw rows on their way to shards: one file a source chunk, in it one Arrow stream a partition.
 
-Rows that belong together (a user, a session) share a partition; reading a partition reads its row group of every chunk.
+Rows that belong together (a user, a session) share a partition; reading a partition reads its stream out of every
+chunk's file, at the place that the chunk's note names. (Row groups of a Parquet file did this first: each read parsed a
+footer that lists all partitions, so that the cost grew with the square of the log.)
 A chunk's file is renamed into place when it is whole, so an interrupted run goes on behind the last one.
 """
 
@@ -8,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
+import xxhash
 
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import Chunk
-from stratarec.files import make_directory, read_json, write_atomic, write_json
+from stratarec.errors import DatasetError
+from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +32,19 @@ class StagedChunk:
 
     index: int
     rows: int
-    groups: dict[int, int]
-    """Partition -> row group in the chunk's file."""
+    places: dict[int, tuple[int, int, str]]
+    """Partition -> offset, bytes and hash of its stream in the chunk's file."""
     last_time: int
     bytes_done: int
     bad_rows: int
     bad_examples: tuple[str, ...]
+
+
+def _staged(path: Path) -> StagedChunk:
+    with reading(path):
+        note = read_json(path)
+        places = {int(key): (int(place[0]), int(place[1]), str(place[2])) for key, place in note["places"].items()}
+        return StagedChunk(**{**note, "places": places, "bad_examples": tuple(note["bad_examples"])})
 
 
 class Staging:
@@ -50,17 +62,10 @@ class Staging:
 
     def done(self) -> list[StagedChunk]:
         """Finished chunks in order."""
-        notes = [read_json(path) for path in sorted(self._folder.glob("*.json"))]
-        return [
-            StagedChunk(
-                **{
-                    **note,
-                    "groups": {int(key): group for key, group in note["groups"].items()},
-                    "bad_examples": tuple(note["bad_examples"]),
-                }
-            )
-            for note in notes
-        ]
+        chunks = [_staged(path) for path in sorted(self._folder.glob("*.json"))]
+        if [chunk.index for chunk in chunks] != list(range(len(chunks))):
+            raise DatasetError(f"{self._folder} is damaged: some of its chunks are missing")
+        return chunks
 
     def add(self, chunk: Chunk) -> StagedChunk:
         """Write a chunk, partition by partition."""
@@ -76,12 +81,16 @@ class Staging:
         else:
             named = {chunk.index: frame}
         order = [partition for partition in sorted(named) if named[partition].height]
-        write_atomic(self._file(chunk.index), lambda path: _write_groups(path, [named[p] for p in order]))
+        streams = [_stream(named[partition]) for partition in order]
+        write_atomic(self._file(chunk.index), lambda path: _write(path, streams))
+        sizes = [stream.size for stream in streams]
+        digests = [xxhash.xxh3_64_hexdigest(stream) for stream in streams]
+        starts = [0, *accumulate(sizes)][:-1]
         times = frame[self._schema.time] if self._schema.time and frame.height else None
         staged = StagedChunk(
             index=chunk.index,
             rows=frame.height,
-            groups={partition: group for group, partition in enumerate(order)},
+            places=dict(zip(order, zip(starts, sizes, digests, strict=True), strict=True)),
             last_time=0 if times is None else int(times.max()),  # type: ignore[arg-type]
             bytes_done=chunk.bytes_done,
             bad_rows=chunk.bad_rows,
@@ -91,25 +100,25 @@ class Staging:
         return staged
 
     def _file(self, index: int) -> Path:
-        return self._folder / f"{index:08d}.parquet"
+        return self._folder / f"{index:08d}.arrow"
 
     def read(self, chunks: Sequence[StagedChunk], partitions: Sequence[int]) -> pl.DataFrame:
         """All rows of some partitions, in the order of the source."""
         frames = []
         for chunk in chunks:
-            groups = [chunk.groups[partition] for partition in partitions if partition in chunk.groups]
-            if groups:
-                with pq.ParquetFile(self._file(chunk.index)) as file:
-                    table = file.read_row_groups(groups, use_threads=False)
-                frames.append(pl.from_arrow(table))
-        whole = pl.concat(frames, rechunk=True)  # type: ignore[type-var]
+            places = [chunk.places[partition] for partition in partitions if partition in chunk.places]
+            if places:
+                path = self._file(chunk.index)
+                with reading(path), path.open("rb") as file:
+                    frames += [_read(file, *place) for place in places]
+        whole = pl.from_arrow(pa.concat_tables(frames))
         assert isinstance(whole, pl.DataFrame)
-        return whole
+        return whole.rechunk()
 
     def shards(self, chunks: Sequence[StagedChunk], shard_samples: int) -> list[list[int]]:
         """The partitions of each shard: one each with a shard key, else runs of chunks of about `shard_samples`."""
         if self._schema.shard_key:
-            return [[p] for p in sorted({partition for chunk in chunks for partition in chunk.groups})]
+            return [[p] for p in sorted({partition for chunk in chunks for partition in chunk.places})]
         runs: list[list[int]] = [[]]
         held = 0
         for chunk in chunks:
@@ -122,12 +131,26 @@ class Staging:
         return [run for run in runs if run]
 
 
-def _write_groups(path: Path, parts: Sequence[pl.DataFrame]) -> None:
-    if not parts:
-        path.touch()
-        return
-    first = parts[0].to_arrow()
-    with pq.ParquetWriter(path, first.schema, compression="zstd", compression_level=1) as writer:
-        for part in parts:
-            table: pa.Table = part.to_arrow().cast(first.schema)
-            writer.write_table(table, row_group_size=max(len(part), 1))
+def _stream(part: pl.DataFrame) -> pa.Buffer:
+    """Rows as one compressed Arrow stream."""
+    table = part.to_arrow()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def _write(path: Path, streams: Sequence[pa.Buffer]) -> None:
+    with path.open("wb") as file:
+        for stream in streams:
+            file.write(stream)
+
+
+def _read(file: BinaryIO, first: int, size: int, digest: str) -> pa.Table:
+    file.seek(first)
+    content = file.read(size)
+    # Arrow streams carry no checksum of their own.
+    if xxhash.xxh3_64_hexdigest(content) != digest:
+        raise ValueError("its hash does not match")
+    with pa.ipc.open_stream(content) as reader:
+        return reader.read_all()

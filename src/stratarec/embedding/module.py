@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
+from stratarec.embedding.groups import DenseGroup, TieredGroup, state_views
+from stratarec.embedding.homes import build_groups
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.stores.dram import DramStore
+from stratarec.embedding.saving import load_groups, save_groups
+from stratarec.embedding.staging import Staged, Stager
+from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import JaggedTensor, KeyedJagged
-from stratarec.kernels import embedding as kernel
 from stratarec.kernels.memory import RECYCLER
 
 
@@ -75,15 +79,29 @@ class TieredEmbeddingBagCollection(nn.Module):
         Row optimizer, with its learning-rate schedule over this module's own steps.
     seed : int
         Initial weights are a function of (seed, table name, row).
+    tiers : TierConfig
+        Tables whose rows are at home outside level 0; by default none.
 
     Raises
     ------
     ConfigError
         For repeated names; in forward for a missing feature or an id outside its table.
+    TrainingError
+        In forward, when a batch needs more slots than a table's cache has.
+
+    Notes
+    -----
+    With gradients enabled, forward brings the rows of cached tables into level 0, and backward lets them go. Without,
+    it reads rows where they lie and changes nothing. `stager` stages batches ahead; see `Lookahead`.
     """
 
     def __init__(
-        self, tables: Sequence[EmbeddingBagConfig], *, optimizer: RowOptimizerConfig | None = None, seed: int = 0
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        *,
+        optimizer: RowOptimizerConfig | None = None,
+        seed: int = 0,
+        tiers: TierConfig | None = None,
     ) -> None:
         super().__init__()
         self.tables = tuple(tables)
@@ -94,11 +112,9 @@ class TieredEmbeddingBagCollection(nn.Module):
         self.dims = tuple(table.embedding_dim for table in self.tables for _ in table.feature_names)
         self.sequence_keys = tuple(name for table in self.tables for name in table.sequence_features)
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
-        widths = dict.fromkeys(table.embedding_dim for table in self.tables)
-        self._groups = [
-            _WidthGroup([table for table in self.tables if table.embedding_dim == width], columns, self.optimizer, seed)
-            for width in widths
-        ]
+        self.tiers = tiers or TierConfig()
+        self._groups = build_groups(self.tables, columns, self.optimizer, seed, self.tiers)
+        self.stager = Stager([group for group in self._groups if isinstance(group, TieredGroup)])
         # Autograd runs backward only for outputs of something that requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
 
@@ -109,15 +125,35 @@ class TieredEmbeddingBagCollection(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and optimizer state."""
-        return sum(group.store.nbytes for group in self._groups)
+        """Bytes of memory for rows and all that describes them; file space is not in it."""
+        return sum(size for part, size in self.bytes_by_part().items() if part != "home_block")
+
+    def bytes_by_memory(self) -> dict[str, int]:
+        """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
+        total: Counter[str] = Counter()
+        for group in self._groups:
+            parts = group.nbytes
+            files = parts.pop("home_block", 0)
+            total["dram"] += sum(parts.values())
+            if isinstance(group, TieredGroup) and files:
+                total["mapped" if group.cache.store.kind == "mapped" else "block"] += files
+        return dict(total)
+
+    def bytes_by_part(self) -> dict[str, int]:
+        """Bytes of level 0, cache metadata, homes in DRAM, file space and staging buffers, as they are now."""
+        total: Counter[str] = Counter()
+        for group in self._groups:
+            total.update(group.nbytes)
+        return dict(total)
 
     def forward(self, features: KeyedJagged) -> Embeddings:
         """Look up every feature of the collection; `features` may hold more, in any order."""
         missing = [key for key in (*self.pooled_keys, *self.sequence_keys) if key not in features.keys]
         if missing:
             raise ConfigError(f"the batch lacks {', '.join(missing)}; it has {', '.join(features.keys)}")
-        pooled, *rows = _Lookup.apply(self._anchor, features.weights, features, self)  # type: ignore[no-untyped-call]
+        staged = self.stager.claim(features) if torch.is_grad_enabled() else None
+        inputs = (self._anchor, features.weights, features, staged, self)
+        pooled, *rows = _Lookup.apply(*inputs)  # type: ignore[no-untyped-call]
         sequences = {}
         for key, values in zip(self._sequence_order(), rows, strict=True):
             place, size = features.keys.index(key), features.batch_size
@@ -126,19 +162,80 @@ class TieredEmbeddingBagCollection(nn.Module):
         return Embeddings(pooled=pooled, pooled_keys=self.pooled_keys, dims=self.dims, sequences=sequences)
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """``weight`` ``[R, D]`` and optimizer state of a table, as views: writing them changes the model."""
+        """``weight`` ``[R, D]`` and optimizer state of a table.
+
+        Of a table that lies whole in level 0 these are views: writing them changes the model. Of others they are
+        copies, which take the memory of the whole table in float32; `rows` reads parts.
+        """
+        group = self._group_of(name)
+        return group.views(name) if isinstance(group, DenseGroup) else self.rows(name, 0, self._rows_in(name))
+
+    def rows(self, name: str, first: int, last: int) -> dict[str, Tensor]:
+        """Rows ``first:last`` of a table as they are now: ``weight`` and optimizer state."""
+        group = self._group_of(name)
+        if isinstance(group, TieredGroup):
+            found = group.read_rows(name, first, last)
+            return state_views(found, self.optimizer, 0, last - first)
+        return {part: view[first:last] for part, view in group.views(name).items()}
+
+    def _rows_in(self, name: str) -> int:
+        return next(table.num_embeddings for table in self.tables if table.name == name)
+
+    def _group_of(self, name: str) -> DenseGroup | TieredGroup:
         for group in self._groups:
-            if name in group.store.tables:
-                return group.store.views(name)
+            if any(table.name == name for table in group.tables):
+                return group
         raise ConfigError(f"no table {name!r}; there are {', '.join(table.name for table in self.tables)}")
 
     def named_state(self) -> Iterator[tuple[str, Tensor]]:
-        """``tables.<name>.<part>`` and the view of it, for every table and part."""
-        for table in self.tables:
-            for part, view in self.table(table.name).items():
-                yield f"tables.{table.name}.{part}", view
+        """``tables.<name>.<part>`` and the view of it, for every part of every table that lies whole in level 0."""
+        for group in self._groups:
+            if isinstance(group, DenseGroup):
+                for table in group.tables:
+                    for part, view in group.views(table.name).items():
+                        yield f"tables.{table.name}.{part}", view
+
+    def save(self, directory: Path, previous: Path | None = None) -> dict[str, Any]:
+        """Write all tables into the new directory `directory`; returns the JSON manifest that `load` takes.
+
+        Parameters
+        ----------
+        previous : Path
+            Where this collection was saved last, or loaded from: only rows that changed since are written, the rest is
+            linked from there.
+
+        Raises
+        ------
+        StorageError
+            When something cannot be written; `previous` stays as it was.
+        """
+        manifests = save_groups(self._groups, directory, previous)
+        return {"step": self.step, "batches": self.stager.batches, "groups": manifests}
+
+    def load(self, directory: Path, manifest: Mapping[str, Any]) -> bool:
+        """Take all tables from what `save` wrote, by whatever tiers, caches and codecs.
+
+        Returns
+        -------
+        bool
+            Whether everything lies as it did, so that training goes on with the same bits.
+
+        Raises
+        ------
+        CheckpointError
+            When a file is missing or damaged, or the tables are others.
+        """
+        self.step, self.stager.batches = int(manifest["step"]), int(manifest["batches"])
+        return load_groups(self._groups, directory, manifest["groups"], self.stager.batches)
+
+    def close(self) -> None:
+        """Give back the files and threads of stores; the collection is of no use afterwards."""
+        for group in self.stager.groups:
+            group.cache.store.close()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if self.stager.groups:
+            raise ConfigError("tables that do not lie whole in level 0 are in no state_dict; call save and load")
         for name, view in self.named_state():
             destination[prefix + name] = view
         destination[prefix + "step"] = torch.tensor(self.step)
@@ -170,105 +267,28 @@ class TieredEmbeddingBagCollection(nn.Module):
         rows = sum(table.num_embeddings for table in self.tables)
         return f"{len(self.tables)} tables, {rows:,} rows, {self.nbytes / 2**20:.1f} MiB, {self.optimizer.kind}"
 
-    def _pool(self, features: KeyedJagged) -> tuple[Tensor, ...]:
+    def _pool(self, features: KeyedJagged, staged: Staged | None) -> tuple[Tensor, ...]:
         """Pooled output and the rows of each sequence feature, without autograd."""
         pooled = RECYCLER.empty(features.batch_size, sum(self.dims))
         rows = []
         for group in self._groups:
-            rows += group.forward(features, pooled.numpy())
+            if staged is None and isinstance(group, TieredGroup):
+                rows += group.read(features, pooled.numpy())
+            else:
+                values = features.values.numpy() if staged is None else staged.values
+                rows += group.forward(features, values, pooled.numpy())
         return (pooled, *rows)
 
-    def _update(self, features: KeyedJagged, pooled: Tensor, rows: Sequence[Tensor]) -> None:
+    def _update(self, staged: Staged, pooled: Tensor, rows: Sequence[Tensor]) -> None:
         """One optimizer step from the gradients of `_pool`'s outputs."""
         rule = self.optimizer.rule(self.step)
         start = 0
         for group in self._groups:
-            group.update(features, pooled.numpy(), rows[start : start + len(group.sequence_keys)], rule)
+            part = rows[start : start + len(group.sequence_keys)]
+            group.update(staged.features, staged.values, pooled.numpy(), part, rule)
             start += len(group.sequence_keys)
         self.step += 1
-
-
-class _WidthGroup:
-    """The tables of one width: their store, and the layout that kernels read."""
-
-    def __init__(
-        self,
-        tables: Sequence[EmbeddingBagConfig],
-        columns: Mapping[str, int],
-        optimizer: RowOptimizerConfig,
-        seed: int,
-    ) -> None:
-        width = tables[0].embedding_dim
-        self.store = DramStore({table.name: table.num_embeddings for table in tables}, width, optimizer, seed)
-        self.features = [(table, name) for table in tables for name in (*table.feature_names, *table.sequence_features)]
-        self.sequence_keys = [name for table in tables for name in table.sequence_features]
-        sizes = [len(table.feature_names) + len(table.sequence_features) for table in tables]
-        self.layout = kernel.Group(
-            width=width,
-            base=np.array([self.store.first_row[table.name] for table, _ in self.features], dtype=np.int64),
-            rows=np.array([table.num_embeddings for table, _ in self.features], dtype=np.int64),
-            column=np.array([columns.get(name, 0) for _, name in self.features], dtype=np.int64),
-            mean=np.array([table.pooling == "mean" for table, _ in self.features], dtype=np.int64),
-            sequence=np.array([name in table.sequence_features for table, name in self.features], dtype=np.int64),
-            table_start=np.cumsum([0, *sizes]).astype(np.int64),
-            table_features=np.arange(len(self.features), dtype=np.int64),
-        )
-        self.workspace = kernel.Workspace()
-
-    def lookups(self, features: KeyedJagged) -> kernel.Lookups:
-        places = {name: place for place, name in enumerate(features.keys)}
-        return kernel.Lookups(
-            values=features.values.numpy(),
-            offsets=None if features.offsets is None else features.offsets.numpy(),
-            weights=None if features.weights is None else features.weights.detach().numpy(),
-            batch=features.batch_size,
-            key=np.array([places[name] for _, name in self.features], dtype=np.int64),
-        )
-
-    def forward(self, features: KeyedJagged, out: NDArray[np.float32]) -> list[Tensor]:
-        """Fill this group's columns of `out`; returns the rows of its sequence features."""
-        lookups = self.lookups(features)
-        self._check(lookups, kernel.pool(self.store.weights, self.layout, lookups, out))
-        rows = []
-        for feature in np.flatnonzero(self.layout.sequence):
-            first, last = lookups.span(int(feature))
-            gathered = RECYCLER.empty(last - first, self.layout.width)
-            bad = kernel.gather(self.store.weights, self.layout, lookups, int(feature), gathered.numpy())
-            self._check(lookups, bad)
-            rows.append(gathered)
-        return rows
-
-    def _check(self, lookups: kernel.Lookups, place: int) -> None:
-        if place < 0:
-            return
-        for feature, (table, name) in enumerate(self.features):
-            first, last = lookups.span(feature)
-            if first <= place < last:
-                raise ConfigError(
-                    f"feature {name!r}: id {lookups.values[place]} is outside table {table.name!r}, "
-                    f"expected 0 to {table.num_embeddings - 1}"
-                )
-
-    def update(
-        self, features: KeyedJagged, pooled: NDArray[np.float32], rows: Sequence[Tensor], rule: kernel.RowUpdate
-    ) -> None:
-        start = np.zeros(len(self.features), dtype=np.int64)
-        ends = np.cumsum([0, *(part.numel() for part in rows)])
-        start[np.flatnonzero(self.layout.sequence)] = ends[:-1]
-        flat = torch.cat([part.reshape(-1) for part in rows]) if len(rows) > 1 else None
-        single = rows[0].reshape(-1) if len(rows) == 1 else torch.zeros(1)
-        kernel.update(
-            self.store.weights,
-            self.store.row_state,
-            self.store.full_state,
-            self.layout,
-            self.lookups(features),
-            pooled,
-            (single if flat is None else flat).numpy(),
-            start,
-            rule,
-            self.workspace,
-        )
+        self.stager.release(staged)
 
 
 class _Lookup(torch.autograd.Function):
@@ -276,28 +296,28 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, weights: Tensor | None, features: KeyedJagged, module: TieredEmbeddingBagCollection
+        ctx: Any,
+        anchor: Tensor,
+        weights: Tensor | None,
+        features: KeyedJagged,
+        staged: Staged | None,
+        module: TieredEmbeddingBagCollection,
     ) -> tuple[Tensor, ...]:
-        ctx.features, ctx.module = features, module
+        ctx.staged, ctx.module = staged, module
         ctx.set_materialize_grads(True)
-        return module._pool(features)
+        return module._pool(features, staged)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, ...]:
         module: TieredEmbeddingBagCollection = ctx.module
-        features: KeyedJagged = ctx.features
+        staged: Staged = ctx.staged
+        features = staged.features
         pooled = pooled.float().contiguous()
         gradient = None
         if features.weights is not None and ctx.needs_input_grad[1]:
             gradient = torch.zeros_like(features.weights)
             for group in module._groups:
-                kernel.weight_gradient(
-                    group.store.weights,
-                    group.layout,
-                    group.lookups(features),
-                    pooled.numpy(),
-                    gradient.numpy(),
-                )
-        module._update(features, pooled, [part.float().contiguous() for part in rows])
-        return None, gradient, None, None
+                group.weight_gradient(features, staged.values, pooled.numpy(), gradient.numpy())
+        module._update(staged, pooled, [part.float().contiguous() for part in rows])
+        return None, gradient, None, None, None

@@ -6,7 +6,7 @@ The arithmetic is in `kernels.embedding`, fused into the backward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from stratarec.embedding.schedules import ScheduleConfig
 from stratarec.errors import ConfigError
@@ -35,11 +35,15 @@ class RowOptimizerConfig:
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
-        if self.learning_rate < 0:
+        if self.kind not in get_args(RowOptimizerKind):
+            raise ConfigError(
+                f"optimizer.kind is {self.kind!r}, expected sgd, rowwise_adagrad, adagrad or rowwise_adam"
+            )
+        if not self.learning_rate >= 0:
             raise ConfigError(f"optimizer.learning_rate is {self.learning_rate}, expected 0 or more")
-        if self.eps <= 0:
+        if not self.eps > 0:
             raise ConfigError(f"optimizer.eps is {self.eps}, expected more than 0")
-        if self.weight_decay < 0:
+        if not self.weight_decay >= 0:
             raise ConfigError(f"optimizer.weight_decay is {self.weight_decay}, expected 0 or more")
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             if not 0 <= beta < 1:

@@ -25,6 +25,8 @@ class ScheduleConfig:
     """Exponent of the polynomial decay; 1 is linear."""
 
     def __post_init__(self) -> None:
+        if self.kind not in ("constant", "cosine", "polynomial"):
+            raise ConfigError(f"schedule.kind is {self.kind!r}, expected constant, cosine or polynomial")
         if self.warmup_steps < 0:
             raise ConfigError(f"schedule.warmup_steps is {self.warmup_steps}, expected 0 or more")
         if self.kind != "constant" and self.total_steps <= self.warmup_steps:
@@ -34,7 +36,7 @@ class ScheduleConfig:
             )
         if not 0 <= self.final_factor <= 1:
             raise ConfigError(f"schedule.final_factor is {self.final_factor}, expected 0 to 1")
-        if self.power <= 0:
+        if not self.power > 0:
             raise ConfigError(f"schedule.power is {self.power}, expected more than 0")
 
     def factor(self, step: int) -> float:

@@ -27,8 +27,13 @@ def allocate(elements: int) -> NDArray[np.float32]:
     return np.frombuffer(_map(elements * 4), dtype=np.float32)[:elements]
 
 
+# Private, because shared anonymous memory (what `mmap` gives by default) is a file of the kernel's tmpfs: it gets huge
+# pages only where an administrator allowed them there, and reading an untouched page of it allocates one.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+
+
 def _map(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), **_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

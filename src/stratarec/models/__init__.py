@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, TypeAlias
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from pydantic import Field
 
 from stratarec.data.schema import Schema
-from stratarec.embedding import RowOptimizerConfig
-from stratarec.models.base import CTRModel
-from stratarec.models.dcn import DCNv2Config, build_dcnv2
-from stratarec.models.dlrm import DLRMConfig, build_dlrm
+from stratarec.embedding import RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.tiers import TierConfig
+from stratarec.models.base import CTRModel, Network, Score, build_tables
+from stratarec.models.dcn import DCNv2Config, DCNv2Score
+from stratarec.models.dlrm import DLRMConfig, DLRMScore
+from stratarec.models.layers import initialize
 from stratarec.models.sequence import HistoryConfig
 
 ModelConfig: TypeAlias = Annotated[DLRMConfig | DCNv2Config, Field(discriminator="kind")]
+
+_SCORES: dict[str, Callable[[Any, int, int], Score]] = {"dlrm": DLRMScore, "dcnv2": DCNv2Score}
 
 __all__ = ["CTRModel", "DCNv2Config", "DLRMConfig", "HistoryConfig", "ModelConfig", "build_model"]
 
@@ -28,6 +34,7 @@ def build_model(
     optimizer: RowOptimizerConfig | None = None,
     seed: int = 0,
     click_rate: float | None = None,
+    tiers: TierConfig | None = None,
 ) -> CTRModel:
     """The model that `config` describes; its weights are a function of `seed` alone.
 
@@ -41,10 +48,16 @@ def build_model(
         For the embedding tables.
     click_rate : float
         Share of positives; the model starts at its log-odds.
+    tiers : TierConfig
+        Tables whose rows are at home outside level 0; by default none.
     """
-    optimizer = optimizer or RowOptimizerConfig()
     # torch's layers draw initial weights of their own before ours replace them.
     with torch.random.fork_rng(devices=[]):
-        if isinstance(config, DLRMConfig):
-            return build_dlrm(config, schema, table_rows, optimizer, seed, click_rate)
-        return build_dcnv2(config, schema, table_rows, optimizer, seed, click_rate)
+        tables = build_tables(config, schema, table_rows)
+        embeddings = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=seed, tiers=tiers)
+        network = Network(config, schema, embeddings.pooled_keys, partial(_SCORES[config.kind], config))
+        initialize(network, seed)
+    if click_rate is not None and 0 < click_rate < 1:
+        with torch.no_grad():
+            network.score.out.bias.fill_(math.log(click_rate / (1 - click_rate)))
+    return CTRModel(embeddings, network)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
 from stratarec.jagged import Batch
-from stratarec.models.dedup import expand_pooled, gather_windows, look_up
-from stratarec.models.layers import initialize
+from stratarec.models.dedup import Lookup, expand_pooled, gather_windows, look_up
 from stratarec.models.sequence import HistoryConfig, build_pooling
 
 
@@ -61,15 +59,26 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
     ]
 
 
+class Score(nn.Module):
+    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
+
+    out: nn.Linear
+    """The last layer."""
+
+
 class Network(nn.Module):
     """The dense part of a model: pools histories, then leaves the rest to `score`.
 
     It sees tensors alone, so that it can be exported.
     """
 
-    score: nn.Module
-
-    def __init__(self, config: VectorsConfig, schema: Schema, pooled_keys: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        config: VectorsConfig,
+        schema: Schema,
+        pooled_keys: tuple[str, ...],
+        score: Callable[[int, int], Score],
+    ) -> None:
         super().__init__()
         self.width = config.embedding_dim
         sequences = schema.histories if config.history.pooling != "mean" else ()
@@ -78,7 +87,7 @@ class Network(nn.Module):
         self.poolings = nn.ModuleList(
             build_pooling(self.width, feature.max_length, config.history) for feature in sequences
         )
-        self.features = len(pooled_keys) + len(sequences)
+        self.score = score(len(schema.dense), len(pooled_keys) + len(sequences))
 
     def forward(
         self, dense: Tensor, pooled: Tensor, *sequences: Tensor, inverses: Sequence[Tensor | None] = ()
@@ -130,14 +139,17 @@ class CTRModel(nn.Module):
         self.embeddings = embeddings
         self.network = network
 
-    def forward(self, batch: Batch) -> Tensor:
-        """``[B]`` float32 logits."""
-        inputs, inverses = self.vectors(batch)
+    def forward(self, batch: Batch, lookup: Lookup | None = None) -> Tensor:
+        """``[B]`` float32 logits; `lookup` is what `look_up` gave for the batch, where that was done ahead of time."""
+        inputs, inverses = self.vectors(batch, lookup or self.look_up(batch))
         return self.network(*inputs, inverses=inverses)  # type: ignore[no-any-return]
 
-    def vectors(self, batch: Batch) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    def look_up(self, batch: Batch) -> Lookup:
+        """The ids that the tables will be asked for, each distinct value of a group once."""
+        return look_up(batch, self.network.sequence_keys)
+
+    def vectors(self, batch: Batch, lookup: Lookup) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
         """What the network takes: dense, pooled, rows and mask of each history; and the histories' inverses."""
-        lookup = look_up(batch, self.network.sequence_keys)
         found = self.embeddings(lookup.features)
         pooled = expand_pooled(found, lookup.inverses, batch.size)
         padded: list[Tensor] = []
@@ -148,20 +160,3 @@ class CTRModel(nn.Module):
             rows = gather_windows(sequence.values, start, length, longest)
             padded += [rows, torch.arange(longest) < length.unsqueeze(1)]
         return (batch.dense, pooled, *padded), tuple(lookup.inverses.get(key) for key in self.network.sequence_keys)
-
-
-def assemble(
-    network: Network, tables: list[EmbeddingBagConfig], optimizer: RowOptimizerConfig, seed: int, final: nn.Linear,
-    click_rate: float | None,
-) -> CTRModel:  # fmt: skip
-    """Set initial weights and join the parts; the last bias starts at the log-odds of `click_rate`."""
-    initialize(network, seed)
-    if click_rate is not None and 0 < click_rate < 1:
-        with torch.no_grad():
-            final.bias.fill_(math.log(click_rate / (1 - click_rate)))
-    return CTRModel(TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=seed), network)
-
-
-def pooled_keys(tables: list[EmbeddingBagConfig]) -> tuple[str, ...]:
-    """Pooled features in the order that the collection gives them."""
-    return tuple(name for table in tables for name in table.feature_names)

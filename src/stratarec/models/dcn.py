@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from stratarec.data.schema import Schema
-from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
-from stratarec.models.base import (
-    CTRModel,
-    Network,
-    VectorsConfig,
-    assemble,
-    build_tables,
-    check_sizes,
-    pooled_keys,
-)
+from stratarec.models.base import Score, VectorsConfig, check_sizes
 from stratarec.models.layers import MLP
 
 
@@ -67,7 +56,7 @@ class Cross(nn.Module):
         return crossed
 
 
-class DCNv2Score(nn.Module):
+class DCNv2Score(Score):
     """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
 
     def __init__(self, config: DCNv2Config, dense: int, features: int) -> None:
@@ -88,18 +77,3 @@ class DCNv2Score(nn.Module):
     def _beside(self, start: Tensor, crossed: Tensor) -> Tensor:
         deep = self.deep(start)
         return torch.cat([crossed.to(deep.dtype), deep], dim=1)
-
-
-def build_dcnv2(
-    config: DCNv2Config,
-    schema: Schema,
-    table_rows: Mapping[str, int],
-    optimizer: RowOptimizerConfig,
-    seed: int,
-    click_rate: float | None,
-) -> CTRModel:
-    """A DCN V2 for the features of `schema`."""
-    tables = build_tables(config, schema, table_rows)
-    network = Network(config, schema, pooled_keys(tables))
-    network.score = score = DCNv2Score(config, len(schema.dense), network.features)
-    return assemble(network, tables, optimizer, seed, score.out, click_rate)

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
-from stratarec.data.schema import Schema
-from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction
-from stratarec.models.base import (
-    CTRModel,
-    Network,
-    VectorsConfig,
-    assemble,
-    build_tables,
-    check_sizes,
-    pooled_keys,
-)
+from stratarec.models.base import Score, VectorsConfig, check_sizes
 from stratarec.models.layers import MLP
 
 
@@ -40,7 +29,7 @@ class DLRMConfig(VectorsConfig):
         check_sizes("top_mlp", self.top_mlp)
 
 
-class DLRMScore(nn.Module):
+class DLRMScore(Score):
     """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
 
     def __init__(self, config: DLRMConfig, dense: int, features: int) -> None:
@@ -57,18 +46,3 @@ class DLRMScore(nn.Module):
         front = None if self.bottom is None else self.bottom(dense)
         logits: Tensor = self.out(self.top(dot_interaction(front, vectors)))
         return logits.squeeze(-1)
-
-
-def build_dlrm(
-    config: DLRMConfig,
-    schema: Schema,
-    table_rows: Mapping[str, int],
-    optimizer: RowOptimizerConfig,
-    seed: int,
-    click_rate: float | None,
-) -> CTRModel:
-    """A DLRM for the features of `schema`."""
-    tables = build_tables(config, schema, table_rows)
-    network = Network(config, schema, pooled_keys(tables))
-    network.score = score = DLRMScore(config, len(schema.dense), network.features)
-    return assemble(network, tables, optimizer, seed, score.out, click_rate)

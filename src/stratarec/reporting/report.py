@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import matplotlib as mpl
 import numpy as np
 import yaml
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
-from stratarec.files import write_atomic
+from stratarec.reporting.html import inline_svg, write_html
 
 _TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ name }}</title><style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0 }
-.card { background: #f3f6f9; border-radius: .5rem; padding: .7rem 1.1rem; min-width: 8rem }
-.card b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums } .card span { color: #5b6b7b }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-td, th { padding: .25rem .9rem .25rem 0; text-align: right; border-bottom: 1px solid #e3e8ed }
-td:first-child, th:first-child { text-align: left }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem } .figures svg { width: 31rem; height: auto; max-width: 100% }
-pre { background: #f3f6f9; padding: 1rem; border-radius: .5rem; overflow-x: auto; font-size: .85rem }
-</style></head><body>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>{{ name }}</title><style>{{ style }}</style></head><body>
 <h1>{{ name }}</h1><p>{{ about }}</p>
 <div class="cards">{% for label, value in cards %}<div class="card"><b>{{ value }}</b><span>{{ label }}</span></div>
 {% endfor %}</div>
 <div class="figures">{% for figure in figures %}{{ figure }}{% endfor %}</div>
 <h2>Evaluations</h2><table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
+{% for row in rows %}<tr class="{{ row[0] }}">
+{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
 <h2>Data</h2><table><tr><th>split</th><th>samples</th><th>click rate</th><th>shards</th></tr>
 {% for row in splits %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
 <p>{{ vocabularies }}</p>
@@ -43,7 +31,15 @@ pre { background: #f3f6f9; padding: 1rem; border-radius: .5rem; overflow-x: auto
 </body></html>
 """
 _BLUE, _ORANGE = "#2a6fb0", "#d9772b"
-_METRICS = ("auc", "log_loss", "normalized_entropy", "calibration", "grouped_auc")
+_METRICS = {
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "normalized_entropy": "normalized entropy",
+    "calibration": "calibration",
+    "grouped_auc": "grouped AUC",
+}
+# Fewer points than this are marked, so that a line between two is not taken for a course.
+_MARKED = 30
 
 
 def write_report(
@@ -68,22 +64,19 @@ def write_report(
     test = result.get("test", {})
     rows = [("validation", *_row(entry)) for entry in position["evaluations"]]
     rows += [("test", *_row({"step": result["steps"], **test}))] if test else []
-    text = jinja2.Environment(autoescape=True).from_string(_TEMPLATE).render(
+    write_html(
+        path,
+        _TEMPLATE,
         name=recipe["name"],
         about=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
         cards=_cards(test, result),
-        figures=[_safe(figure) for figure in _figures(position, curve)],
-        heads=("split", "step", *(name.replace("_", " ") for name in _METRICS)),
+        figures=[inline_svg(figure) for figure in _figures(position, curve)],
+        heads=("split", "step", *_METRICS.values()),
         rows=rows,
         splits=[_split(dataset, name) for name in dataset.splits],
         vocabularies=f"{len(dataset.vocabularies)} tables, {sum(dataset.table_rows().values()):,} rows",
         recipe=yaml.safe_dump(dict(recipe), sort_keys=False),
-    )  # fmt: skip
-    write_atomic(path, lambda temporary: _write(temporary, text))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    )
 
 
 def _row(entry: Mapping[str, float]) -> tuple[str, ...]:
@@ -120,10 +113,11 @@ def _figures(position: Mapping[str, Any], curve: tuple[NDArray[Any], NDArray[Any
 
 
 def _line(title: str, label: str, x: Any, y: Any, color: str) -> Figure:
-    figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+    figure = Figure(figsize=(4.4, 3.0), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(x, y, color=color)
-    axes.set(title=title, xlabel=label)
+    axes.plot(x, y, color=color, marker="o" if len(x) < _MARKED else None, markersize=3.5)
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel(label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -141,14 +135,3 @@ def _calibration(label: NDArray[Any], probability: NDArray[Any], bins: int = 20)
     axes.plot([0, top], [0, top], color="#9aa7b4", linestyle="--", linewidth=1)
     axes.set(ylabel="click rate")
     return figure
-
-
-def _safe(figure: Figure) -> Any:
-    """The figure as inline SVG, marked as HTML of our own making."""
-    from markupsafe import Markup
-
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "stratarec"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return Markup(text[text.index("<svg") :])

@@ -1,9 +1,10 @@
 """Checkpoints: a directory a step, whole or absent, with a hash of every file.
 
 step-00001000/
-    model.safetensors      tables with their optimizer state, and the network
+    network.safetensors    weights of the network
     optimizer.safetensors  state of the dense optimizer, and torch's random state
-    state.json             position, progress, what model and data it is of, and the hashes of the two files
+    tables/                rows of the tables with their optimizer state; what is old is linked from the last one
+    state.json             position, progress, what model and data it is of, and the hashes of all files
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratarec.data.dataset import file_hash
 from stratarec.errors import CheckpointError, ConfigError, DatasetError, StorageError
-from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_json
-from stratarec.training.tensors import read_tensors, write_tensors
+from stratarec.files import file_hash, make_directory, read_json, replace_directory, storage_error, write_json
+from stratarec.models import CTRModel
+from stratarec.tensors import read_tensors, write_tensors
 
-FORMAT = 1
-_FILES = ("model.safetensors", "optimizer.safetensors")
+FORMAT = 2
+_FILES = ("network.safetensors", "optimizer.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +45,35 @@ class CheckpointConfig:
 
 
 def save(
-    folder: Path, *, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], state: Mapping[str, Any]
+    folder: Path,
+    *,
+    model: CTRModel,
+    optimizer: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    previous: Path | None,
 ) -> Path:
-    """Write a checkpoint of step ``state["step"]`` into `folder` and return its path."""
+    """Write a checkpoint of step ``state["step"]`` into `folder` and return its path.
+
+    `previous` is the last checkpoint of this model object: rows that did not change since are linked from it.
+    """
     final = folder / f"step-{state['step']:08d}"
     temporary = folder / f".{final.name}.tmp"
     make_directory(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        for name, tensors in zip(_FILES, (model, optimizer), strict=True):
+        for name, tensors in zip(_FILES, (model.network.state_dict(), optimizer), strict=True):
             write_tensors(temporary / name, tensors)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise storage_error(final, error) from error
-    try:
         hashes = {name: file_hash(temporary / name) for name in _FILES}
-        write_json(temporary / "state.json", {"format": FORMAT, "hashes": hashes, **state})
+        tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
+        write_json(temporary / "state.json", {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
         replace_directory(temporary, final)
     except StorageError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise storage_error(final, error) from error
     return final
 
 
@@ -74,8 +83,13 @@ class Checkpoint:
 
     path: Path
     state: dict[str, Any]
-    model: dict[str, Tensor]
+    network: dict[str, Tensor]
     optimizer: dict[str, Tensor]
+
+    def into(self, model: CTRModel) -> bool:
+        """Give network and tables to `model`; whether its tables lie as they did, so that the bits go on the same."""
+        model.network.load_state_dict(self.network)
+        return model.embeddings.load(self.path / "tables", self.state["tables"])
 
 
 def load(path: Path, *, identity: Mapping[str, Any] | None = None) -> Checkpoint:
@@ -101,7 +115,7 @@ def load(path: Path, *, identity: Mapping[str, Any] | None = None) -> Checkpoint
     if difference:
         raise CheckpointError(f"{path} is of another model or data set: {difference}")
     return Checkpoint(
-        path=path, state=state, model=read_tensors(path / _FILES[0]), optimizer=read_tensors(path / _FILES[1])
+        path=path, state=state, network=read_tensors(path / _FILES[0]), optimizer=read_tensors(path / _FILES[1])
     )
 
 
@@ -113,7 +127,7 @@ def read_state(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"no checkpoint at {path}: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path / 'state.json'} is no checkpoint of format {FORMAT}")
-    missing = {"step", "hashes", "identity"} - set(state)
+    missing = {"step", "hashes", "identity", "tables"} - set(state)
     if missing:
         raise CheckpointError(f"{path / 'state.json'} is damaged: it lacks {', '.join(sorted(missing))}")
     return state

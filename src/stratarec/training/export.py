@@ -11,6 +11,7 @@ To score: map values to ids, pool each feature's rows in the manifest's order si
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_json
 from stratarec.models.base import Network
+from stratarec.tensors import read_tensors, write_tensors
 from stratarec.training.run import TrainedModel
-from stratarec.training.tensors import read_tensors, write_tensors
 
 
 class _Probability(nn.Module):
@@ -101,5 +102,8 @@ def load_export(folder: str | Path) -> tuple[nn.Module, dict[str, Tensor], dict[
     folder = Path(folder)
     if not (folder / "manifest.json").is_file():
         raise CheckpointError(f"{folder} is no exported model: it has no manifest.json")
-    program = torch.export.load(folder / "network.pt2")
+    with warnings.catch_warnings():
+        # torch 2.11 warns of how its own reader makes tensors; 2.13 does not.
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        program = torch.export.load(folder / "network.pt2")
     return program.module(), read_tensors(folder / "tables.safetensors"), read_json(folder / "manifest.json")

@@ -1,17 +1,24 @@
-"""The directory of a run: recipe.json, checkpoints/, tensorboard/, result.json, report.html."""
+"""The directory of a run: recipe.json, plan.json, checkpoints/, tensorboard/, result.json, report.html."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stratarec.data.dataset import Dataset
 from stratarec.errors import CheckpointError, DatasetError
-from stratarec.files import read_json
+from stratarec.files import read_json, write_json
 from stratarec.models import CTRModel, build_model
+from stratarec.models.base import build_tables
+from stratarec.planning.apply import tier_config
+from stratarec.planning.plan import Plan
+from stratarec.planning.planner import make_plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
+
+_PLAN = "plan.json"
 
 
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
@@ -26,8 +33,34 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def new_model(recipe: Recipe, dataset: Dataset) -> CTRModel:
-    """The untrained model of a recipe."""
+def new_plan(recipe: Recipe, dataset: Dataset) -> Plan | None:
+    """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan."""
+    if recipe.memory.is_identity:
+        return None
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    return make_plan(tables, dataset, recipe.train.embedding, recipe.memory, batch_size=recipe.train.batch_size)
+
+
+def saved_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
+    """The plan that a run was started with, if it still is what `recipe` asks for and of the tables of `dataset`."""
+    path = run / _PLAN
+    if not path.is_file():
+        return None
+    content = read_json(path)
+    if content.get("memory") != recipe.to_dict()["memory"]:
+        return None
+    plan = Plan.from_dict(content["plan"], str(path))
+    return plan if {placed.table: placed.rows for placed in plan.tables} == dataset.table_rows() else None
+
+
+def save_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
+    """Write the plan into the run, beside what it was made for."""
+    if plan is not None:
+        write_json(run / _PLAN, {"memory": recipe.to_dict()["memory"], "plan": plan.to_dict()})
+
+
+def new_model(recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str) -> CTRModel:
+    """The untrained model of a recipe; stores with files make the directory `workspace` in their memories' paths."""
     return build_model(
         recipe.model,
         dataset.schema,
@@ -35,6 +68,7 @@ def new_model(recipe: Recipe, dataset: Dataset) -> CTRModel:
         optimizer=recipe.train.embedding,
         seed=recipe.train.seed,
         click_rate=dataset.positives["train"] / dataset.samples("train"),
+        tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
     )
 
 
@@ -71,9 +105,9 @@ def open_run(path: str | Path, data: str | Path | None = None) -> TrainedModel:
     if own.table_rows() != state["identity"]["tables"]:
         difference = checkpoint.first_difference(own.table_rows(), state["identity"]["tables"], "rows")
         raise DatasetError(f"{own.path} does not fit {found}: {difference}")
-    model = new_model(recipe, own)
-    loaded = checkpoint.load(found)
-    model.load_state_dict(loaded.model)
+    plan = saved_plan(path, recipe, own) or new_plan(recipe, own)
+    model = new_model(recipe, own, plan, f"{recipe.name}-reading-{os.getpid()}")
+    checkpoint.load(found).into(model)
     return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found)
 
 

@@ -24,18 +24,23 @@ from torch.utils.tensorboard import SummaryWriter
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.embedding.lookahead import Lookahead
 from stratarec.errors import CheckpointError, Interrupted, TrainingError
 from stratarec.files import make_directory, write_json
 from stratarec.jagged import Batch
+from stratarec.models.dedup import Lookup
+from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.reporting.report import write_report
 from stratarec.training import checkpoint
 from stratarec.training.evaluation import autocast, evaluate_split
 from stratarec.training.memory import peak_rss_bytes
-from stratarec.training.run import identity, new_model
+from stratarec.training.run import identity, new_model, new_plan, save_plan, saved_plan
 
 _SMOOTHING = 0.98
+
+Item = tuple[Batch, Lookup]
 
 
 @dataclass
@@ -68,20 +73,26 @@ class Trainer:
         Prepared data, opened and checked.
     progress : Progress
         Told of steps, evaluations and checkpoints.
+    plan : Plan
+        Where tables live; by default what the run was started with, or what the recipe's memory section asks for.
     """
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, progress: Progress | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, dataset: Dataset, progress: Progress | None = None, *, plan: Plan | None = None
+    ) -> None:
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.progress: Progress = progress or SilentProgress()
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         torch.use_deterministic_algorithms(True)
         torch.manual_seed(self.config.seed)
-        self.model = new_model(recipe, dataset)
-        self.optimizer = self.config.dense.build(self.model.network)
         self.position = Position()
         self.run = recipe.run
         self.checkpoints = self.run / "checkpoints"
+        self.plan = plan or saved_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
+        self.model = new_model(recipe, dataset, self.plan, recipe.name)
+        self.optimizer = self.config.dense.build(self.model.network)
+        self._saved: Path | None = None
         self._identity = identity(recipe, dataset)
         self._stop = False
         self.loader = Loader(
@@ -119,7 +130,13 @@ class Trainer:
         Interrupted
             After SIGINT or SIGTERM, once a checkpoint is written.
         """
-        self._open(resume, overwrite)
+        try:
+            self._open(resume, overwrite)
+            return self._train_and_test()
+        finally:
+            self.model.embeddings.close()
+
+    def _train_and_test(self) -> dict[str, Any]:
         with SummaryWriter(str(self.run / "tensorboard"), purge_step=self.position.step) as board, self._signals():
             self._board = board
             if not self.position.finished:
@@ -136,17 +153,29 @@ class Trainer:
         if overwrite and self.run.exists():
             shutil.rmtree(self.run)
         if resume and found:
-            self.restore(found[-1])
-            self.progress.say(f"going on from {found[-1]}")
+            self._restore(found[-1])
         make_directory(self.run)
         write_json(self.run / "recipe.json", self.recipe.to_dict())
+        save_plan(self.run, self.recipe, self.plan)
+        if self.plan is not None:
+            self.progress.say(self.plan.summary)
+            if self.plan.batch_size < self.config.batch_size:
+                self.progress.say(
+                    f"the plan is for batches of {self.plan.batch_size:,}; caches may be too small for batches of "
+                    f"{self.config.batch_size:,}: plan again, or lower train.batch_size"
+                )
 
-    def restore(self, path: Path) -> None:
+    def _restore(self, path: Path) -> None:
         """Continue from a checkpoint."""
         loaded = checkpoint.load(path, identity=self._identity)
-        self.model.load_state_dict(loaded.model)
+        same = loaded.into(self.model)
         checkpoint.restore_optimizer(self.optimizer, loaded.optimizer)
         self.position = Position(**loaded.state["position"])
+        self.progress.say(f"going on from {path}")
+        if same:
+            self._saved = path
+        else:
+            self.progress.say("its rows were taken over into other tiers: from here on the bits may differ")
 
     def _train(self) -> None:
         position, config = self.position, self.config
@@ -154,33 +183,47 @@ class Trainer:
         self.progress.start("train", self.total_steps, "steps", position.step)
         while position.step < self.total_steps and not position.finished:
             began = time.perf_counter()
-            for batch in self._batches():
-                self.step(batch)
-                position.batch += 1
-                position.train_seconds += time.perf_counter() - began
-                last = position.batch == len(self.loader)
-                if last:
-                    position.epoch, position.batch = position.epoch + 1, 0
-                self._after_step(last)
-                began = time.perf_counter()
-                if position.finished or last or position.step >= self.total_steps:
-                    break
+            with self._batches() as batches:
+                for batch in batches:
+                    self.step(*batch)
+                    position.batch += 1
+                    position.train_seconds += time.perf_counter() - began
+                    last = position.batch == len(self.loader)
+                    if last:
+                        position.epoch, position.batch = position.epoch + 1, 0
+                    self._after_step(last, batches)
+                    began = time.perf_counter()
+                    if position.finished or last or position.step >= self.total_steps:
+                        break
         self.progress.finish()
         position.finished = True
         if config.eval_every and position.evaluations and position.evaluations[-1]["step"] != position.step:
             self._evaluate()
         self.save()
 
-    def _batches(self) -> Iterator[Batch]:
-        return self.loader.epoch(self.position.epoch, self.position.batch)
+    def _batches(self) -> Lookahead[Item]:
+        """The rest of the epoch, staged ahead where tables have tiers, but not across an evaluation or a checkpoint."""
+        position, stager, first = self.position, self.model.embeddings.stager, self.position.step
+        return Lookahead(
+            stager,
+            ((batch, self.model.look_up(batch)) for batch in self.loader.epoch(position.epoch, position.batch)),
+            lambda item: item[1].features,
+            depth=self.model.embeddings.tiers.lookahead if stager.groups else 0,
+            pause_after=lambda place: self._is_barrier(first + place + 1),
+        )
 
-    def step(self, batch: Batch) -> None:
-        """One optimizer step."""
+    def _is_barrier(self, step: int) -> bool:
+        """Whether an evaluation, a checkpoint or the end is due after `step`."""
+        every = (self.config.eval_every, self.config.checkpoint.every_steps)
+        return step >= self.total_steps or any(steps and step % steps == 0 for steps in every)
+
+    def step(self, batch: Batch, lookup: Lookup | None = None) -> None:
+        """One optimizer step; `lookup` is the batch's, where it was made and staged ahead."""
         position, config = self.position, self.config
         for group in self.optimizer.param_groups:
             group["lr"] = config.dense.learning_rate * config.dense.schedule.factor(position.step)
         with autocast(config.precision):
-            logits = self.model(batch)
+            logits = self.model(batch, lookup)
         loss = functional.binary_cross_entropy_with_logits(logits, batch.label)
         value = loss.item()
         if not math.isfinite(value):
@@ -198,7 +241,7 @@ class Trainer:
         position.step += 1
         position.trained_samples += batch.size
 
-    def _after_step(self, epoch_ended: bool) -> None:
+    def _after_step(self, epoch_ended: bool, batches: Lookahead[Item]) -> None:
         position, config = self.position, self.config
         speed = position.trained_samples / max(position.train_seconds, 1e-9)
         self.progress.advance(1, f"loss {position.smoothed_loss:.4f}  {speed:,.0f} samples/s")
@@ -212,11 +255,16 @@ class Trainer:
             self._evaluate()
         by_steps = config.checkpoint.every_steps and position.step % config.checkpoint.every_steps == 0
         minutes = (time.monotonic() - self._saved_at) / 60
-        if by_steps or (config.checkpoint.every_minutes and minutes >= config.checkpoint.every_minutes):
-            self.save()
-        if self._stop:
-            self.progress.finish()
-            raise Interrupted(f"stopped; the checkpoint is {self.save()}; go on with the same command and --resume")
+        due = by_steps or (config.checkpoint.every_minutes and minutes >= config.checkpoint.every_minutes)
+        if not due and not self._stop:
+            return
+        # What is staged already is trained first: a checkpoint holds no batch that is under way.
+        batches.halt()
+        if batches.settled:
+            path = self.save()
+            if self._stop:
+                self.progress.finish()
+                raise Interrupted(f"stopped; the checkpoint is {path}; go on with the same command and --resume")
 
     def _evaluate(self) -> None:
         """Validation metrics; decides on the best checkpoint and on stopping early."""
@@ -245,10 +293,12 @@ class Trainer:
         position = self.position
         path = checkpoint.save(
             self.checkpoints,
-            model=self.model.state_dict(),
+            model=self.model,
             optimizer=checkpoint.optimizer_tensors(self.optimizer),
             state={"step": position.step, "position": asdict(position), "identity": self._identity},
+            previous=self._saved,
         )
+        self._saved = path
         best = self.checkpoints / f"step-{position.best_step:08d}"
         checkpoint.prune(self.checkpoints, self.config.checkpoint.keep, {best})
         self._saved_at = time.monotonic()
@@ -260,12 +310,13 @@ class Trainer:
         chosen = position.best_step if position.best_step >= 0 else position.step
         path = self.checkpoints / f"step-{chosen:08d}"
         if chosen != position.step:
-            self.model.load_state_dict(checkpoint.load(path, identity=self._identity).model)
+            checkpoint.load(path, identity=self._identity).into(self.model)
         result: dict[str, Any] = {
             "checkpoint": path.name,
             "steps": position.step,
             "samples_per_second": position.trained_samples / max(position.train_seconds, 1e-9),
             "table_bytes": self.model.embeddings.nbytes,
+            "memory": self._memory(),
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
             "peak_rss_bytes": peak_rss_bytes(),
         }
@@ -280,6 +331,13 @@ class Trainer:
         write_json(self.run / "result.json", result)
         write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curve)
         return result
+
+    def _memory(self) -> list[dict[str, Any]]:
+        """What was planned and what is used, for each memory; empty without a plan."""
+        if self.plan is None:
+            return []
+        rows = compare_totals(self.plan, self.model.embeddings.bytes_by_memory())  # type: ignore[arg-type]
+        return [{**asdict(row), "defect": row.defect} for row in rows]
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

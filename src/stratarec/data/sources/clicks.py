@@ -6,36 +6,44 @@ never the clicked item and no two negatives of a click are equal; a click for wh
 holds too few other items, or one far above the rest) gets fewer negatives. Negatives take over the user, session, time
 and contexts of their click.
 
+Beside the contexts of the click, a sample holds numbers that say what was known of the item at that moment, all from
+clicks strictly earlier: see `DENSE` and `kernels.lookback`. They matter more than ids do where items live for days.
+
 The log need not be sorted: it is first spooled into buckets of one window each, which are then taken in order of time.
-Memory holds two buckets.
+Memory holds two buckets, and keys and counts of the clicks of `memory`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from stratarec.data.durations import in_unit
+from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.files import expand, fingerprint
-from stratarec.data.sources.parquet import Converter, open_parquet, parquet_pieces
+from stratarec.data.sources.parquet import Converter, count_rows, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.errors import ConfigError
-from stratarec.files import make_directory, read_json, write_atomic, write_json
+from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
+from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
 
-# Dense features that look back only: clicks of the item in the window and in its last sixth, and seconds since the
-# item's first click in the log.
-DENSE = ("popularity", "recent_popularity", "item_age")
+# Clicks of the item in the window and in its last sixth, and seconds since the item's first click in the log; then
+# what `Lookback` counts, and clicks in the window in the same context, for each context.
+DENSE = ("popularity", "recent_popularity", "item_age", *FEATURES)
 _RECENT_SHARE = 6
+# Most clicks that become one chunk; bounds memory however dense the log is.
+_CHUNK_CLICKS = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,8 @@ class ClicksConfig:
     """K, negatives for each click."""
     popularity_window: str = "1h"
     """How far back negatives and the `popularity` feature look; `recent_popularity` looks back a sixth of it."""
+    memory: str = "1d"
+    """How far back moves between items, the user's clicks, the session and `long_popularity` are counted."""
     history_length: int = 50
     """L, how many of the user's earlier clicks make the `history` feature; 0 for no history."""
     seed: int = 0
@@ -71,7 +81,11 @@ class ClicksConfig:
             raise ConfigError(f"data.source.negatives is {self.negatives}, expected 0 or more")
         if self.history_length < 0:
             raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
-        in_unit(self.popularity_window, self.time_unit, "data.source.popularity_window")
+        window = in_unit(self.popularity_window, self.time_unit, "data.source.popularity_window")
+        if in_unit(self.memory, self.time_unit, "data.source.memory") < window:
+            raise ConfigError(
+                f"data.source.memory is {self.memory}, expected at least popularity_window ({self.popularity_window})"
+            )
 
 
 class ClicksSource:
@@ -86,13 +100,17 @@ class ClicksSource:
         self.total_bytes = sum(file.size for file in self._files)
         self.schema = Schema(
             label="label",
-            dense=tuple(DenseFeature(name=name) for name in DENSE),
+            dense=tuple(DenseFeature(name=name) for name in self._dense),
             sparse=tuple(self._sparse()),
             time=config.time,
             time_unit=config.time_unit,
             session=config.session,
             user=config.user,
         )
+
+    @property
+    def _dense(self) -> tuple[str, ...]:
+        return (*DENSE, *(f"{name}_popularity" for name in self._config.contexts))
 
     def _sparse(self) -> Iterator[SparseFeature]:
         config = self._config
@@ -102,15 +120,7 @@ class ClicksSource:
             yield SparseFeature(name="history", kind="history", of=config.item, max_length=config.history_length)
 
     def estimate_rows(self) -> int:
-        return self._clicks * (1 + self._config.negatives)
-
-    @cached_property
-    def _clicks(self) -> int:
-        total = 0
-        for file in self._files:
-            with file.open() as raw:
-                total += int(open_parquet(raw, file).metadata.num_rows)
-        return total
+        return count_rows(self._files) * (1 + self._config.negatives)
 
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(self._config)}
@@ -118,23 +128,38 @@ class ClicksSource:
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
         bad = self._spool(workspace)
         buckets = sorted(int(path.name.removeprefix("bucket=")) for path in workspace.glob("bucket=*"))
-        number, before = 0, _NO_CLICKS
+        lookback = self._lookback()
+        number, index, before = 0, 0, pl.DataFrame()
         born = pl.DataFrame()
-        for index, bucket in enumerate(buckets):
+        for place, bucket in enumerate(buckets):
             clicks = _read_bucket(workspace, bucket, self._config.time)
             born = self._first_clicks(born, clicks)
-            if index >= start:
-                near = before if len(before) and index and buckets[index - 1] == bucket - 1 else clicks.clear()
-                yield Chunk(
-                    index=index,
-                    file=0,
-                    frame=self._samples(near, clicks, born, number),
-                    bytes_done=self.total_bytes * (index + 1) // len(buckets),
-                    bad_rows=bad[0] if index == 0 else 0,
-                    bad_examples=tuple(bad[1]) if index == 0 else (),
-                )
-            number += len(clicks)
+            near = before if len(before) and buckets[place - 1] == bucket - 1 else clicks.clear()
+            both = pl.concat([near, clicks])
+            edges = len(near) + _pieces(clicks[self._config.time].to_numpy())
+            for first, last in pairwise(edges):
+                # Chunks before `start` are gone through for what is remembered of them.
+                frame = self._samples(both[:last], int(first), lookback, born, number, wanted=index >= start)
+                if frame is not None:
+                    yield Chunk(
+                        index=index,
+                        file=0,
+                        frame=frame,
+                        bytes_done=self.total_bytes * (place + 1) // len(buckets),
+                        bad_rows=bad[0] if index == 0 else 0,
+                        bad_examples=tuple(bad[1]) if index == 0 else (),
+                    )
+                index, number = index + 1, number + int(last - first)
             before = clicks
+
+    def _lookback(self) -> Lookback:
+        config = self._config
+        return Lookback(
+            window=self._window,
+            memory=in_unit(config.memory, config.time_unit, "data.source.memory"),
+            unit=in_unit("1s", config.time_unit, "time_unit"),
+            contexts=len(config.contexts),
+        )
 
     def _spool(self, workspace: Path) -> tuple[int, list[str]]:
         """Cut the log into buckets of one window; returns the number of bad rows and some of their messages."""
@@ -172,44 +197,69 @@ class ClicksSource:
         both = pl.concat([born, found]) if len(born) else found
         return both.group_by(self._config.item).agg(pl.col("born").min())
 
-    def _samples(self, before: pl.DataFrame, clicks: pl.DataFrame, born: pl.DataFrame, number: int) -> pl.DataFrame:
-        """Clicks and their negatives, click by click, the positive first."""
+    def _samples(
+        self, both: pl.DataFrame, first: int, lookback: Lookback, born: pl.DataFrame, number: int, *, wanted: bool
+    ) -> pl.DataFrame | None:
+        """The clicks of `both` from `first` on and their negatives, click by click, the positive first."""
         config = self._config
-        both = pl.concat([before, clicks])
+        clicks = both[first:]
         found, codes = np.unique(both[config.item].to_numpy(), return_inverse=True)
+        hashes = stable_hash(pl.Series(config.item, found, dtype=both[config.item].dtype))
+        if not wanted:
+            lookback.features(self._hashed(clicks), np.zeros((len(clicks), 0), dtype=np.uint64))
+            return None
         negatives, counts = draw_negatives(
             both[config.time].to_numpy(),
             codes.astype(np.int64),
-            first=len(before),
+            first=first,
             window=self._window,
             recent=self._window // _RECENT_SHARE,
             wanted=config.negatives,
             key=table_key(config.seed, "negatives"),
             number=number,
         )
-        shown = np.concatenate([codes[len(before) :, None], negatives], axis=1)
+        shown = np.concatenate([codes[first:, None], negatives], axis=1)
         kept = shown >= 0
-        width = 1 + config.negatives
-        row = np.repeat(np.arange(len(clicks)), width).reshape(-1, width)[kept]
-        label = np.zeros((len(clicks), width), dtype=np.uint8)
+        known = lookback.features(self._hashed(clicks), np.where(kept, hashes[shown], np.uint64(0)))[kept]
+        row = np.repeat(np.arange(len(clicks)), shown.shape[1]).reshape(shown.shape)[kept]
+        label = np.zeros(shown.shape, dtype=np.uint8)
         label[:, 0] = 1
-        moment = pl.from_epoch(clicks[config.time] // in_unit("1s", config.time_unit, "time_unit"), "s")
+        second = in_unit("1s", config.time_unit, "time_unit")
+        moment = pl.from_epoch(clicks[config.time] // second, "s")
         frame = clicks.with_columns(
             moment.dt.hour().cast(pl.Int64).alias("hour_of_day"), moment.dt.weekday().cast(pl.Int64).alias("weekday")
         )[row]
         items = pl.Series(config.item, found[shown[kept]], dtype=clicks[config.item].dtype)
-        popularity, recent = (counts[..., place][kept].astype(np.float32) for place in (0, 1))
-        first = items.to_frame().join(born, on=config.item, how="left", maintain_order="left")["born"]
-        age = (frame[config.time] - first) / in_unit("1s", config.time_unit, "time_unit")
-        dense = (pl.Series(popularity), pl.Series(recent), age.cast(pl.Float32))
-        columns = [values.alias(name) for name, values in zip(DENSE, dense, strict=True)]
+        birth = items.to_frame().join(born, on=config.item, how="left", maintain_order="left")["born"]
+        age = ((frame[config.time] - birth) / second).to_numpy()
+        dense = np.column_stack([counts[kept], age, known]).astype(np.float32)
+        columns = [pl.Series(name, dense[:, f]).fill_nan(None) for f, name in enumerate(self._dense)]
         return frame.with_columns(items, pl.Series("label", label[kept]), *columns)
 
+    def _hashed(self, clicks: pl.DataFrame) -> Clicks:
+        config = self._config
+        contexts = [stable_hash(clicks[name]) for name in config.contexts]
+        return Clicks(
+            times=clicks[config.time].to_numpy(),
+            users=stable_hash(clicks[config.user]),
+            sessions=stable_hash(clicks[config.session or config.user]),
+            items=stable_hash(clicks[config.item]),
+            contexts=np.column_stack(contexts) if contexts else np.zeros((len(clicks), 0), dtype=np.uint64),
+        )
 
-_NO_CLICKS = pl.DataFrame()
+
+def _pieces(times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Edges of runs of about `_CHUNK_CLICKS`; clicks of one moment stay together."""
+    edges = [0]
+    while edges[-1] < len(times):
+        wanted = min(edges[-1] + _CHUNK_CLICKS, len(times)) - 1
+        edges.append(int(np.searchsorted(times, times[wanted], side="right")))
+    return np.array(edges)
 
 
 def _read_bucket(workspace: Path, bucket: int, time: str) -> pl.DataFrame:
     """The clicks of one window in order of time, and of the log where times are equal."""
-    parts = sorted((workspace / f"bucket={bucket}").glob("[0-9]*.parquet"))
-    return pl.concat([pl.read_parquet(path, hive_partitioning=False) for path in parts]).sort(time, maintain_order=True)
+    folder = workspace / f"bucket={bucket}"
+    with reading(folder):
+        parts = [pl.read_parquet(path, hive_partitioning=False) for path in sorted(folder.glob("[0-9]*.parquet"))]
+        return pl.concat(parts).sort(time, maintain_order=True)

@@ -45,11 +45,7 @@ class ParquetSource:
         self._columns = list(dict.fromkeys(_columns(self.schema)))
 
     def estimate_rows(self) -> int:
-        total = 0
-        for file in self._files:
-            with file.open() as raw:
-                total += int(open_parquet(raw, file).metadata.num_rows)
-        return total
+        return count_rows(self._files)
 
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "parquet", "files": fingerprint(self._files), "schema": repr(self.schema)}
@@ -90,13 +86,25 @@ def open_parquet(raw: object, file: InputFile) -> pq.ParquetFile:
         raise DataError(f"{file.path}: not a Parquet file, or damaged ({error})") from error
 
 
+def count_rows(files: tuple[InputFile, ...]) -> int:
+    """Rows of all files, by their footers."""
+    total = 0
+    for file in files:
+        with file.open() as raw:
+            total += int(open_parquet(raw, file).metadata.num_rows)
+    return total
+
+
 def parquet_pieces(files: tuple[InputFile, ...], columns: list[str], start: int = 0) -> Iterator[Piece]:
     """Row groups of every file, large ones cut; pieces before `start` are not read."""
     index, before = 0, 0
+    first_schema: pa.Schema | None = None
     for number, file in enumerate(files):
         with file.open() as raw:
             reader = open_parquet(raw, file)
             _check_columns(reader.schema_arrow.names, columns, file.path)
+            first_schema = first_schema or reader.schema_arrow
+            _check_alike(reader.schema_arrow, first_schema, columns, file.path, files[0].path)
             if reader.metadata.num_rows == 0:
                 raise DataError(f"{file.path}: the file has no rows, expected at least one")
             row, total = 0, reader.metadata.num_rows
@@ -129,7 +137,23 @@ def _check_columns(have: list[str], want: list[str], path: str) -> None:
         if name not in have:
             close = difflib.get_close_matches(name, have, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise DataError(f"{path}: no column {name!r}{hint} It has {', '.join(have)}")
+            raise DataError(f"{path}: no column {name!r}{hint}; it has {', '.join(have)}")
+        if have.count(name) > 1:
+            raise DataError(f"{path}: column {name!r} stands there {have.count(name)} times, expected once")
+
+
+def _check_alike(schema: pa.Schema, first: pa.Schema, columns: list[str], path: str, first_path: str) -> None:
+    """A column that is text in one file and numbers in another would be two kinds of values under one name."""
+    for name in columns:
+        kind, expected = schema.field(name).type, first.field(name).type
+        if _is_text(kind) != _is_text(expected):
+            raise DataError(f"{path}: column {name!r} is {kind}, but {expected} in {first_path}; convert one of them")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    while hasattr(kind, "value_type"):  # dictionaries and lists
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _columns(schema: Schema) -> list[str]:

@@ -6,8 +6,11 @@ Lines are counted from 1. A row that cannot be used is either the `DataError` th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import polars as pl
@@ -15,8 +18,9 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
+from stratarec.data.schema import Schema
 from stratarec.data.sources.base import Chunk, OnBadRow
-from stratarec.data.sources.files import InputFile
+from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.errors import DataError
 
 BLOCK_BYTES = 16 << 20
@@ -215,36 +219,56 @@ class RowChecks:
         return frame if self._good.all() else frame.filter(pl.Series(self._good))
 
 
-def text_chunks(
-    files: tuple[InputFile, ...],
-    layout: TextFormat,
-    on_bad_row: OnBadRow,
-    convert: Callable[[pl.DataFrame, RowChecks], pl.DataFrame],
-    start: int,
-    block_bytes: int,
-) -> Iterator[Chunk]:
-    """Chunks `start`, `start` + 1, ... of delimited text; earlier blocks are read but not parsed."""
-    for index, block in enumerate(blocks(files, block_bytes)):
-        if index < start:
-            continue
-        bad = BadRows(on_bad_row)
-        path = files[block.file].path
-        frame, lines = read_block(block, path, layout, bad)
-        checks = RowChecks(path, lines, bad)
-        frame = checks.good(convert(frame, checks))
-        yield Chunk(
-            index=index,
-            file=block.file,
-            frame=frame,
-            bytes_done=block.bytes_done,
-            bad_rows=bad.count,
-            bad_examples=tuple(bad.examples),
-        )
+class HasPaths(Protocol):
+    """The configuration of a text source."""
+
+    @property
+    def paths(self) -> tuple[str, ...]: ...
 
 
-def estimate_rows(files: tuple[InputFile, ...]) -> int:
-    """Rows of all files, from the first block of the first one; compressed text is taken to shrink fourfold."""
-    first = next(blocks(files[:1], 1 << 20))
-    bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
-    grown = sum(file.size * (4 if file.path.endswith(tuple(_CODECS)) else 1) for file in files)
-    return max(int(grown / bytes_a_row), 1)
+class TextSource(ABC):
+    """Rows of delimited text in file order; a subclass says what the log looks like."""
+
+    kind: str
+    layout: TextFormat
+    schema: Schema
+
+    def __init__(self, config: HasPaths, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES) -> None:
+        self._files = expand(config.paths)
+        self._on_bad_row = on_bad_row
+        self._block_bytes = block_bytes
+        self.files = tuple(file.path for file in self._files)
+        self.total_bytes = sum(file.size for file in self._files)
+
+    @abstractmethod
+    def convert(self, frame: pl.DataFrame, checks: RowChecks) -> pl.DataFrame:
+        """Columns of text as `Source` promises them."""
+
+    def estimate_rows(self) -> int:
+        """From the first block of the first file; compressed text is taken to shrink fourfold."""
+        first = next(blocks(self._files[:1], 1 << 20))
+        bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
+        grown = sum(file.size * (4 if file.path.endswith(tuple(_CODECS)) else 1) for file in self._files)
+        return max(int(grown / bytes_a_row), 1)
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}
+
+    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
+        """A chunk a block; blocks before `start` are read but not parsed."""
+        for index, block in enumerate(blocks(self._files, self._block_bytes)):
+            if index < start:
+                continue
+            bad = BadRows(self._on_bad_row)
+            path = self.files[block.file]
+            frame, lines = read_block(block, path, self.layout, bad)
+            checks = RowChecks(path, lines, bad)
+            frame = checks.good(self.convert(frame, checks))
+            yield Chunk(
+                index=index,
+                file=block.file,
+                frame=frame,
+                bytes_done=block.bytes_done,
+                bad_rows=bad.count,
+                bad_examples=tuple(bad.examples),
+            )

@@ -6,24 +6,38 @@ Shapes: F features, B samples, N ids, D width, R rows of all the group's tables 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels.embedding import cpu
+from stratarec.kernels.embedding import backward, lookup, rows
+from stratarec.kernels.memory import allocate
+from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.vector import blocks
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 KINDS = {
-    "sgd": cpu.SGD,
-    "rowwise_adagrad": cpu.ROWWISE_ADAGRAD,
-    "adagrad": cpu.ADAGRAD,
-    "rowwise_adam": cpu.ROWWISE_ADAM,
+    "sgd": rows.SGD,
+    "rowwise_adagrad": rows.ROWWISE_ADAGRAD,
+    "adagrad": rows.ADAGRAD,
+    "rowwise_adam": rows.ROWWISE_ADAM,
 }
-# More chunks than threads even out bags of different lengths.
-_CHUNKS_PER_THREAD = 4
+# Samples that a thread looks up at once: more tiles than threads even out, fewer than 64 rows a table start too often.
+_TILES_PER_THREAD, _LEAST_TILE, _MOST_TILE = 4, 64, 512
+# Larger outputs are written past the caches: reading lines only to overwrite them took a tenth to a third of the time.
+_STREAM_BYTES = 4 << 20
+# The scratch of `update`, in the order in which its kernel takes it.
+_WORKSPACES = (
+    "index_of", "slot_of", "listed", "source_of", "scale_of", "order", "row_of", "count_of", "row_sum", "dense",
+    "touched",
+)  # fmt: skip
+_PAGE_FLOATS = 1024
 _NO_OFFSETS = np.zeros(1, dtype=np.int64)
 _NO_FLOATS = np.zeros(1, dtype=np.float32)
 
@@ -76,6 +90,26 @@ class Group:
     """``[tables + 1]``: table t owns ``table_features[table_start[t]:table_start[t + 1]]``."""
     table_features: NDArray[np.int64]
 
+    @cached_property
+    def pooled(self) -> slice | NDArray[np.int64]:
+        """Places of the pooled features: all of them as a rule, which then need no copies."""
+        return np.flatnonzero(self.sequence == 0) if self.sequence.any() else slice(None)
+
+    @cached_property
+    def lines(self) -> bool:
+        """Whether every row of the output starts at a multiple of 64 bytes, its first one provided."""
+        return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % 16
+
+    @cached_property
+    def lookup_kernels(self) -> SimpleNamespace:
+        """Compiled for this width."""
+        return lookup.kernels(*blocks(self.width))
+
+    @cached_property
+    def backward_kernels(self) -> SimpleNamespace:
+        """Compiled for this width."""
+        return backward.kernels(*blocks(self.width))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowUpdate:
@@ -94,7 +128,7 @@ class RowUpdate:
 class Workspace:
     """Scratch of `update`, one row a thread; grows to the largest batch met and is then reused."""
 
-    arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     _plans: dict[tuple[int, bytes], tuple[NDArray[np.int64], ...]] = field(default_factory=dict)
 
     def plan(self, group: Group, counts: NDArray[np.int64], threads: int) -> tuple[NDArray[np.int64], ...]:
@@ -107,26 +141,32 @@ class Workspace:
             self._plans = {key: schedule(costs, threads)}
         return self._plans[key]
 
-    def prepare(self, threads: int, lookups: int, width: int) -> dict[str, NDArray[np.generic]]:
-        """Arrays for `threads` threads and up to `lookups` lookups of a table."""
+    def prepare(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+        """Arrays for `threads` threads and up to `lookups` lookups of a table, whose ids are of type `ids`."""
         have = self.arrays.get("order")
         if have is not None and have.shape[0] >= threads and have.shape[1] >= lookups:
+            if self.arrays["listed"].dtype != ids:
+                self.arrays["listed"] = np.empty(have.shape, dtype=ids)
             return self.arrays
         capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
-        shapes = {
-            "index_of": (8 * capacity, np.int32),
-            "keys": (4 * capacity, np.uint64),
+        shapes: dict[str, tuple[int, Any]] = {
+            "index_of": (2 * capacity, np.int32),
             "slot_of": (capacity, np.int32),
+            "listed": (capacity, ids),
             "source_of": (capacity, np.int64),
             "scale_of": (capacity, np.float32),
-            "order": (capacity, np.int64),
-            "order_scale": (capacity, np.float32),
-            "row_of": (capacity, np.int64),
+            "order": (capacity, np.int32),
+            "row_of": (capacity, np.uint64),
             "count_of": (capacity, np.int32),
-            "row_sum": (width, np.float32),
+            "touched": (backward.DENSE_FLOATS, np.uint8),
         }
         self.arrays = {name: np.empty((threads, size), dtype=kind) for name, (size, kind) in shapes.items()}
+        # Whole pages for each thread: no cache line is shared, no row straddles two.
+        for name, size in (("row_sum", -(-width // _PAGE_FLOATS) * _PAGE_FLOATS), ("dense", backward.DENSE_FLOATS)):
+            self.arrays[name] = allocate(threads * size).reshape(threads, size)
         self.arrays["index_of"].fill(-1)
+        self.arrays["dense"].fill(backward.NOTHING)
+        self.arrays["touched"].fill(0)
         return self.arrays
 
 
@@ -138,62 +178,69 @@ def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
     int
         Place in `values` of an id outside its table, or -1. A bad id is never read through.
     """
-    chosen = np.flatnonzero(group.sequence == 0)
-    if not len(chosen) or not lookups.batch:
+    chosen = group.pooled
+    key, base, sizes, column = lookups.key[chosen], group.base[chosen], group.rows[chosen], group.column[chosen]
+    if not len(key) or not lookups.batch:
         return -1
-    chunks = use_torch_threads() * _CHUNKS_PER_THREAD
-    key, base, rows, column = lookups.key[chosen], group.base[chosen], group.rows[chosen], group.column[chosen]
-    flat, stride = out.reshape(-1), out.shape[1]
+    threads = use_torch_threads()
+    tile, stride = _tile(lookups.batch, threads), out.shape[1]
     if lookups.offsets is None and lookups.weights is None:
-        bad = cpu.pool_singles(
-            weights, group.width, lookups.values, lookups.batch, key, base, rows, column, flat, stride, chunks
+        streaming = out.nbytes >= _STREAM_BYTES and group.lines and not (stride % 16 or out.ctypes.data % 64)
+        bad = group.lookup_kernels.pool_singles(
+            launcher(), threads, weights, group.width, lookups.values, lookups.batch, key, base, sizes, column,
+            out.reshape(-1), stride, tile, streaming,
         )  # fmt: skip
         return int(bad)
     sample_weights = _NO_FLOATS if lookups.weights is None else lookups.weights
-    bad = cpu.pool_bags(
-        weights, group.width, lookups.values, _offsets(lookups), sample_weights, lookups.weights is not None,
-        lookups.batch, key, base, rows, column, group.mean[chosen], flat, stride, chunks,
+    bad = group.lookup_kernels.pool_bags(
+        launcher(), threads, weights, group.width, lookups.values, _all_offsets(lookups), sample_weights,
+        lookups.weights is not None, lookups.batch, key, base, sizes, column, group.mean[chosen], out.reshape(-1),
+        stride, tile,
     )  # fmt: skip
     return int(bad)
 
 
-def _offsets(lookups: Lookups) -> NDArray[np.int64]:
+def _tile(count: int, threads: int) -> int:
+    return min(max(count // (threads * _TILES_PER_THREAD), _LEAST_TILE), _MOST_TILE)
+
+
+def _all_offsets(lookups: Lookups) -> NDArray[np.int64]:
     if lookups.offsets is not None:
         return lookups.offsets
     return np.arange(len(lookups.values) + 1, dtype=np.int64)
 
 
+def offsets_or_empty(lookups: Lookups) -> NDArray[np.int64]:
+    """The offsets, or a placeholder for kernels that are told of single ids apart."""
+    return _NO_OFFSETS if lookups.offsets is None else lookups.offsets
+
+
 def gather(weights: Floats, group: Group, lookups: Lookups, feature: int, out: Floats) -> int:
     """``out[i] = row of values[first + i]`` for the ids of one sequence feature; returns as `pool` does."""
     first, last = lookups.span(feature)
-    chunks = use_torch_threads() * _CHUNKS_PER_THREAD
-    values = lookups.values[first:last]
-    bad = int(
-        cpu.gather(weights, group.width, values, group.base[feature], group.rows[feature], out.reshape(-1), chunks)
-    )
-    return bad if bad < 0 else first + bad
+    values, threads = lookups.values[first:last], use_torch_threads()
+    bad = group.lookup_kernels.gather(
+        launcher(), threads, weights, group.width, values, group.base[feature], group.rows[feature], out.reshape(-1),
+        _tile(last - first, threads),
+    )  # fmt: skip
+    return int(bad) if bad < 0 else first + int(bad)
 
 
 def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
-    """Deal tables of the given costs to threads, longest first, cutting the large ones into parts by row.
+    """Tables in descending order of cost, in which threads take them; large ones are cut into parts by row.
 
     Returns
     -------
     tuple of ndarray
-        ``(task_table, task_part, task_parts, thread_start)``.
+        ``(task_table, task_part, task_parts)``.
     """
     fair = sum(costs) / max(threads, 1)
     tasks = []
     for table, cost in enumerate(costs):
         parts = threads if cost > fair / 2 else 1
-        tasks += [(cost / parts, table, part, parts) for part in range(parts)]
-    loads: list[tuple[float, list[tuple[int, int, int]]]] = [(0.0, []) for _ in range(threads)]
-    for cost, *task in sorted(tasks, key=lambda entry: (-entry[0], entry[1:])):
-        least = min(range(threads), key=lambda thread: loads[thread][0])
-        loads[least] = (loads[least][0] + cost, [*loads[least][1], (task[0], task[1], task[2])])
-    dealt = np.array([task for _, mine in loads for task in mine], dtype=np.int64).reshape(-1, 3)
-    start = np.cumsum([0] + [len(mine) for _, mine in loads])
-    return dealt[:, 0].copy(), dealt[:, 1].copy(), dealt[:, 2].copy(), start.astype(np.int64)
+        tasks += [(-cost / parts, table, part, parts) for part in range(parts)]
+    dealt = np.array([task for _, *task in sorted(tasks)], dtype=np.int64).reshape(-1, 3)
+    return dealt[:, 0].copy(), dealt[:, 1].copy(), dealt[:, 2].copy()
 
 
 def update(
@@ -226,42 +273,45 @@ def update(
     The bits do not depend on the number of threads: every row is summed and updated by one thread.
     """
     threads = use_torch_threads()
-    counts = _table_lookups(group, lookups)
+    counts = lookups_by_table(group, lookups)
     if not counts.any():
         return
     plan = workspace.plan(group, counts, threads)
-    work = workspace.prepare(threads, int(counts.max()), group.width)
+    work = workspace.prepare(threads, int(counts.max()), group.width, lookups.values.dtype)
     single = np.float32
-    cpu.update(
-        weights, group.width, row_state, full_state, lookups.values,
-        _NO_OFFSETS if lookups.offsets is None else lookups.offsets, lookups.offsets is None,
+    group.backward_kernels.update(
+        launcher(), threads, weights, group.width, row_state, full_state, lookups.values,
+        offsets_or_empty(lookups), lookups.offsets is None,
         _NO_FLOATS if lookups.weights is None else lookups.weights, lookups.weights is not None, lookups.batch,
         lookups.key, group.base, group.rows, group.column, group.mean, group.sequence, sequence_start,
         group.table_start, group.table_features, counts, *plan,
         gradient.reshape(-1), sequence_gradient, gradient.shape[1],
-        work["index_of"], work["keys"], work["slot_of"], work["source_of"], work["scale_of"], work["order"],
-        work["order_scale"], work["row_of"], work["count_of"], work["row_sum"],
+        *(work[name] for name in _WORKSPACES),
         KINDS[rule.kind], single(rule.rate), single(rule.eps), single(rule.decay), single(rule.beta1),
         single(rule.beta2), single(1 - rule.beta1**rule.step), single(1 - rule.beta2**rule.step),
     )  # fmt: skip
 
 
-def _table_lookups(group: Group, lookups: Lookups) -> NDArray[np.int64]:
+def lookups_by_table(group: Group, lookups: Lookups) -> NDArray[np.int64]:
     """``[tables]`` number of lookups of each table in the batch."""
-    first = lookups.key[group.table_features] * lookups.batch
     if lookups.offsets is None:
-        spans = np.full(len(first), lookups.batch, dtype=np.int64)
-    else:
-        spans = lookups.offsets[first + lookups.batch] - lookups.offsets[first]
-    return np.add.reduceat(spans, group.table_start[:-1])
+        return np.diff(group.table_start) * lookups.batch
+    first = lookups.key[group.table_features] * lookups.batch
+    return np.add.reduceat(lookups.offsets[first + lookups.batch] - lookups.offsets[first], group.table_start[:-1])
 
 
 def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: Floats, out: Floats) -> None:
     """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight."""
-    chosen = np.flatnonzero(group.sequence == 0)
-    chunks = use_torch_threads() * _CHUNKS_PER_THREAD
-    cpu.weight_gradient(
-        weights, group.width, lookups.values, _offsets(lookups), lookups.batch, lookups.key[chosen],
-        group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1), gradient.shape[1],
-        out, chunks,
+    chosen = group.pooled
+    group.lookup_kernels.weight_gradient(
+        launcher(), use_torch_threads(), weights, group.width, lookups.values, _all_offsets(lookups), lookups.batch,
+        lookups.key[chosen], group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1),
+        gradient.shape[1], out,
     )  # fmt: skip
+
+
+def mark_rows(group: Group, lookups: Lookups, bits: NDArray[np.uint8]) -> None:
+    """Set the bit of every row of the group that the batch looks up: bit ``r & 7`` of byte ``r >> 3``."""
+    rows.mark_rows(
+        lookups.values, offsets_or_empty(lookups), lookups.offsets is None, lookups.batch, lookups.key, group.base, bits
+    )

@@ -14,9 +14,9 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import cpu
 from stratarec.kernels.interaction.reference import dot_interaction as _reference
 from stratarec.kernels.memory import RECYCLER
+from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import use_torch_threads
-
-_CHUNKS_PER_THREAD = 4
+from stratarec.kernels.vector import blocks
 
 
 def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
@@ -65,8 +65,9 @@ class _Interaction(torch.autograd.Function):
         flat = _flat(pooled)
         front = flat[:0] if dense is None else _flat(dense)
         out = RECYCLER.empty(batch, columns)
-        chunks = use_torch_threads() * _CHUNKS_PER_THREAD
-        cpu.forward(front, flat, first, batch, vectors, width, out.view(-1).numpy(), columns, chunks)
+        cpu.kernels(*blocks(width)).forward(
+            launcher(), use_torch_threads(), front, flat, first, batch, vectors, width, out.view(-1).numpy(), columns
+        )
         ctx.saved = (front, flat, None if dense is None else dense.dtype, pooled.dtype)
         ctx.shape = (first, batch, features, vectors, width, columns)
         return out
@@ -78,9 +79,8 @@ class _Interaction(torch.autograd.Function):
         first, batch, features, vectors, width, columns = ctx.shape
         dense_out = torch.empty(batch * first, width)
         pooled_out = RECYCLER.empty(batch, features, width)
-        chunks = use_torch_threads() * _CHUNKS_PER_THREAD
-        cpu.backward(
-            front, flat, first, batch, vectors, width, _flat(gradient), columns,
-            dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(), chunks,
+        cpu.kernels(*blocks(width)).backward(
+            launcher(), use_torch_threads(), front, flat, first, batch, vectors, width, _flat(gradient), columns,
+            dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(),
         )  # fmt: skip
         return (dense_out.to(dense_type) if first else None), pooled_out.to(pooled_type)

@@ -2,84 +2,144 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import SimpleNamespace
+
 import numpy as np
-from numba import njit, prange
+from numba import literally, njit
+
+from stratarec.kernels.team import BODY, run_team, take
+from stratarec.kernels.vector import broadcast, load, multiply, multiply_add, store, store_totals, total
 
 U = np.uint64
+# Samples that a thread takes at once.
+TILE = 32
 
 
-@njit(nogil=True, cache=True, inline="always")
-def load(dense, pooled, first, sample, vectors, width, scratch):
-    """Copy a sample's vectors, the dense one first, to `scratch` ``[vectors * D]``."""
-    if first:
-        source = U(sample) * width
-        for d in range(width):
-            scratch[d] = dense[source + d]
-    target, count = U(first) * width, U(vectors - first) * width
-    source = U(sample) * count
-    for d in range(count):
-        scratch[target + d] = pooled[source + d]
+@njit(**BODY)
+def copy(lanes, source, begin, target, start, count):
+    """``target[start:][:count] = source[begin:][:count]``; `count` is a multiple of `lanes`."""
+    literally(lanes)
+    for d in range(U(0), U(count), U(lanes)):
+        store(target, U(start) + d, load(source, U(begin) + d, lanes))
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "contract"})
-def dot(scratch, one, other, width):
-    total = np.float32(0.0)
-    for d in range(width):
-        total += scratch[one + d] * scratch[other + d]
-    return total
+@njit(**BODY)
+def product(lanes, scratch, one, other, width):
+    """Element-wise products of two vectors, blocks summed."""
+    literally(lanes)
+    found = multiply(load(scratch, one, lanes), load(scratch, other, lanes))
+    for d in range(U(lanes), width, U(lanes)):
+        found = multiply_add(load(scratch, one + d, lanes), load(scratch, other + d, lanes), found)
+    return found
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def forward(dense, pooled, first, batch, vectors, width, out, columns, chunks):
+@njit(**BODY)
+def forward(member, lanes, whole, counter, dense, pooled, first, batch, vectors, width, out, columns, scratches):
     """out[b] = dense[b], then x_i . x_j for i = 1 .. V - 1 and j < i."""
-    D = U(width)
-    for chunk in prange(chunks):
-        scratch = np.empty(vectors * width, np.float32)
-        for b in range(batch * chunk // chunks, batch * (chunk + 1) // chunks):
-            load(dense, pooled, first, b, vectors, D, scratch)
-            place = U(b) * U(columns)
-            if first:
-                for d in range(D):
-                    out[place + d] = scratch[d]
-                place += D
-            for i in range(U(1), U(vectors)):
-                for j in range(U(0), i):
-                    out[place] = dot(scratch, i * D, j * D, D)
-                    place += U(1)
+    literally(lanes)
+    D, V = U(lanes if whole else width), U(vectors)
+    scratch = scratches[member]
+    while True:
+        begin = take(counter) * TILE
+        if begin >= batch:
+            break
+        for b in range(begin, min(begin + TILE, batch)):
+            copy(lanes, dense, b * width, scratch, 0, first * width)
+            count = (vectors - first) * width
+            copy(lanes, pooled, b * count, scratch, first * width, count)
+            place = U(b * columns)
+            copy(lanes, scratch, 0, out, place, first * width)
+            place += U(first * width)
+            for i in range(U(1), V):
+                whole_fours = i & ~U(3)
+                for j in range(U(0), whole_fours, U(4)):
+                    store_totals(
+                        out, place + j,
+                        product(lanes, scratch, i * D, j * D, D),
+                        product(lanes, scratch, i * D, (j + U(1)) * D, D),
+                        product(lanes, scratch, i * D, (j + U(2)) * D, D),
+                        product(lanes, scratch, i * D, (j + U(3)) * D, D),
+                    )  # fmt: skip
+                for j in range(whole_fours, i):
+                    out[place + j] = total(product(lanes, scratch, i * D, j * D, D))
+                place += i
 
 
-@njit(nogil=True, cache=True, fastmath={"contract"})
-def add_scaled(target, start, factor, scratch, source, width):
-    for d in range(width):
-        target[start + d] += factor * scratch[source + d]
+@njit(**BODY)
+def spread(gradient, place, vectors, square):
+    """The symmetric ``[V, V]`` matrix, zero on its diagonal, whose lower triangle starts at ``gradient[place]``."""
+    for i in range(vectors):
+        square[i * vectors + i] = np.float32(0.0)
+        for j in range(i):
+            square[i * vectors + j] = gradient[place + j]
+            square[j * vectors + i] = gradient[place + j]
+        place += i
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def backward(dense, pooled, first, batch, vectors, width, gradient, columns, dense_out, pooled_out, chunks):
-    """Gradients of `forward`'s inputs from the gradient of its output."""
-    D = U(width)
-    for chunk in prange(chunks):
-        scratch = np.empty(vectors * width, np.float32)
-        total = np.empty(vectors * width, np.float32)
-        for b in range(batch * chunk // chunks, batch * (chunk + 1) // chunks):
-            load(dense, pooled, first, b, vectors, D, scratch)
-            total[:] = 0
-            place = U(b) * U(columns)
-            if first:
-                for d in range(D):
-                    total[d] = gradient[place + d]
-                place += D
-            for i in range(U(1), U(vectors)):
-                for j in range(U(0), i):
-                    factor = gradient[place]
-                    add_scaled(total, i * D, factor, scratch, j * D, D)
-                    add_scaled(total, j * D, factor, scratch, i * D, D)
-                    place += U(1)
-            if first:
-                target = U(b) * D
-                for d in range(D):
-                    dense_out[target + d] = total[d]
-            count = U(vectors - first) * D
-            target = U(b) * count
-            for d in range(count):
-                pooled_out[target + d] = total[U(first) * D + d]
+@njit(**BODY)
+def backward(
+    member, lanes, whole, counter, dense, pooled, first, batch, vectors, width, gradient, columns, dense_out,
+    pooled_out, scratches, squares, totals,
+):  # fmt: skip
+    """Gradients of `forward`'s inputs: those of x_i are the sum over j of g_ij x_j, four i at a time in registers."""
+    literally(lanes)
+    D, V = U(lanes if whole else width), U(vectors)
+    scratch, square, found = scratches[member], squares[member], totals[member]
+    while True:
+        begin = take(counter) * TILE
+        if begin >= batch:
+            break
+        for b in range(begin, min(begin + TILE, batch)):
+            count = (vectors - first) * width
+            copy(lanes, dense, b * width, scratch, 0, first * width)
+            copy(lanes, pooled, b * count, scratch, first * width, count)
+            place = U(b * columns)
+            spread(gradient, place + U(first * width), V, square)
+            for i in range(U(0), V, U(4)):
+                for block in range(U(0), D, U(lanes)):
+                    one = two = three = four = broadcast(np.float32(0.0), lanes)
+                    if first and i == U(0):
+                        one = load(gradient, place + block, lanes)
+                    for j in range(V):
+                        x, s = load(scratch, j * D + block, lanes), i * V + j
+                        one = multiply_add(broadcast(square[s], lanes), x, one)
+                        two = multiply_add(broadcast(square[s + V], lanes), x, two)
+                        three = multiply_add(broadcast(square[s + V + V], lanes), x, three)
+                        four = multiply_add(broadcast(square[s + V + V + V], lanes), x, four)
+                    store(found, i * D + block, one)
+                    store(found, (i + U(1)) * D + block, two)
+                    store(found, (i + U(2)) * D + block, three)
+                    store(found, (i + U(3)) * D + block, four)
+            copy(lanes, found, 0, dense_out, b * width, first * width)
+            copy(lanes, found, first * width, pooled_out, b * count, count)
+
+
+@cache
+def kernels(lanes: int, whole: bool) -> SimpleNamespace:
+    """Both passes for vectors in blocks of `lanes`, compiled at their first call and kept on disk."""
+
+    @njit(nogil=True, cache=True)
+    def run_forward(launch, threads, dense, pooled, first, batch, vectors, width, out, columns):
+        counter, scratches = np.zeros(1, np.int64), np.empty((threads, vectors * width + 16), np.float32)
+        given = (
+            lanes, whole, counter, dense, pooled, first, batch, vectors, width, out, columns, scratches,
+        )  # fmt: skip
+        run_team(launch, threads, forward, given)
+
+    @njit(nogil=True, cache=True)
+    def run_backward(
+        launch, threads, dense, pooled, first, batch, vectors, width, gradient, columns, dense_out, pooled_out
+    ):
+        # Four rows at a time: the last rows may be beyond the vectors, and what is computed there is not used.
+        rows = (vectors + 3) // 4 * 4
+        counter, scratches = np.zeros(1, np.int64), np.empty((threads, rows * width + 16), np.float32)
+        squares = np.zeros((threads, rows * vectors + 16), np.float32)
+        totals = np.empty((threads, rows * width + 16), np.float32)
+        given = (
+            lanes, whole, counter, dense, pooled, first, batch, vectors, width, gradient, columns, dense_out,
+            pooled_out, scratches, squares, totals,
+        )  # fmt: skip
+        run_team(launch, threads, backward, given)
+
+    return SimpleNamespace(forward=run_forward, backward=run_backward)

@@ -1,0 +1,255 @@
+"""Quality on a real click log, on the last day of it: ours, TorchRec, a logistic regression, and popularity.
+
+One pass over the training split trains everything on the same batches: the recipe's model by `Trainer`, TorchRec's own
+DLRM from the same weights with FBGEMM's exact row-wise Adagrad and the same dense optimizer, and logistic regressions
+on the same features and the same schedule, of which validation chooses one. The test split is scored once, at the end.
+
+The recipe is ``recipes/globo.yaml``. ``--data`` names a data set that was prepared by it, or the click log itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.peers import TorchRecDLRM, fused_collection
+from benchmarks.train import copy_dense
+from stratarec.data.dataset import MANIFEST, Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.prepare import prepare
+from stratarec.embedding import ScheduleConfig
+from stratarec.errors import ConfigError
+from stratarec.jagged import Batch
+from stratarec.models import DLRMConfig
+from stratarec.recipe import Recipe
+from stratarec.training.memory import peak_rss_bytes
+from stratarec.training.metrics import Metrics, evaluate_logits
+from stratarec.training.trainer import Trainer
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "globo.yaml"
+# Settings of the logistic regression that validation chooses among: Adam's rate and L2.
+LOGISTIC = ((0.03, 0.0), (0.01, 0.0), (0.01, 1e-5), (0.002, 0.0))
+QUICK_STEPS, QUICK_BATCHES = 300, 20
+GATE = 1e-4
+Scores = tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]
+
+
+def open_data(data: Path | None) -> tuple[Recipe, Dataset]:
+    """The recipe, and its data set: prepared where only the log is there."""
+    recipe = Recipe.load(RECIPE)
+    prepared = Path(recipe.data.path) if data is None or data.is_file() else data
+    if (prepared / MANIFEST).is_file() and not (data and data.is_file()):
+        return Recipe.load(RECIPE, [f"data.path={prepared}"]), Dataset.open(prepared)
+    log = data or Path(recipe.data.source.paths[0])  # type: ignore[union-attr]
+    if not log.is_file():
+        raise ConfigError(
+            f"clicks needs the Globo.com click log and {log} is not there; pass --data with the Parquet file or a data "
+            "set prepared from it"
+        )
+    recipe = Recipe.load(RECIPE, [f"data.source.paths=[{log}]"])
+    return recipe, prepare(recipe.data, name=recipe.name)
+
+
+class TorchRecSide:
+    """TorchRec's model and optimizers, from a trainer's initial weights."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        config, rows = trainer.recipe.model, trainer.config.embedding
+        if not isinstance(config, DLRMConfig) or config.history.pooling != "mean":
+            raise ConfigError("TorchRec's own DLRM pools histories by their mean; set model.history.pooling to mean")
+        ours = trainer.model
+        tables = list(ours.embeddings.tables)
+        initial = {table.name: ours.embeddings.table(table.name)["weight"] for table in tables}
+        collection = fused_collection(tables, rate=rows.learning_rate, eps=rows.eps, initial=initial)
+        self.rows, self.row_schedule = collection.fused_optimizer(), rows
+        width = config.embedding_dim
+        self.model = TorchRecDLRM(
+            collection, len(trainer.dataset.schema.dense), [*config.bottom_mlp, width], [*config.top_mlp, 1]
+        )
+        copy_dense(ours, self.model)
+        self.dense_schedule = trainer.config.dense
+        dense = [*self.model.dlrm.dense_arch.parameters(), *self.model.dlrm.over_arch.parameters()]
+        self.optimizer = trainer.config.dense.build(nn.ParameterList(dense))
+        self.steps = 0
+
+    def step(self, batch: Batch) -> None:
+        dense, rows = self.dense_schedule, self.row_schedule
+        _set_rate(self.optimizer, dense.learning_rate * dense.schedule.factor(self.steps))
+        _set_rate(self.rows, rows.learning_rate * rows.schedule.factor(self.steps))
+        self.rows.step()  # tells FBGEMM its rate; the rows themselves change in backward
+        self.optimizer.zero_grad(set_to_none=True)
+        functional.binary_cross_entropy_with_logits(self.model(batch), batch.label).backward()
+        self.optimizer.step()
+        self.steps += 1
+
+    def __call__(self, batch: Batch) -> Tensor:
+        logits: Tensor = self.model(batch)
+        return logits
+
+
+class Logistic:
+    """A weight for every value of every feature, histories as bags of equal total weight, and dense features."""
+
+    def __init__(self, dataset: Dataset, schedule: ScheduleConfig, rate: float, decay: float) -> None:
+        self.sizes = [dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse]
+        self.base = torch.tensor([0, *np.cumsum(self.sizes)[:-1]])
+        self.values = nn.EmbeddingBag(sum(self.sizes), 1, mode="sum", include_last_offset=True)
+        self.dense = nn.Linear(len(dataset.schema.dense), 1)
+        click_rate = dataset.positives["train"] / dataset.samples("train")
+        with torch.no_grad():
+            self.values.weight.zero_()
+            self.dense.weight.zero_()
+            self.dense.bias.fill_(float(np.log(click_rate / (1 - click_rate))))
+        self.settings = {"rate": rate, "decay": decay}
+        weights = [*self.values.parameters(), *self.dense.parameters()]
+        self.optimizer = torch.optim.Adam(weights, lr=rate, weight_decay=decay, fused=True)
+        self.schedule, self.rate, self.steps = schedule, rate, 0
+
+    def step(self, batch: Batch) -> None:
+        _set_rate(self.optimizer, self.rate * self.schedule.factor(self.steps))
+        self.optimizer.zero_grad(set_to_none=True)
+        functional.binary_cross_entropy_with_logits(self(batch), batch.label).backward()
+        self.optimizer.step()
+        self.steps += 1
+
+    def __call__(self, batch: Batch) -> Tensor:
+        features = len(self.sizes)
+        lengths = batch.sparse.bag_offsets().diff()
+        base = self.base.repeat_interleave(batch.size).repeat_interleave(lengths)
+        share = (1 / lengths.clamp(min=1).float()).repeat_interleave(lengths)
+        ids = batch.sparse.values.long() + base
+        bags = self.values(ids, batch.sparse.bag_offsets(), per_sample_weights=share)
+        logits: Tensor = bags.view(features, batch.size).sum(0) + self.dense(batch.dense).squeeze(-1)
+        return logits
+
+
+def _set_rate(optimizer: Any, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def score(dataset: Dataset, split: str, models: dict[str, Callable[[Batch], Tensor]], limit: int | None) -> Scores:
+    """Labels and every model's logits over a split."""
+    loader = Loader(dataset, split, LoaderConfig(batch_size=8192, shuffle=limit is not None))
+    labels: list[NDArray[np.float32]] = []
+    logits: dict[str, list[NDArray[np.float32]]] = {name: [] for name in models}
+    with torch.no_grad():
+        for batch in islice(loader.epoch(0), limit):
+            labels.append(batch.label.numpy())
+            for name, model in models.items():
+                logits[name].append(model(batch).numpy().copy())
+    return np.concatenate(labels), {name: np.concatenate(parts) for name, parts in logits.items()}
+
+
+def metrics_of(scores: Scores) -> dict[str, Metrics]:
+    label, logits = scores
+    return {name: evaluate_logits(label, logit) for name, logit in logits.items()}
+
+
+def train_all(sides: dict[str, Any], trainer: Trainer, steps: int, minutes: float) -> dict[str, float]:
+    """Train every side on every batch, until the time is up; returns seconds spent in each."""
+    seconds, began = dict.fromkeys(sides, 0.0), time.monotonic()
+    for number, batch in enumerate(islice(trainer.loader.epoch(0), steps)):
+        for name in list(sides) if number % 2 else list(reversed(sides)):
+            start = time.perf_counter()
+            sides[name].step(batch)
+            seconds[name] += time.perf_counter() - start
+        passed = (time.monotonic() - began) / 60
+        if number % 50 == 0:
+            print(f"step {number + 1} of {steps}, {passed:.1f} minutes", file=sys.stderr)
+        if minutes and passed > minutes:
+            break
+    return seconds
+
+
+def gate(trainer: Trainer, peer: TorchRecSide) -> float:
+    """Largest difference of the untrained models' logits: both start from the same function."""
+    batch = next(iter(trainer.loader.epoch(0)))
+    with torch.no_grad():
+        difference = float((trainer.model(batch) - peer(batch)).abs().max())
+    if difference > GATE:
+        raise AssertionError(f"untrained logits differ by {difference}, expected at most {GATE}")
+    return difference
+
+
+def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, Any]:
+    """Train on all days but the last two, choose the logistic regression on the second last, test on the last.
+
+    Where `minutes` end the training before the pass over the data does, every side has seen the same part of it, which
+    is drawn from all days alike.
+    """
+    recipe, dataset = open_data(data)
+    trainer = Trainer(recipe, dataset)
+    steps = min(QUICK_STEPS, trainer.total_steps) if quick else trainer.total_steps
+    peer = TorchRecSide(trainer)
+    difference = gate(trainer, peer)
+    schedule = trainer.config.dense.schedule
+    linear = {f"logistic {n}": Logistic(dataset, schedule, *pair) for n, pair in enumerate(LOGISTIC)}
+    seconds = train_all({"ours": trainer, "torchrec": peer, **linear}, trainer, steps, minutes)
+    limit = QUICK_BATCHES if quick else None
+    valid = metrics_of(score(dataset, "valid", {"ours": trainer.model, "torchrec": peer, **linear}, limit))
+    best = min(linear, key=lambda name: valid[name].log_loss)
+    place = [feature.name for feature in dataset.schema.dense].index("popularity")
+    contenders = {
+        "ours": trainer.model,
+        "torchrec": peer,
+        "logistic": linear[best],
+        "popularity": lambda batch: batch.dense[:, place],
+    }
+    test = metrics_of(score(dataset, "test", contenders, limit))
+    rows = [
+        {
+            "model": name,
+            "test_auc": test[name].auc,
+            # Popularity orders samples; it is no probability.
+            "log_loss": test[name].log_loss if name != "popularity" else None,
+            "normalized_entropy": test[name].normalized_entropy if name != "popularity" else None,
+            "calibration": test[name].calibration if name != "popularity" else None,
+            "valid_auc": valid[best if name == "logistic" else name].auc if name != "popularity" else None,
+            "train_seconds": seconds.get(best if name == "logistic" else name),
+        }
+        for name in contenders
+    ]
+    auc = {name: found.auc for name, found in test.items()}
+    return {
+        "config": {
+            "recipe": recipe.to_dict() | {"data": {**recipe.to_dict()["data"], "path": "", "source": _source(recipe)}},
+            "steps": trainer.position.step,
+            "steps_of_whole_pass": trainer.total_steps,
+            "samples": {split: dataset.samples(split) for split in dataset.splits},
+            "logistic": {"tried": LOGISTIC, "chosen": linear[best].settings},
+            "initial_logit_difference": difference,
+        },
+        "metrics": {
+            **{f"auc_{name}": value for name, value in auc.items()},
+            "auc_delta_torchrec": auc["ours"] - auc["torchrec"],
+            "auc_delta_logistic": auc["ours"] - auc["logistic"],
+            "normalized_entropy_ours": test["ours"].normalized_entropy,
+            "normalized_entropy_torchrec": test["torchrec"].normalized_entropy,
+            "normalized_entropy_logistic": test["logistic"].normalized_entropy,
+            "log_loss_ours": test["ours"].log_loss,
+            "peak_rss_gib": peak_rss_bytes() / 2**30,
+        },
+        "samples": {
+            "rows": rows,
+            "logistic": [
+                {**side.settings, "valid_auc": valid[name].auc, "valid_log_loss": valid[name].log_loss}
+                for name, side in linear.items()
+            ],
+        },
+    }
+
+
+def _source(recipe: Recipe) -> dict[str, Any]:
+    """The source without where the log lay."""
+    return {**recipe.to_dict()["data"]["source"], "paths": []}

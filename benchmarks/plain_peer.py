@@ -1,0 +1,88 @@
+"""FBGEMM as it is installed, in a process of its own: without huge pages and with malloc's own thresholds.
+
+These are fixed when a process first allocates, so they cannot be switched inside the benchmark. The child keeps its
+tables and batches, makes one step when told to, and answers with its seconds; the parent makes it take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from statistics import median
+from typing import IO, Any
+
+import torch
+
+TUNING = ("THP_MEM_ALLOC_ENABLE", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
+
+
+class PlainPeer:
+    """The parent's handle of the child."""
+
+    def __init__(self, sizes: list[int], width: int, batch: int, skew: str, most_threads: int) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.plain_peer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={name: value for name, value in os.environ.items() if name not in TUNING},
+        )
+        order = {"sizes": sizes, "width": width, "batch": batch, "skew": skew, "most_threads": most_threads}
+        self.threads = int(self._ask(json.dumps(order)))
+
+    def _ask(self, line: str) -> str:
+        sender, receiver = self._child.stdin, self._child.stdout
+        if sender is None or receiver is None:
+            raise RuntimeError("the child has no pipes")
+        sender.write(line + "\n")
+        sender.flush()
+        answer = receiver.readline()
+        if not answer:
+            raise RuntimeError(f"benchmarks.plain_peer ended with code {self._child.wait()}")
+        return answer
+
+    def step(self, number: int) -> float:
+        """Seconds of one step."""
+        return float(self._ask(str(number)))
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child.stdin is not None:
+            self._child.stdin.close()
+        self._child.wait(timeout=60)
+
+
+def serve(orders: IO[str], answers: IO[str]) -> None:
+    """Read what to build, answer the number of threads that is fastest, then make a step a line."""
+    from benchmarks.embedding import FEATURES, build_fbgemm, make_ids
+
+    order: dict[str, Any] = json.loads(orders.readline())
+    batch, width = order["batch"], order["width"]
+    peer = build_fbgemm(order["sizes"], width)
+    batches = [make_ids(order["sizes"], batch, order["skew"], seed) for seed in range(8)]
+    offsets, gradient = torch.arange(FEATURES * batch + 1), torch.randn(batch, FEATURES * width) * 1e-3
+
+    def step(number: int) -> float:
+        began = time.perf_counter()
+        peer(batches[number % 8], offsets).backward(gradient)
+        return time.perf_counter() - began
+
+    found = {}
+    for threads in range(1, order["most_threads"] + 1):
+        torch.set_num_threads(threads)
+        found[threads] = median([step(number) for number in range(7)][2:])
+    best = min(found, key=lambda threads: found[threads])
+    torch.set_num_threads(best)
+    print(best, file=answers, flush=True)
+    for line in orders:
+        print(step(int(line)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    # Libraries print to standard output when they load; answers go to a copy of it of their own.
+    reply = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(sys.stdin, reply)

@@ -1,0 +1,237 @@
+"""Low-precision homes under a float32 cache: bytes, quality and speed against float32.
+
+Bytes: a child process builds the tables, writes every row, fills the cache, and compares what the collection says it
+holds with what the process really grew by. Quality: whole runs of a recipe, the seeds paired, on the synthetic Criteo
+shape and, where it is there, on the click log. Speed: the embedding step against FBGEMM's float32, and whole training
+steps against our own float32, in alternation.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+
+from benchmarks.embedding import EPS, FEATURES, RATE, Contenders, make_ids
+from benchmarks.timing import alternate, spread
+from benchmarks.train import take_turns, tiered_sides
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.sources.synthetic import CRITEO_ROWS, SyntheticConfig
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.jagged import KeyedJagged
+from stratarec.recipe import Recipe
+from stratarec.training.trainer import Trainer
+
+SHARES = {"int8": 0.05, "int4": 0.01}
+CODECS = {kind: CodecConfig(kind=kind, state="bf16") for kind in SHARES}
+# Tables of fewer rows stay whole in float32: their cache could not hold what batches in flight use.
+_LEAST_ROWS = 50_000
+_GIB = 1 << 30
+
+
+def tiers_of(tables: Sequence[EmbeddingBagConfig], kind: str, share: float) -> TierConfig:
+    """Large tables at home in DRAM, encoded, with a cache of `share` of their rows."""
+    large = [table for table in tables if table.num_embeddings >= _LEAST_ROWS]
+    return TierConfig(
+        tables={
+            table.name: TableTier(codec=CODECS[kind], cache_rows=max(int(table.num_embeddings * share), 16_384))
+            for table in large
+        }
+    )
+
+
+def bytes_cell(kind: str, width: int, float32_bytes: int) -> dict[str, Any]:
+    """One line of the bytes table, from a child process."""
+    command = [sys.executable, "-m", "benchmarks.precision", kind, str(width), str(float32_bytes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if abs(found["resident_over_stated"] - 1) > 0.05:
+        raise AssertionError(f"the process grew by {found['resident_over_stated']:.3f} of the bytes that were stated")
+    return found
+
+
+def _resident_bytes() -> int:
+    text = Path("/proc/self/smaps_rollup").read_text()
+    return 1024 * int(next(line for line in text.splitlines() if line.startswith("Rss")).split()[1])
+
+
+def measure_bytes(kind: str, width: int, float32_bytes: int) -> dict[str, Any]:
+    """Fill one table and its cache, and weigh them."""
+    rows = float32_bytes // (4 * width + 4)
+    share = SHARES[kind]
+    table = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=width, feature_names=("f",))
+    tiers = TierConfig(tables={"t": TableTier(codec=CODECS[kind], cache_rows=int(rows * share))})
+    optimizer = RowOptimizerConfig(learning_rate=RATE)
+    _look_up(TieredEmbeddingBagCollection([table], optimizer=optimizer, tiers=tiers), 0, 1000)
+    before = _resident_bytes()
+    collection = TieredEmbeddingBagCollection([table], optimizer=optimizer, tiers=tiers)
+    batch = 8192
+    for first in range(0, rows, batch):
+        _look_up(collection, first, min(first + batch, rows))
+    grown = _resident_bytes() - before
+    parts = collection.bytes_by_part()
+    stated = sum(parts.values())
+    return {
+        "kind": kind,
+        "width": width,
+        "rows": rows,
+        "cache_share": share,
+        "parts": parts,
+        "bytes_ratio": rows * (4 * width + 4) / stated,
+        "resident_over_stated": grown / stated,
+    }
+
+
+def _look_up(collection: TieredEmbeddingBagCollection, first: int, last: int) -> None:
+    ids = torch.arange(first, last, dtype=torch.int64)
+    jagged = KeyedJagged(keys=("f",), values=ids, offsets=None, batch_size=last - first)
+    collection(jagged).pooled.sum().backward()
+
+
+def quality(dataset: Path, recipe: Path, changes: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Test AUC of float32, and of both codecs with both roundings, a line each."""
+    opened = Dataset.open(dataset)
+    fixed = [*changes, f"data.path={dataset}", "train.eval_every=0", "train.checkpoint.every_minutes=0"]
+    kinds: list[tuple[str, str, list[str]]] = [("fp32", "", [])]
+    for kind, share in SHARES.items():
+        for rounding in ("stochastic", "nearest"):
+            memory = [
+                f"memory.precision={kind}", f"memory.rounding={rounding}", f"memory.cache.fraction={share}",
+                "memory.state=bf16",
+            ]  # fmt: skip
+            kinds.append((kind, rounding, memory))
+    rows = []
+    for kind, rounding, memory in kinds:
+        aucs, losses, cached = [], [], 0.0
+        for seed in seeds:
+            with tempfile.TemporaryDirectory() as run:
+                made = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
+                trainer = Trainer(made, opened)
+                result = trainer.train()
+            aucs.append(result["test"]["auc"])
+            losses.append(result["test"]["log_loss"])
+            cached = _cached_share(trainer)
+        rows.append({
+            "data": recipe.stem, "kind": kind, "rounding": rounding, "auc": mean(aucs), "log_loss": mean(losses),
+            "auc_by_seed": aucs, "cache_share": cached,
+        })  # fmt: skip
+        print(f"{recipe.stem} {kind} {rounding}: AUC {mean(aucs):.5f}", file=sys.stderr, flush=True)
+    for row in rows:
+        row["auc_delta"] = row["auc"] - rows[0]["auc"]
+    return rows
+
+
+def _cached_share(trainer: Trainer) -> float:
+    """Slots over rows, of the tables that do not lie whole in level 0."""
+    if trainer.plan is None:
+        return 1.0
+    tiered = [placed for placed in trainer.plan.tables if placed.tier != "level0"]
+    return sum(placed.cache_rows for placed in tiered) / max(sum(placed.rows for placed in tiered), 1)
+
+
+def embedding_cell(width: int, batch: int, rounds: int, cap: int) -> dict[str, Any]:
+    """The embedding step: int8 + 5 % against FBGEMM's and our float32."""
+    sizes = [min(rows, cap) for rows in CRITEO_ROWS]
+    pair = Contenders(sizes, width, batch)
+    tiered = TieredEmbeddingBagCollection(
+        pair.ours.tables,
+        optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS),
+        tiers=tiers_of(pair.ours.tables, "int8", SHARES["int8"]),
+    )
+    gradient = torch.randn(batch, FEATURES * width) * 1e-3
+    batches = [make_ids(sizes, batch, "criteo", seed) for seed in range(64)]
+
+    def step_int8(step: int) -> None:
+        jagged = KeyedJagged(keys=pair.keys, values=batches[step % 64], offsets=None, batch_size=batch)
+        tiered(jagged).pooled.backward(gradient)
+
+    for step in range(64):
+        step_int8(step)
+    times = alternate(
+        {
+            "int8": step_int8,
+            "fp32": lambda step: pair.step_ours(batches[step % 64], gradient),
+            "fbgemm": lambda step: pair.step_fbgemm(batches[step % 64], gradient),
+        },
+        rounds,
+    )
+    found = {name: spread(values)["median_ms"] for name, values in times.items()}
+    traffic = tiered.stager.groups[0].cache.traffic
+    return {
+        "width": width,
+        "batch": batch,
+        **{f"{name}_ms": value for name, value in found.items()},
+        "rows_in_a_step": traffic.rows_in / tiered.step,
+        "ratio_fbgemm": found["fbgemm"] / found["int8"],
+        "ratio_fp32": found["fp32"] / found["int8"],
+    }
+
+
+def train_cell(dataset: Dataset, rounds: int, stretch: int) -> dict[str, Any]:
+    """Whole training steps at D = 64 and batch 4,096: int8 + 5 % against float32, both ours."""
+    contenders = {"fp32": None, "int8": lambda tables: tiers_of(tables, "int8", SHARES["int8"])}
+    pair = tiered_sides(dataset, 64, 4096, contenders)
+    # The cache fills first: an empty one evicts nothing, which would flatter it.
+    seconds = take_turns(pair, rounds, stretch, warmup=60)
+    for side in pair.values():
+        side.close()
+    found = {name: 1e3 * median(values) for name, values in seconds.items()}
+    return {**{f"{name}_ms": value for name, value in found.items()}, "ratio_fp32": found["fp32"] / found["int8"]}
+
+
+def synthetic(folder: Path, samples: int, cap: int) -> Dataset:
+    """The Criteo shape."""
+    source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
+    vocabulary = VocabularyConfig(min_count=1, tail_buckets=16)
+    split = SplitConfig(by="fraction", valid=0.0, test=0.2)
+    return prepare(PrepareConfig(source=source, path=str(folder), vocabulary=vocabulary, split=split))
+
+
+def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
+    """Bytes, quality (on the click log too, with ``--data`` its prepared directory) and speed."""
+    size = _GIB // 4 if quick else 17 * _GIB // 4
+    weighed = [bytes_cell(kind, width, size) for kind, width in (("int8", 64), ("int4", 64), ("int4", 256))]
+    rounds, cap = (6, 100_000) if quick else (25, 1_000_000)
+    cells = [embedding_cell(64, batch, rounds, cap) for batch in (2048, 16384)]
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = synthetic(Path(folder) / "data", 200_000 if quick else 2_500_000, cap)
+        speed = train_cell(dataset, rounds=4 if quick else 10, stretch=5 if quick else 10)
+        seeds = (1,) if quick else (1, 2, 3)
+        recipes = Path(__file__).parents[1] / "recipes"
+        learned = quality(Path(folder) / "data", recipes / "demo.yaml", [], seeds)
+    if data is not None:
+        learned += quality(data, recipes / "globo.yaml", [], seeds)
+
+    def worst(kind: str) -> float:
+        return min(row["auc_delta"] for row in learned if row["kind"] == kind and row["rounding"] == "stochastic")
+
+    return {
+        "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "seeds": seeds, "float32_bytes": size},
+        "metrics": {
+            "bytes_ratio_int8_d64": weighed[0]["bytes_ratio"],
+            "bytes_ratio_int4_d64": weighed[1]["bytes_ratio"],
+            "bytes_ratio_int4_d256": weighed[2]["bytes_ratio"],
+            "auc_delta_int8": worst("int8"),
+            "auc_delta_int4": worst("int4"),
+            "embedding_ratio_int8_fbgemm_fp32": min(cell["ratio_fbgemm"] for cell in cells),
+            "embedding_ratio_int8_fp32": min(cell["ratio_fp32"] for cell in cells),
+            "train_ratio_int8_fp32": speed["ratio_fp32"],
+        },
+        "samples": {"rows": learned, "bytes": weighed, "embedding": cells, "train": speed},
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_bytes(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,188 @@
+"""One row at rest: encoded weights, their scale and offset, and the optimizer state, moved together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.level0 import Level0
+from stratarec.errors import CheckpointError, ConfigError
+from stratarec.kernels import codec as kernels
+from stratarec.kernels.codec.layout import KINDS, Layout
+
+Records = NDArray[np.uint8]
+Indices = NDArray[np.int64]
+
+# Raised when the bytes of a record, or the noise that rounds them, change.
+FORMAT = 1
+
+
+class RecordCodec:
+    """Encodes slots of level 0 into records and decodes them back.
+
+    A record is ``[encoded weights | scale, offset | row state | full state]``, little-endian, without padding
+    (`stratarec.kernels.codec.layout`).
+
+    Parameters
+    ----------
+    config : CodecConfig
+    width : int
+        D, floats a row.
+    row_state, full_state : bool
+        Whether the optimizer keeps a float for each row, and one for each weight.
+
+    Raises
+    ------
+    ConfigError
+        If `width` is not positive.
+
+    Notes
+    -----
+    *Bounds.* Let w be a weight and w' what comes back. fp32 is the same bits. fp16 and bf16 give one of the two
+    neighbours of w in the format (nearest: the nearer, ties to even), gradual underflow included. int8 and int4 give
+    ``|w' - w| <= scale / 2`` (nearest) or ``< scale`` (stochastic), apart from float32 rounding of
+    ``offset + code * scale`` (a few 2**-24 of the row's largest magnitude), where with L = 255 or 15
+
+    - fp32 parameters: ``scale <= max((max - min) / L, 2**-126)``, offset = min;
+    - fp16 parameters: the offset is min rounded *down* and the scale ``(max - offset) / L`` rounded *up*, so that no
+      weight lies outside the codes and none is clamped. That widens a step to at most
+      ``((max - min + ulp16(min)) / L) * (1 + 2**-10) + 2**-24``.
+
+    *Constant rows.* With fp32 parameters a row of equal weights v comes back exactly (the sign of a zero is lost). With
+    fp16 parameters it does if v is a float16; otherwise it comes back within one step (half a step for nearest) of the
+    codes that divide v's distance to the float16 below it, ``ulp16(v) / L * (1 + 2**-10) + 2**-24``: closer than v
+    rounded to float16, and still without bias when stochastic.
+
+    *Bias.* Stochastic rounding goes to either neighbour with the probability that makes its mean the exact value, to
+    2**-24 of a step; a value that the storage holds exactly never moves, except by float32 rounding of int codes.
+    Source of the scheme: Yang et al., Mixed-Precision Embedding Using a Cache (arXiv 2010.11305).
+
+    *Threads.* The bytes do not depend on their number, nor on the order or the places of the entries.
+    """
+
+    def __init__(self, config: CodecConfig, *, width: int, row_state: bool, full_state: bool) -> None:
+        if width < 1:
+            raise ConfigError(f"a record of width {width}: expected at least 1")
+        self.config = config
+        self.layout = Layout(
+            kind=KINDS[config.kind],
+            stochastic=config.rounding == "stochastic",
+            wide_parameters=config.parameters == "fp32",
+            wide_state=config.state == "fp32",
+            width=width,
+            row_state=row_state,
+            full_state=full_state,
+        )
+        self.width = width
+        self.record_bytes = self.layout.record_bytes
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the bytes, as JSON for checkpoints; equal identities encode to equal bytes.
+
+        A field without effect (such as the rounding of fp32) is left out.
+        """
+        config: dict[str, str] = {"kind": self.config.kind}
+        if self.config.kind != "fp32":
+            config["rounding"] = self.config.rounding
+        if self.layout.levels:
+            config["parameters"] = self.config.parameters
+        if self.layout.row_state or self.layout.full_state:
+            config["state"] = self.config.state
+        shape = {"width": self.width, "row_state": self.layout.row_state, "full_state": self.layout.full_state}
+        return {"format": FORMAT, **config, **shape}
+
+    @classmethod
+    def from_identity(cls, identity: Mapping[str, Any]) -> RecordCodec:
+        """The codec of a checkpoint's `identity`; CheckpointError if this version does not know it."""
+        if identity.get("format") != FORMAT:
+            raise CheckpointError(f"records of format {identity.get('format')!r}, this version reads format {FORMAT}")
+        try:
+            config = CodecConfig(**{name: identity[name] for name in asdict(CodecConfig()) if name in identity})
+            shape = {name: identity[name] for name in ("width", "row_state", "full_state")}
+            return cls(config, **shape)
+        except (KeyError, ConfigError) as error:
+            raise CheckpointError(f"a record codec that this version does not know: {dict(identity)}") from error
+
+    def encode(
+        self, level: Level0, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64], write: int
+    ) -> int:
+        """Encode ``slots[i]`` into ``records[places[i]]`` for every entry i.
+
+        Parameters
+        ----------
+        level : Level0
+        slots : ndarray
+            ``[n]`` int64.
+        records : ndarray
+            ``[M, record_bytes]`` uint8, C-contiguous.
+        places : ndarray
+            ``[n]`` int64, distinct.
+        keys : ndarray
+            ``[n]`` uint64, one for each (seed, table, row). The noise of an entry is a function of its key, `write` and
+            the column alone.
+        write : int
+            A number that is not used twice for the same key, such as the batch.
+
+        Returns
+        -------
+        int
+            -1, or the first entry with a NaN, an infinity or a number that the codec cannot hold: a weight beyond
+            float16 (65504) or bfloat16, a float16 offset or scale beyond 65504, max - min beyond float32, a state
+            beyond bfloat16. Its record and those of other entries may then be written or not.
+
+        Raises
+        ------
+        ConfigError
+            If arrays do not fit this codec or an index lies outside its array; nothing is read or written then.
+        """
+        self._check(level, slots, records, places)
+        if keys.shape != slots.shape or keys.dtype != np.uint64:
+            raise ConfigError(f"keys are {keys.dtype} of shape {keys.shape}, expected uint64 of shape {slots.shape}")
+        return kernels.encode(
+            self.layout, level.weights, level.row_state, level.full_state, slots, records, places, keys, write
+        )
+
+    def decode(self, records: Records, places: Indices, level: Level0, slots: Indices) -> None:
+        """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i; slots are distinct.
+
+        Raises
+        ------
+        ConfigError
+            As `encode`.
+        """
+        self._check(level, slots, records, places)
+        kernels.decode(self.layout, records, places, level.weights, level.row_state, level.full_state, slots)
+
+    def _check(self, level: Level0, slots: Indices, records: Records, places: Indices) -> None:
+        if records.ndim != 2 or records.dtype != np.uint8 or not records.flags.c_contiguous:
+            raise ConfigError(
+                f"records are {records.dtype} of {records.ndim} dimensions, expected contiguous uint8 of 2"
+            )
+        if level.width != self.width or records.shape[1] != self.record_bytes:
+            raise ConfigError(
+                f"level 0 of width {level.width} and records of {records.shape[1]} bytes, "
+                f"expected {self.width} and {self.record_bytes}"
+            )
+        kept = (
+            (self.layout.row_state, len(level.row_state), 1),
+            (self.layout.full_state, len(level.full_state), self.width),
+        )
+        if any(used and size != level.slots * share for used, size, share in kept):
+            raise ConfigError(f"level 0 lacks the optimizer state of its {level.slots} slots")
+        if slots.shape != places.shape:
+            raise ConfigError(f"{slots.shape} slots for {places.shape} places, expected as many")
+        _check_indices("slots", slots, level.slots)
+        _check_indices("places", places, len(records))
+
+
+def _check_indices(name: str, indices: Indices, limit: int) -> None:
+    if indices.ndim != 1 or indices.dtype != np.int64:
+        raise ConfigError(f"{name} are {indices.dtype} of {indices.ndim} dimensions, expected int64 of 1")
+    if len(indices) and not 0 <= indices.min() <= indices.max() < limit:
+        raise ConfigError(f"{name} from {indices.min()} to {indices.max()}, expected 0 to {limit - 1}")

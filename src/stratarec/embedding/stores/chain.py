@@ -1,0 +1,127 @@
+"""Checkpoints of a byte array as a chain of files: a base with the written rows, then deltas with the changed ones.
+
+A checkpoint directory holds its whole chain. The files of the one before are hard-linked into it, so a chain costs the
+space of its deltas and any checkpoint may be deleted without harm to the others. When the deltas hold more than half as
+many rows as the base, a new base begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.embedding.stores.rowfile import Readable, RowSelection, link_or_copy, read_rows, verify_file, write_rows
+from stratarec.errors import CheckpointError, DatasetError
+from stratarec.files import read_json, sync, write_json
+
+_NAME = "chain.json"
+_MOST_FILES = 64
+
+
+class Rows(Readable, Protocol):
+    """A byte array ``[R, W]``, or something that is read and written like one."""
+
+    def __setitem__(self, rows: NDArray[np.int64], records: NDArray[np.uint8], /) -> None: ...
+
+
+class Chain:
+    """The files that the last checkpoint of one array consists of.
+
+    Which rows changed since then is the caller's to know: it clears its marks when `save` has returned.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[dict[str, Any]] = []
+        self._next = 0
+        # Of the last checkpoint. Equal contents would not do as proof that it is the one: a run that went back to an
+        # older checkpoint may write other records to the same places.
+        self._token = ""
+
+    def continues(self, previous: Path | None) -> bool:
+        """Whether `previous` is the checkpoint that changes are counted from."""
+        if previous is None or not self._token:
+            return False
+        try:
+            return bool(read_json(previous / _NAME)["token"] == self._token)
+        except (DatasetError, KeyError, TypeError):
+            return False
+
+    def save(
+        self,
+        directory: Path,
+        previous: Path | None,
+        array: Rows,
+        written: RowSelection,
+        changed: RowSelection,
+    ) -> list[dict[str, Any]]:
+        """Write what restores `array` into `directory`; returns the list of files, base first.
+
+        Raises
+        ------
+        StorageError
+            When something cannot be written; the next checkpoint may still build on the one before.
+        """
+        changes = sum(len(rows) for rows in changed())
+        files, select = [], written
+        if previous is not None and self._grows(previous, changes):
+            for entry in self._files:
+                link_or_copy(previous / entry["name"], directory / entry["name"])
+            files, select = list(self._files), changed
+        if changes or not files:
+            name = f"rows-{self._next:06d}.safetensors"
+            count, digest = write_rows(directory / name, select, array)
+            files.append({"name": name, "rows": count, "hash": digest})
+        token = os.urandom(16).hex()
+        write_json(directory / _NAME, {"token": token, "files": files})
+        sync(directory)
+        self._files, self._next, self._token = files, self._next + 1, token
+        return files
+
+    def _grows(self, previous: Path, changes: int) -> bool:
+        """Whether to add a delta to the files of `previous`, or to begin anew."""
+        if not self.continues(previous) or len(self._files) >= _MOST_FILES:
+            return False
+        deltas = changes + sum(int(entry["rows"]) for entry in self._files[1:])
+        if 2 * deltas > int(self._files[0]["rows"]):
+            return False
+        return all((previous / entry["name"]).is_file() for entry in self._files)
+
+    def verify(self, directory: Path, files: list[dict[str, Any]]) -> None:
+        """`CheckpointError` that names the file of `files` that is missing or damaged."""
+        for entry in files:
+            verify_file(directory / entry["name"], entry["hash"])
+
+    def load(self, directory: Path, files: list[dict[str, Any]], array: Rows) -> Iterator[NDArray[np.int64]]:
+        """Put the rows of verified `files` into `array`, giving them piece by piece; the next `save` builds on them."""
+        total, width = array.shape
+        for entry in files:
+            for rows, records in read_rows(directory / entry["name"], entry["rows"], width):
+                if len(rows) and (rows[0] < 0 or rows[-1] >= total):
+                    raise CheckpointError(f"{directory / entry['name']} has rows beyond 0..{total - 1}")
+                array[rows] = records
+                yield rows
+        self._files = list(files)
+        self._next = 1 + max(int(entry["name"].split("-")[1].split(".")[0]) for entry in files)
+        try:
+            self._token = str(read_json(directory / _NAME)["token"])
+        except (DatasetError, KeyError, TypeError):
+            self._token = ""
+
+
+def require_same(directory: Path, manifest: dict[str, Any], expected: dict[str, Any], *lists: str) -> None:
+    """`CheckpointError` that names the first field in which `manifest` is not as `expected`, or the list it lacks."""
+    for name in lists:
+        if not isinstance(manifest.get(name), list):
+            raise CheckpointError(f"the manifest of the records in {directory} is damaged: it lacks {name}")
+    for field, value in expected.items():
+        if manifest.get(field) != value:
+            raise CheckpointError(
+                f"the records in {directory} have {field} {json.dumps(manifest.get(field))}, expected "
+                f"{json.dumps(value)}; use a checkpoint of the same tables and codec"
+            )

@@ -1,0 +1,119 @@
+"""Where records lie: cells in blocks, blocks in segments, and how wide a location is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stratarec.errors import ConfigError
+from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Shape
+
+# A table is some so many segments, which makes what compaction may leave unclaimed (a few segments) a small part of it.
+_SEGMENTS = 64
+_LARGEST_SEGMENT = 4 << 30
+# Open segments, short ones that a checkpoint sealed, and room to move in.
+_SPARE_SLOTS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """How a log store uses its device."""
+
+    segment_bytes: int = 0
+    """Bytes of one segment file; 0 for a 64th of the records, between the buffer's size and 4 GiB."""
+    buffer_bytes: int = 4 << 20
+    """Rows are gathered in DRAM up to so many bytes (twice that, with compaction's own) and written at once."""
+    threads: int = 32
+    """Reads in flight."""
+    budget_bytes: int = 0
+    """The most file space in the store's directory; 0 for as much as the file system has."""
+    most_amplification: float = 1.5
+    """File bytes over the bytes of blocks that live rows need, beyond four segments; what is over it is compacted."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("segment_bytes", 0), ("buffer_bytes", 4096), ("threads", 1), ("budget_bytes", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"log.{name} is {getattr(self, name)}, expected at least {least}")
+        if self.most_amplification < 1.1:
+            raise ConfigError(f"log.most_amplification is {self.most_amplification}, expected at least 1.1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A layout that `plan_layout` chose; the same numbers mean the same bytes."""
+
+    rows: int
+    record_bytes: int
+    tag_bytes: int
+    """4, or 8 where row numbers need it."""
+    block_bytes: int
+    """4096, or the least multiple of it that holds one record."""
+    per_block: int
+    """Records in a block; none straddles two."""
+    segment_blocks: int
+    slots: int
+    """The most segments there can be at once."""
+    buffer_blocks: int
+
+    @property
+    def shape(self) -> Shape:
+        """What kernels need."""
+        return Shape(self.block_bytes // 8, self.per_block, self.record_bytes, self.tag_bytes // 4, self.segment_blocks)
+
+    @property
+    def location_type(self) -> np.dtype[Any]:
+        """uint32, or uint64 where the cells need it."""
+        return np.dtype(np.uint32 if self.slots * self.segment_blocks * self.per_block < 2**32 - 1 else np.uint64)
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a full segment."""
+        return self.segment_blocks * self.block_bytes
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint's files must agree with."""
+        names = ("rows", "record_bytes", "tag_bytes", "block_bytes", "per_block", "segment_blocks", "slots")
+        return {name: getattr(self, name) for name in names}
+
+
+def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> Layout:
+    """The layout of a store of `rows` records.
+
+    Raises
+    ------
+    ConfigError
+        When `config` leaves no room for a segment.
+    """
+    tag_bytes = 4 if rows < 2**32 - 1 else 8
+    cell_bytes = tag_bytes + record_bytes
+    block_bytes = -(-(CHECKSUM_BYTES + cell_bytes) // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
+    per_block = (block_bytes - CHECKSUM_BYTES) // cell_bytes
+    buffer_blocks = max(1, config.buffer_bytes // block_bytes)
+    all_blocks = max(1, -(-rows // per_block))
+    wanted = config.segment_bytes // block_bytes or min(all_blocks // _SEGMENTS, _LARGEST_SEGMENT // block_bytes)
+    if config.budget_bytes and not config.segment_bytes:
+        wanted = min(wanted, config.budget_bytes // 16 // block_bytes)
+    segment_blocks = max(1, wanted // buffer_blocks) * buffer_blocks
+    needed = -(-all_blocks // segment_blocks)
+    slots = 2 * needed + _SPARE_SLOTS
+    narrow = (2**32 - 2) // (segment_blocks * per_block)
+    if slots > narrow >= int(1.5 * needed) + 16:
+        slots = narrow
+    if config.budget_bytes and config.budget_bytes < 3 * segment_blocks * block_bytes:
+        raise ConfigError(
+            f"log.budget_bytes is {config.budget_bytes}, expected at least three segments of "
+            f"{segment_blocks * block_bytes} bytes; raise it or lower log.buffer_bytes and log.segment_bytes"
+        )
+    return Layout(
+        rows=rows,
+        record_bytes=record_bytes,
+        tag_bytes=tag_bytes,
+        block_bytes=block_bytes,
+        per_block=per_block,
+        segment_blocks=segment_blocks,
+        slots=slots,
+        buffer_blocks=buffer_blocks,
+    )

@@ -1,0 +1,202 @@
+"""Segment files: made, appended to, sealed and removed, never changed in place.
+
+A segment has a *slot*, which numbers its cells and is used again when it is gone, and a *sequence* number, which names
+its file and seeds its checksums and is not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.embedding.stores.log.layout import Layout
+from stratarec.embedding.stores.rowfile import link_or_copy
+from stratarec.errors import StorageError
+from stratarec.files import make_directory, storage_error
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class NoRoom(Exception):
+    """A segment cannot grow: the budget is spent or the file system is full. Compaction may help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentEntry:
+    """A sealed segment as a checkpoint's manifest has it."""
+
+    slot: int
+    sequence: int
+    blocks: int
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return f"segment-{self.sequence:010d}.log"
+
+
+class Segments:
+    """The segment files of one store.
+
+    The arrays are indexed by slot. `descriptors` is -1 where there is no segment; kernels read from copies of it, so
+    that a file removed under a running read stays open until the read is over (`retired`).
+    """
+
+    def __init__(self, directory: Path, layout: Layout, budget_bytes: int) -> None:
+        self.directory, self.layout, self.budget_bytes = directory, layout, budget_bytes
+        self.descriptors = np.full(layout.slots, -1, np.int32)
+        self.sequences = np.zeros(layout.slots, np.uint64)
+        self.blocks = np.zeros(layout.slots, np.int64)
+        self.live = np.zeros(layout.slots, np.int64)
+        self.sealed = np.zeros(layout.slots, np.bool_)
+        self.synced = np.zeros(layout.slots, np.bool_)
+        self.retired: list[int] = []
+        self.next_sequence = 1
+        self.bytes_written = 0
+        self._direct = hasattr(os, "O_DIRECT")
+        make_directory(directory)
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """What a process that died left behind: no checkpoint refers to this directory."""
+        for path in self.directory.glob("segment-*.log"):
+            path.unlink()
+
+    def entry(self, slot: int) -> SegmentEntry:
+        """The segment in `slot`."""
+        return SegmentEntry(slot=slot, sequence=int(self.sequences[slot]), blocks=int(self.blocks[slot]))
+
+    def path(self, slot: int) -> Path:
+        """The file of the segment in `slot`."""
+        return self.directory / self.entry(slot).name
+
+    @property
+    def used(self) -> NDArray[np.int64]:
+        """Slots that hold a segment."""
+        return np.flatnonzero(self.descriptors >= 0)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all segments."""
+        return int(self.blocks.sum()) * self.layout.block_bytes
+
+    def create(self) -> int:
+        """A new empty segment's slot; `NoRoom` when every slot is taken."""
+        free = np.flatnonzero(self.descriptors < 0)
+        if not len(free):
+            raise NoRoom(f"all {self.layout.slots} segments are in use")
+        slot = int(free[0])
+        self.sequences[slot], self.next_sequence = self.next_sequence, self.next_sequence + 1
+        self.blocks[slot] = self.live[slot] = 0
+        self.sealed[slot] = self.synced[slot] = False
+        self.descriptors[slot] = self._open(self.path(slot), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        return slot
+
+    def _open(self, path: Path, flags: int) -> int:
+        flags |= os.O_CLOEXEC
+        try:
+            if self._direct:
+                try:
+                    return os.open(path, flags | os.O_DIRECT, 0o644)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                self._direct = False
+                if flags & os.O_CREAT:
+                    path.unlink(missing_ok=True)
+                warnings.warn(
+                    f"the file system of {self.directory} refuses direct input and output: reads go through the page "
+                    "cache, whose memory no figure here counts; name a directory on a local disk",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return os.open(path, flags, 0o644)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise NoRoom(error.strerror) from error
+            raise storage_error(path, error) from error
+
+    def append(self, slot: int, words: NDArray[np.uint64], allowance: int) -> None:
+        """Write whole blocks to the end of a segment.
+
+        Parameters
+        ----------
+        words : ndarray
+            ``[blocks * block_words]`` uint64, page-aligned.
+        allowance : int
+            Bytes by which the budget may be exceeded: compaction must write before it can free.
+
+        Raises
+        ------
+        NoRoom
+            When the budget or the file system has no room; the segment is as it was.
+        """
+        if self.budget_bytes and self.file_bytes + words.nbytes > self.budget_bytes + allowance:
+            raise NoRoom(f"log.budget_bytes is {self.budget_bytes}")
+        descriptor, start = int(self.descriptors[slot]), int(self.blocks[slot]) * self.layout.block_bytes
+        content, done = words.view(np.uint8).data, 0
+        try:
+            while done < len(content):
+                done += os.pwrite(descriptor, content[done:], start + done)
+        except OSError as error:
+            os.ftruncate(descriptor, start)
+            if error.errno in _FULL:
+                raise NoRoom(error.strerror) from error
+            raise storage_error(self.path(slot), error) from error
+
+    def remove(self, slot: int) -> None:
+        """Remove a segment without live rows; its descriptor stays open until `close_retired`."""
+        assert not self.live[slot], f"segment {self.path(slot)} has {self.live[slot]} live rows"
+        self.path(slot).unlink(missing_ok=True)
+        self.retired.append(int(self.descriptors[slot]))
+        self.descriptors[slot] = -1
+        self.blocks[slot] = 0
+        self.sealed[slot] = False
+
+    def close_retired(self) -> None:
+        """Close the files of removed segments; no read may be running."""
+        while self.retired:
+            os.close(self.retired.pop())
+
+    def sync(self, slot: int) -> None:
+        """Make a sealed segment durable."""
+        if not self.synced[slot]:
+            os.fsync(int(self.descriptors[slot]))
+            self.synced[slot] = True
+
+    def adopt(self, source: Path, entry: SegmentEntry) -> None:
+        """Take a checkpoint's segment file over, under another name of the same file."""
+        path = self.directory / entry.name
+        path.unlink(missing_ok=True)
+        link_or_copy(source, path)
+        self.descriptors[entry.slot] = self._open(path, os.O_RDONLY)
+        self.sequences[entry.slot], self.blocks[entry.slot] = entry.sequence, entry.blocks
+        self.sealed[entry.slot] = self.synced[entry.slot] = True
+        self.next_sequence = max(self.next_sequence, entry.sequence + 1)
+
+    def clear(self) -> None:
+        """Remove every segment."""
+        self.live[:] = 0
+        for slot in self.used:
+            self.remove(int(slot))
+        self.close_retired()
+
+    def damage(self, slot: int, block: int) -> StorageError:
+        """What is wrong with a block that could not be read, in words."""
+        path, entry, size = self.path(slot), self.entry(slot), self.layout.block_bytes
+        where = f"{path}: block {block} of segment {entry.sequence} (offset {block * size})"
+        try:
+            there = path.stat().st_size
+            if there < entry.blocks * size:
+                return StorageError(f"{where} is lost: the file is truncated to {there} of {entry.blocks * size} bytes")
+            with path.open("rb") as file:
+                os.pread(file.fileno(), size, block * size)
+        except OSError as error:
+            return StorageError(f"{where} cannot be read: {error.strerror}; restore a checkpoint")
+        return StorageError(f"{where} is damaged: its checksum does not match; restore a checkpoint")

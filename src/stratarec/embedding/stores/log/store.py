@@ -1,0 +1,310 @@
+"""The log store: what its parts do together.
+
+Three things go on at once: the caller reads or writes, the pool reads, and the compactor moves rows. `_lock` guards the
+locations, the segment table and the buffers, and is held for microseconds; `_moving` is held by whoever moves rows, for
+as long as a pass takes. Whoever takes both takes `_moving` first.
+
+The working directory is scratch: after a crash nothing in it is trusted, and `restore` rebuilds it from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock, RLock
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
+from stratarec.embedding.stores.chain import Chain, require_same
+from stratarec.embedding.stores.log.appender import Appender
+from stratarec.embedding.stores.log.checkpoint import check_segments, keep_segments
+from stratarec.embedding.stores.log.compaction import Background, Compactor, background_due, dead_weight
+from stratarec.embedding.stores.log.layout import LogConfig, plan_layout
+from stratarec.embedding.stores.log.locations import Locations
+from stratarec.embedding.stores.log.reader import Reader
+from stratarec.embedding.stores.log.segments import NoRoom, Segments
+from stratarec.embedding.stores.memory import resident_bytes
+from stratarec.errors import CheckpointError, StorageError
+from stratarec.files import make_directory, storage_error
+from stratarec.kernels.blocks import cpu
+
+
+class LogRecords:
+    """A `RecordStore` on a block device.
+
+    Rows are appended to immutable segment files in large writes; a location of 4 bytes a row (8 where the cells need
+    it) is kept in DRAM. Reads are direct and parallel, and every block that is read is checked. Segments with few live
+    rows are rewritten behind the reader's back. A checkpoint is hard links plus the locations that changed.
+
+    Parameters
+    ----------
+    directory : Path
+        For segment files, on a local disk; used by one store at a time. What lies there from before is removed.
+    rows : int
+        R.
+    record_bytes : int
+        Bytes of one record.
+    config : LogConfig
+        Sizes, threads and budget.
+
+    Raises
+    ------
+    StorageError
+        When the directory cannot be used.
+    """
+
+    kind = "log"
+
+    def __init__(self, directory: Path, *, rows: int, record_bytes: int, config: LogConfig | None = None) -> None:
+        self.rows, self.record_bytes = rows, record_bytes
+        self.array: NDArray[np.uint8] | None = None
+        self.config = config or LogConfig()
+        self.layout = plan_layout(rows, record_bytes, self.config)
+        self._lock, self._moving = RLock(), Lock()
+        self._guard = _take(Path(directory))
+        self.segments = Segments(Path(directory), self.layout, self.config.budget_bytes)
+        self._front = Appender(self.segments, self._lock, -self.layout.segment_bytes)
+        self._locations = Locations(self.layout)
+        self._compactor = Compactor(self.segments, self._locations, self._lock)
+        self._back = self._compactor.appender
+        self._reader = Reader(self.layout, self.config.threads)
+        self._chain = Chain()
+        self._background = Background(self._compact_quietly)
+
+    # Reading
+
+    def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        check_rows(self, rows, out)
+        found = np.empty(len(rows), np.bool_)
+        cells, entries = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        with self._lock:
+            self.segments.close_retired()
+            count = cpu.find(
+                rows,
+                self._locations.of_row,
+                self._front.state,
+                self._front.data,
+                self._back.state,
+                self._back.data,
+                self.layout.shape,
+                out.reshape(-1),
+                found,
+                cells,
+                entries,
+            )
+            descriptors, sequences = self.segments.descriptors.copy(), self.segments.sequences.copy()
+        if count:
+            order = np.argsort(cells[:count])
+            bad = self._reader.read(descriptors, sequences, cells[order], entries[order], rows, out)
+            if bad >= 0:
+                raise self.segments.damage(*divmod(bad, self.layout.segment_blocks))
+        return found
+
+    def written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        check_rows(self, rows)
+        with self._lock:
+            found: NDArray[np.bool_] = self._locations.of_row[rows] != 0
+        return found
+
+    def check(self) -> None:
+        with self._moving:
+            slots = [int(slot) for slot in self.segments.used]
+            entries = [self.segments.entry(slot) for slot in slots]
+            which, block = self._reader.verify(
+                [(int(self.segments.descriptors[e.slot]), e.sequence, e.blocks) for e in entries]
+            )
+            if which >= 0:
+                raise self.segments.damage(slots[which], block)
+
+    # Writing
+
+    def write(self, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
+        check_rows(self, rows, records)
+        self._background.raise_error()
+        flat, done = records.reshape(-1), 0
+        while True:
+            with self._lock:
+                done = cpu.append(
+                    rows,
+                    flat,
+                    done,
+                    self._locations.of_row,
+                    self._locations.changed,
+                    self.segments.live,
+                    self._front.state,
+                    self._front.tags,
+                    self._front.data,
+                    self.layout.shape,
+                )
+            if done == len(rows):
+                return
+            self._spill()
+
+    def mark_written(self, rows: NDArray[np.int64]) -> None:
+        raise ValueError("a log store's records are not addressable memory: write them")
+
+    def _spill(self) -> None:
+        """Make room in the writer's buffer, compacting where space has run out or amplification has."""
+        self._with_room(self._front.make_room)
+        with self._lock:
+            self.segments.close_retired()
+        if dead_weight(self.segments, self.config.most_amplification):
+            with self._moving:
+                self._compact_while(lambda: dead_weight(self.segments, self.config.most_amplification))
+        elif background_due(self.segments, self.config.most_amplification):
+            self._background.wake()
+
+    def _with_room(self, action: Callable[[], None]) -> None:
+        """Do what needs file space, compacting as long as there is none."""
+        full = _attempt(action)
+        if full is None:
+            return
+        with self._moving:
+            while full is not None:
+                if not self._gains():
+                    raise self._full(full) from full
+                full = _attempt(action)
+
+    def _gains(self) -> bool:
+        try:
+            return self._compactor.rewrite_one()
+        except NoRoom:
+            return False
+
+    def _full(self, reason: NoRoom) -> StorageError:
+        segments, room = self.segments, os.statvfs(self.segments.directory)
+        need = self.layout.buffer_blocks * self.layout.block_bytes
+        return StorageError(
+            f"{segments.directory} is full ({reason}): {need} more bytes are needed, {segments.file_bytes} are in use, "
+            f"{room.f_bavail * room.f_frsize} are free there, and compaction cannot gain any: raise log.budget_bytes, "
+            "free space, or give the tables fewer bytes by their codec"
+        )
+
+    def flush(self) -> None:
+        self._background.raise_error()
+        self._with_room(self._front.write_out)
+
+    # Compaction
+
+    def compact(self) -> None:
+        """Rewrite every segment of which more than a twentieth is dead."""
+        with self._moving:
+            self._compact_while(lambda: True)
+
+    def settle(self) -> None:
+        """Do the compaction that is due, here or by waiting for the thread that is at it."""
+        with self._moving:
+            self._compact_while(lambda: background_due(self.segments, self.config.most_amplification))
+
+    def _compact_quietly(self) -> None:
+        """The background thread's work; a pass at a time, so that a checkpoint need not wait long."""
+        due = True
+        while due:
+            with self._moving:
+                due = background_due(self.segments, self.config.most_amplification)
+                try:
+                    due = due and self._compactor.rewrite_one()
+                except NoRoom:
+                    # The writer finds out for itself when it runs out of room.
+                    return
+
+    def _compact_while(self, due: Callable[[], bool]) -> None:
+        try:
+            while due() and self._compactor.rewrite_one():
+                pass
+        except NoRoom as full:
+            raise self._full(full) from full
+
+    # Checkpoints
+
+    def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
+        self.flush()
+        with self._moving:
+            try:
+                self._front.seal()
+                self._back.seal()
+            except NoRoom as full:
+                raise self._full(full) from full
+            last = previous if self._chain.continues(previous) else None
+            segments = keep_segments(self.segments, directory, last)
+            files = self._chain.save(
+                directory,
+                previous,
+                self._locations.as_bytes,
+                self._locations.written_rows,
+                self._locations.changed_rows,
+            )
+            self._locations.forget_changes()
+        return {**self._identity, "segments": segments, "files": files}
+
+    @property
+    def _identity(self) -> Manifest:
+        return {"format": 1, "layout": "log", **self.layout.identity}
+
+    def restore(self, directory: Path, manifest: Manifest) -> None:
+        """See `RecordStore.restore`; segments are linked, and their checksums checked by later reads and `check`."""
+        require_same(directory, manifest, self._identity, "segments", "files")
+        entries = check_segments(self.segments, directory, manifest)
+        self._chain.verify(directory, manifest["files"])
+        with self._moving, self._lock:
+            self._forget()
+            for entry in entries:
+                self.segments.adopt(directory / entry.name, entry)
+            for _ in self._chain.load(directory, manifest["files"], self._locations.as_bytes):
+                pass
+            segments = self.segments
+            bad = cpu.count_live(self._locations.of_row, segments.live, segments.blocks, self.layout.shape)
+            if bad >= 0:
+                raise CheckpointError(f"{directory}: row {bad} lies in no segment; use another checkpoint")
+
+    def _forget(self) -> None:
+        self._front.forget()
+        self._back.forget()
+        self.segments.clear()
+        self._locations.clear()
+        self._chain = Chain()
+
+    # The rest
+
+    def memory(self) -> StoreBytes:
+        with self._lock:
+            buffers = (self._front.data, self._back.data, self._compactor.stride, self._reader.scratch)
+            dram = resident_bytes(self._locations.of_row, self._locations.changed, *buffers)
+            files = sum(os.fstat(int(self.segments.descriptors[slot])).st_blocks * 512 for slot in self.segments.used)
+        return StoreBytes(dram_bytes=dram, block_bytes=files)
+
+    def close(self) -> None:
+        self._background.close()
+        self._reader.close()
+        with self._moving, self._lock:
+            self._forget()
+        self._guard.close()
+
+
+def _attempt(action: Callable[[], None]) -> NoRoom | None:
+    try:
+        action()
+    except NoRoom as full:
+        return full
+    return None
+
+
+def _take(directory: Path) -> IO[bytes]:
+    """Hold the directory's lock, which the system releases when the process ends."""
+    make_directory(directory)
+    path = directory / ".lock"
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise storage_error(path, error) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StorageError(f"{directory} is in use by another store: give each its own directory") from error
+    return file

@@ -1,0 +1,72 @@
+"""Which tables leave level 0, where they are at home then, and how they are cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.errors import ConfigError
+
+HomeKind = Literal["dram", "mapped", "log"]
+CachePolicy = Literal["lru", "lfu", "rank"]
+
+OVERFLOW_SHARE = 16
+"""One set in so many is kept for rows whose own set is full of rows in use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTier:
+    """The home of one table's rows, and the float32 cache over it."""
+
+    home: HomeKind = "dram"
+    """``dram`` is an array, ``mapped`` an array in a mapped file, ``log`` an append-only log on a block device."""
+    codec: CodecConfig = field(default_factory=CodecConfig)
+    """How a row is encoded at rest."""
+    cache_rows: int
+    """Slots of level 0 for this table, the overflow area included."""
+    level1_rows: int = 0
+    """Records of a ``log`` home that a second cache in DRAM holds, encoded, between level 0 and the files."""
+
+    def __post_init__(self) -> None:
+        if self.cache_rows < 1:
+            raise ConfigError(f"cache_rows is {self.cache_rows}, expected at least 1")
+        if self.level1_rows < 0:
+            raise ConfigError(f"level1_rows is {self.level1_rows}, expected 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierConfig:
+    """Tables that do not lie whole in level 0; the others do, in float32."""
+
+    tables: Mapping[str, TableTier] = field(default_factory=dict)
+    """Table name -> home and cache."""
+    policy: CachePolicy = "lru"
+    """Which row of a full set goes: the least recently used, the least often used, or the one of the highest id."""
+    ways: int = 32
+    """Slots of a set."""
+    mapped_path: Path | None = None
+    """Directory of ``mapped`` homes."""
+    log_path: Path | None = None
+    """Directory of ``log`` homes."""
+    log_budget_bytes: int | None = None
+    """File space that all ``log`` homes together may take; None for what the disk has."""
+    lookahead: int = 1
+    """Batches that a training run stages ahead."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ways <= 256:
+            raise ConfigError(f"ways is {self.ways}, expected 1 to 256")
+        for home, path in (("mapped", self.mapped_path), ("log", self.log_path)):
+            named = [name for name, tier in self.tables.items() if tier.home == home]
+            if named and path is None:
+                raise ConfigError(f"table {named[0]!r} is at home in {home!r}: give {home}_path, a directory")
+
+
+def cache_sets(cache_rows: int, ways: int) -> tuple[int, int]:
+    """Sets and overflow sets that `cache_rows` slots make: one of each at least, and no more slots than asked for."""
+    total = max(cache_rows // ways, 2)
+    overflow = max(total // OVERFLOW_SHARE, 1)
+    return total - overflow, overflow

@@ -1,0 +1,120 @@
+"""Float bits, half floats and unaligned memory for Numba kernels, which has words for none of them.
+
+Unaligned addresses are given as an element of a C-contiguous 1-D uint8 array and are not checked. Bytes are in the
+order of the machine, which is little-endian wherever Numba runs.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_HALF, _FLOAT = ir.HalfType(), ir.FloatType()
+
+
+def _pointer(context, builder, array_type, array, byte, element):
+    view = context.make_array(array_type)(context, builder, array)
+    return builder.bitcast(builder.gep(view.data, [byte]), element.as_pointer())
+
+
+def _load(array, element):
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, signature.args[0], *args, context.get_value_type(element))
+        return builder.load(pointer, align=1)
+
+    return element(array, types.uint64), codegen
+
+
+def _store(array, element):
+    def codegen(context, builder, signature, args):
+        array, byte, value = args
+        pointer = _pointer(context, builder, signature.args[0], array, byte, value.type)
+        builder.store(value, pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, element), codegen
+
+
+@intrinsic
+def load_u16(typingctx, array, byte):
+    """uint16 at any byte."""
+    return _load(array, types.uint16)
+
+
+@intrinsic
+def load_f32(typingctx, array, byte):
+    """float32 at any byte."""
+    return _load(array, types.float32)
+
+
+@intrinsic
+def store_u16(typingctx, array, byte, value):
+    """Write a uint16 at any byte."""
+    return _store(array, types.uint16)
+
+
+@intrinsic
+def store_f32(typingctx, array, byte, value):
+    """Write a float32 at any byte."""
+    return _store(array, types.float32)
+
+
+@intrinsic
+def float_bits(typingctx, value):
+    """The uint32 that a float32 is."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def bits_float(typingctx, bits):
+    """The float32 that a uint32 is."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], _FLOAT)
+
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic
+def multiply32(typingctx, first, second):
+    """Product of two uint32 modulo 2^32, in 32 bits throughout."""
+
+    def codegen(context, builder, signature, args):
+        return builder.mul(*args)
+
+    return types.uint32(types.uint32, types.uint32), codegen
+
+
+@intrinsic
+def fold32(typingctx, word, shift):
+    """``word ^ (word >> shift)`` of a uint32, in 32 bits throughout."""
+
+    def codegen(context, builder, signature, args):
+        return builder.xor(args[0], builder.lshr(*args))
+
+    return types.uint32(types.uint32, types.uint32), codegen
+
+
+@intrinsic
+def to_half(typingctx, value):
+    """uint16 bits of the float16 nearest to a float32, ties to even; infinity beyond 65504 and half a step."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], _HALF), ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
+
+
+@intrinsic
+def from_half(typingctx, bits):
+    """The float32 of float16 bits, exact."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], _HALF), _FLOAT)
+
+    return types.float32(types.uint16), codegen

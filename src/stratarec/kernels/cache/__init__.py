@@ -1,0 +1,212 @@
+"""Which slot of level 0 holds which row: staging a batch brings its rows in and lists what must be moved.
+
+Shapes: T tables of a group, S slots, N ids of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.kernels.cache import cpu
+from stratarec.kernels.embedding import Group, Lookups, lookups_by_table, offsets_or_empty
+from stratarec.kernels.team import launcher
+from stratarec.kernels.threads import use_torch_threads
+
+Ints = NDArray[np.int64]
+
+POLICIES = {"lru": cpu.LRU, "lfu": cpu.LFU, "rank": cpu.RANK}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheLayout:
+    """Where each table's slots lie; arrays have one entry a table."""
+
+    ways: int
+    policy: str
+    rows: Ints
+    """Rows of the table."""
+    first_row: Ints
+    """Where the table's rows start in the group's store."""
+    slot_start: Ints
+    """``[T + 1]``."""
+    sets: Ints
+    overflow_sets: Ints
+    """Sets of the overflow area, which follows the cache sets."""
+    table_key: NDArray[np.uint64]
+    """Key of the table's noise, from `kernels.random.table_key`."""
+    bound: NDArray[np.float32]
+    """Initial weights are uniform in +-bound."""
+
+    @property
+    def slots(self) -> int:
+        """S."""
+        return int(self.slot_start[-1])
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """What the slots hold. `counts` has one entry unless the policy counts."""
+
+    tags: NDArray[np.int32]
+    stamps: NDArray[np.int32]
+    counts: NDArray[np.uint32]
+    overflow_rows: Ints
+
+    @classmethod
+    def empty(cls, layout: CacheLayout) -> CacheState:
+        """All slots free; a stamp of -1 is older than any batch."""
+        return cls(
+            np.zeros(layout.slots, dtype=np.int32),
+            np.full(layout.slots, -1, dtype=np.int32),
+            np.zeros(layout.slots if layout.policy == "lfu" else 1, dtype=np.uint32),
+            np.zeros(len(layout.sets), dtype=np.int64),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.tags.nbytes + self.stamps.nbytes + self.counts.nbytes + self.overflow_rows.nbytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """Rows to move between level 0 and the store, tables in order: row in the group, slot, table, noise key."""
+
+    rows: Ints
+    slots: Ints
+    tables: NDArray[np.int32]
+    keys: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(kw_only=True)
+class Staging:
+    """How far the staging of a batch has come.
+
+    Parameters
+    ----------
+    stuck : ndarray
+        ``[T]`` ids that found no room; stage again with a later horizon.
+    bad : int
+        Place in the batch's values of an id outside its table, or -1; then nothing was moved.
+    """
+
+    rows_in: Ints
+    rows_out: Ints
+    stuck: Ints
+    bad: int = -1
+
+
+@dataclass
+class StageWorkspace:
+    """Lists of one batch; grow to the largest met."""
+
+    arrays: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    room: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+
+    def prepare(self, lookups: Ints, layout: CacheLayout) -> dict[str, NDArray[np.int64]]:
+        """Lists with room for every lookup and every overflow slot of each table."""
+        self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(np.int64)
+        if not self.arrays or len(self.arrays["pending"]) < self.room[-1]:
+            names = ("pending", "in_row", "in_slot", "out_row", "out_slot")
+            self.arrays = {name: np.empty(int(self.room[-1] * 1.25), dtype=np.int64) for name in names}
+        return self.arrays
+
+
+def stage(
+    group: Group,
+    layout: CacheLayout,
+    state: CacheState,
+    lookups: Lookups,
+    out: NDArray[np.int32] | NDArray[np.int64],
+    *,
+    batch: int,
+    horizon: int,
+    workspace: StageWorkspace,
+    before: Staging | None = None,
+) -> Staging:
+    """Give every id of the batch a slot and write it, relative to its table's first slot, to `out`.
+
+    A slot is given up only when its stamp is below `horizon`: with lookahead k, ``batch - k``. What comes in and goes
+    out follows from the sequence of batches and horizons alone. Pass what a first call returned as `before` to go on
+    with ids that were stuck.
+    """
+    tables = len(layout.sets)
+    done = before or Staging(
+        rows_in=np.zeros(tables, dtype=np.int64),
+        rows_out=np.zeros(tables, dtype=np.int64),
+        stuck=np.zeros(tables, dtype=np.int64),
+    )
+    counts = lookups_by_table(group, lookups)
+    lists = workspace.prepare(counts, layout)
+    bad = np.full(tables, -1, dtype=np.int64)
+    cpu.stage(
+        launcher(), use_torch_threads(), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
+        lookups.batch, lookups.key, group.table_start, group.table_features, layout.rows, layout.slot_start,
+        layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.overflow_rows,
+        POLICIES[layout.policy], batch, horizon, out, workspace.room, np.argsort(-counts, kind="stable"),
+        lists["pending"], lists["in_row"], lists["in_slot"], lists["out_row"], lists["out_slot"], done.rows_in,
+        done.rows_out, done.stuck, bad,
+    )  # fmt: skip
+    wrong = bad[bad >= 0]
+    done.bad = int(wrong.min()) if len(wrong) else -1
+    return done
+
+
+def moves(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> tuple[Moves, Moves]:
+    """Rows that go out, to be written first, and rows that come in."""
+    out = _moves(layout, staging.rows_out, workspace, "out")
+    return out, _moves(layout, staging.rows_in, workspace, "in")
+
+
+def _moves(layout: CacheLayout, count: Ints, workspace: StageWorkspace, way: str) -> Moves:
+    total = int(count.sum())
+    found = Moves(
+        rows=np.empty(total, dtype=np.int64),
+        slots=np.empty(total, dtype=np.int64),
+        tables=np.empty(total, dtype=np.int32),
+        keys=np.empty(total, dtype=np.uint64),
+    )
+    cpu.compact(
+        workspace.room, count, layout.first_row, layout.table_key, workspace.arrays[f"{way}_row"],
+        workspace.arrays[f"{way}_slot"], found.rows, found.slots, found.tables, found.keys,
+    )  # fmt: skip
+    return found
+
+
+def row_keys(layout: CacheLayout, tables: NDArray[np.int32], ids: Ints) -> NDArray[np.uint64]:
+    """Key of the noise of each (table, id): a function of seed, table name and id."""
+    return cpu.row_keys(layout.table_key, tables, ids)  # type: ignore[no-any-return]
+
+
+def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], ids: Ints) -> Ints:
+    """The slot of each (table, id), or -1 where it is not resident; changes nothing."""
+    out = np.empty(len(ids), dtype=np.int64)
+    cpu.locate(
+        ids, tables, layout.slot_start, layout.sets, layout.overflow_sets, state.overflow_rows, layout.ways, state.tags,
+        out,
+    )  # fmt: skip
+    return out
+
+
+def initialize(
+    layout: CacheLayout,
+    incoming: Moves,
+    absent: NDArray[np.bool_],
+    weights: NDArray[np.float32],
+    row_state_values: NDArray[np.float32],
+    full_state_values: NDArray[np.float32],
+    width: int,
+    *,
+    row_state: bool,
+    full_state: bool,
+) -> None:
+    """Initial values in the slots of rows that were never written: those that `kernels.random.fill_uniform` gives."""
+    cpu.initialize(
+        incoming.slots, incoming.keys, layout.bound, incoming.tables, absent, weights, row_state_values,
+        full_state_values, width, row_state, full_state, use_torch_threads() * 4,
+    )  # fmt: skip

@@ -1,0 +1,305 @@
+"""Numba bodies of the row cache: find rows among the slots, choose victims, bring in what is missing.
+
+Table t owns slots ``[slot_start[t], slot_start[t + 1])``: first ``sets[t]`` sets of W ways, then overflow sets of W
+ways, which take rows whose own set is full of rows in use. A tag is a row's id + 1, 0 when the slot is empty; a stamp
+is the index of the last batch that used the slot. A slot whose stamp is not below the horizon is in use and is never a
+victim.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from stratarec.kernels.random.cpu import GOLDEN, mix
+from stratarec.kernels.team import BODY, run_team, take
+
+U = np.uint64
+LRU, LFU, RANK = 0, 1, 2
+# Overflow sets that a row may lie in: enough that a row finds room while the area as a whole has some.
+PROBES = 16
+
+
+@njit(**BODY)
+def spread(row, sets):
+    """The set of a row: Fibonacci hashing spreads consecutive ids, the popular ones of a ranked table, evenly."""
+    return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(sets)) >> U(32)
+
+
+@njit(**BODY)
+def spread_overflow(row, sets):
+    """The first overflow set of a row; independent of `spread`."""
+    return ((mix(U(row) + GOLDEN) >> U(32)) * U(sets)) >> U(32)
+
+
+@njit(**BODY)
+def find_way(tags, first, ways, tag):
+    """The way of `tag` in the set whose first slot is `first`, plus 1; 0 when it is absent."""
+    found = np.int32(0)
+    for way in range(U(ways)):
+        found = max(found, np.int32(way + U(1)) if tags[first + way] == tag else np.int32(0))
+    return found
+
+
+@njit(**BODY)
+def find_overflow(tags, first, sets, ways, row):
+    """The slot of `row` in the overflow area that starts at slot `first`, or -1."""
+    home = spread_overflow(row, sets)
+    for probe in range(U(min(sets, PROBES))):
+        start = U(first) + (home + probe) % U(sets) * U(ways)
+        way = find_way(tags, start, ways, np.int32(row + 1))
+        if way:
+            return np.int64(start) + way - 1
+    return np.int64(-1)
+
+
+@njit(**BODY)
+def victim(tags, stamps, counts, first, ways, policy, horizon):
+    """The slot to give up in the set at `first`: an empty one, else the policy's choice of those not in use, or -1.
+
+    Ties go to the lower way, so the choice is a function of the set's content alone.
+    """
+    best, best_score = np.int64(-1), np.int64(0)
+    for way in range(ways):
+        slot = U(first + way)
+        if tags[slot] == 0:
+            return np.int64(slot)
+        if stamps[slot] >= horizon:
+            continue
+        if policy == LRU:
+            score = -np.int64(stamps[slot])
+        elif policy == LFU:
+            score = -((np.int64(counts[slot]) << 32) + np.int64(stamps[slot]))
+        else:
+            score = np.int64(tags[slot])
+        if best < 0 or score > best_score:
+            best, best_score = np.int64(slot), score
+    return best
+
+
+@njit(**BODY)
+def touch(slot, batch, stamps, counts, policy):
+    """Note that `batch` uses the slot."""
+    if stamps[slot] != batch:
+        stamps[slot] = batch
+        if policy == LFU and counts[slot] < np.uint32(0xFFFFFFFF):
+            counts[slot] += np.uint32(1)
+
+
+@njit(**BODY)
+def find_rows(
+    features, values, offsets, singles, batch_size, key, limit, start, sets, overflow_sets, overflow_rows, ways,
+    tags, stamps, counts, policy, batch, out, pending,
+):  # fmt: skip
+    """Translate one table's ids into slots where they are resident; the places of the others go to `pending`.
+
+    Returns (number pending, place of a bad id or -1).
+    """
+    misses = 0
+    overflow = start + sets * ways
+    for f in features:
+        shift = key[f] * batch_size
+        begin, end = (shift, shift + batch_size) if singles else (offsets[shift], offsets[shift + batch_size])
+        for i in range(U(begin), U(end)):
+            row = values[i]
+            if row < 0 or row >= limit:
+                return misses, np.int64(i)
+            first = U(start) + spread(row, sets) * U(ways)
+            way = find_way(tags, first, ways, np.int32(row + 1))
+            slot = np.int64(first) + way - 1 if way else np.int64(-1)
+            if not way and overflow_rows:
+                slot = find_overflow(tags, overflow, overflow_sets, ways, row)
+            if slot >= 0:
+                touch(U(slot), batch, stamps, counts, policy)
+                out[i] = slot - start
+            else:
+                pending[U(misses)] = i
+                misses += 1
+    return misses, np.int64(-1)
+
+
+@njit(**BODY)
+def release_overflow(start, sets, overflow_sets, ways, tags, stamps, horizon, out_row, out_slot, listed):
+    """Empty the overflow slots that are no longer in use, adding to a list. Returns (listed, rows that stay)."""
+    stay = 0
+    first = start + sets * ways
+    for slot in range(U(first), U(first + overflow_sets * ways)):
+        if tags[slot] == 0:
+            continue
+        if stamps[slot] >= horizon:
+            stay += 1
+            continue
+        out_row[U(listed)] = tags[slot] - 1
+        out_slot[U(listed)] = slot
+        tags[slot] = 0
+        listed += 1
+    return listed, stay
+
+
+@njit(**BODY)
+def admit(row, start, sets, overflow_sets, ways, tags, stamps, counts, policy, horizon):
+    """The slot for a missing row, and whether it is an overflow slot; -1 when every candidate is in use."""
+    slot = victim(tags, stamps, counts, start + np.int64(spread(row, sets)) * ways, ways, policy, horizon)
+    if slot >= 0:
+        return slot, False
+    home = spread_overflow(row, overflow_sets)
+    for probe in range(U(min(overflow_sets, PROBES))):
+        first = start + sets * ways + np.int64((home + probe) % U(overflow_sets)) * ways
+        for way in range(ways):
+            if tags[U(first + way)] == 0:
+                return np.int64(first + way), True
+    return np.int64(-1), True
+
+
+@njit(**BODY)
+def bring_in(
+    pending, misses, values, start, sets, overflow_sets, overflow_rows, ways, tags, stamps, counts, policy, batch,
+    horizon, out, in_row, in_slot, rows_in, out_row, out_slot, listed,
+):  # fmt: skip
+    """Give every pending id a slot, adding to the lists of rows that come in and of rows that go out.
+
+    Returns (rows in, rows out, rows in overflow, ids that found no room).
+    """
+    stuck = 0
+    overflow = start + sets * ways
+    for p in range(U(misses)):
+        i = U(pending[p])
+        row = values[i]
+        first = U(start) + spread(row, sets) * U(ways)
+        way = find_way(tags, first, ways, np.int32(row + 1))
+        slot = np.int64(first) + way - 1 if way else np.int64(-1)
+        if not way and overflow_rows:
+            slot = find_overflow(tags, overflow, overflow_sets, ways, row)
+        if slot < 0:
+            slot, spilled = admit(row, start, sets, overflow_sets, ways, tags, stamps, counts, policy, horizon)
+            if slot < 0:
+                stuck += 1
+                continue
+            overflow_rows += spilled
+            if tags[U(slot)] != 0:
+                out_row[U(listed)] = tags[U(slot)] - 1
+                out_slot[U(listed)] = slot
+                listed += 1
+            tags[U(slot)] = np.int32(row + 1)
+            stamps[U(slot)] = batch
+            counts[U(slot) if policy == LFU else U(0)] = np.uint32(1)
+            in_row[U(rows_in)] = row
+            in_slot[U(rows_in)] = slot
+            rows_in += 1
+        out[i] = slot - start
+    return rows_in, listed, overflow_rows, stuck
+
+
+@njit(**BODY)
+def stage_tables(
+    member, counter, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+    overflow_sets, ways, tags, stamps, counts, overflow_rows, policy, batch, horizon, out, room, order, pending, in_row,
+    in_slot, out_row, out_slot, rows_in, rows_out, stuck, bad,
+):  # fmt: skip
+    """Bring every row of the batch into its table's slots and write slots, relative to the table's first, to `out`.
+
+    Lists of table t start at ``room[t]`` and are added to after `rows_in` and `rows_out` entries, so that a batch that
+    got stuck can go on with a later horizon. `stuck` counts ids without room, `bad` is the place of a bad id or -1.
+    Tables are taken in `order`.
+    """
+    while True:
+        task = take(counter)
+        if task >= len(order):
+            return
+        t = order[U(task)]
+        features = table_features[table_start[t] : table_start[t + 1]]
+        begin, end = room[t], room[t + 1]
+        waiting = pending[begin:end]
+        misses, bad[t] = find_rows(
+            features, values, offsets, singles, batch_size, key, rows[t], slot_start[t], sets[t], overflow_sets[t],
+            overflow_rows[t], ways, tags, stamps, counts, policy, batch, out, waiting,
+        )  # fmt: skip
+        if bad[t] >= 0:
+            continue
+        if overflow_rows[t]:
+            rows_out[t], overflow_rows[t] = release_overflow(
+                slot_start[t], sets[t], overflow_sets[t], ways, tags, stamps, horizon, out_row[begin:end],
+                out_slot[begin:end], rows_out[t],
+            )  # fmt: skip
+        rows_in[t], rows_out[t], overflow_rows[t], stuck[t] = bring_in(
+            waiting, misses, values, slot_start[t], sets[t], overflow_sets[t], overflow_rows[t], ways, tags, stamps,
+            counts, policy, batch, horizon, out, in_row[begin:end], in_slot[begin:end], rows_in[t], out_row[begin:end],
+            out_slot[begin:end], rows_out[t],
+        )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def stage(
+    launch, threads, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+    overflow_sets, ways, tags, stamps, counts, overflow_rows, policy, batch, horizon, out, room, order, pending, in_row,
+    in_slot, out_row, out_slot, rows_in, rows_out, stuck, bad,
+):  # fmt: skip
+    """`stage_tables` by a team."""
+    counter = np.zeros(1, np.int64)
+    given = (
+        counter, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+        overflow_sets, ways, tags, stamps, counts, overflow_rows, policy, batch, horizon, out, room, order, pending,
+        in_row, in_slot, out_row, out_slot, rows_in, rows_out, stuck, bad,
+    )  # fmt: skip
+    run_team(launch, threads, stage_tables, given)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def row_key(table_key, row):
+    """As `kernels.random` keys the noise of a row."""
+    return mix(table_key ^ mix(U(row) * GOLDEN + U(1)))
+
+
+@njit(nogil=True, cache=True)
+def compact(room, count, first_row, table_key, row, slot, group_row, group_slot, table, noise_key):
+    """Join the tables' lists: row in the group, slot, table, and the key of the row's noise. Returns their number."""
+    total = U(0)
+    for t in range(len(count)):
+        for i in range(U(room[t]), U(room[t] + count[t])):
+            group_row[total] = first_row[t] + row[i]
+            group_slot[total] = slot[i]
+            table[total] = t
+            noise_key[total] = row_key(table_key[t], row[i])
+            total += U(1)
+    return np.int64(total)
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_state, width, has_row, has_full, chunks):
+    """Fill the slots of rows that were never written: uniform weights in +-bound of the row's table, no state."""
+    D = U(width)
+    for chunk in prange(chunks):
+        for i in range(U(len(slots) * chunk // chunks), U(len(slots) * (chunk + 1) // chunks)):
+            if not absent[i]:
+                continue
+            slot = U(slots[i])
+            bound = bounds[U(tables[i])]
+            for d in range(D):
+                bits = mix(keys[i] + d * GOLDEN) >> U(40)
+                weights[slot * D + d] = -bound + (bound + bound) * (np.float32(bits) * np.float32(1.0 / (1 << 24)))
+                if has_full:
+                    full_state[slot * D + d] = np.float32(0.0)
+            if has_row:
+                row_state[slot] = np.float32(0.0)
+
+
+@njit(nogil=True, cache=True)
+def locate(row, tables, slot_start, sets, overflow_sets, overflow_rows, ways, tags, out):
+    """The slot of each (table, row), or -1; changes nothing."""
+    for i in range(U(len(row))):
+        t = U(tables[i])
+        first = U(slot_start[t]) + spread(row[i], sets[t]) * U(ways)
+        way = find_way(tags, first, ways, np.int32(row[i] + 1))
+        slot = np.int64(first) + way - 1 if way else np.int64(-1)
+        if not way and overflow_rows[t]:
+            slot = find_overflow(tags, slot_start[t] + sets[t] * ways, overflow_sets[t], ways, row[i])
+        out[i] = slot
+
+
+@njit(nogil=True, cache=True)
+def row_keys(table_key, tables, ids):
+    """The key of the noise of each (table, id), as `compact` gives it."""
+    out = np.empty(len(ids), dtype=np.uint64)
+    for i in range(U(len(ids))):
+        out[i] = row_key(table_key[U(tables[i])], ids[i])
+    return out

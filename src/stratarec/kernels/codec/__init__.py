@@ -1,0 +1,62 @@
+"""Encode slots of level 0 into records and back.
+
+Shapes: n entries, D width, S slots of level 0, M records. Indices are not checked here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.kernels.codec import cpu
+from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.team import launcher
+from stratarec.kernels.threads import use_torch_threads
+
+Floats = NDArray[np.float32]
+Indices = NDArray[np.int64]
+
+# More chunks than threads even out rows that are already in cache.
+_CHUNKS_PER_THREAD = 4
+
+
+def encode(
+    layout: Layout, weights: Floats, row_state: Floats, full_state: Floats, slots: Indices,
+    records: NDArray[np.uint8], places: Indices, keys: NDArray[np.uint64], write: int,
+) -> int:  # fmt: skip
+    """``records[places[i]] = encoded slots[i]``; -1, or the first entry that the layout cannot hold.
+
+    Parameters
+    ----------
+    weights, row_state, full_state : ndarray
+        Flat float32 ``[S * D]``, ``[S]`` and ``[S * D]``; the states of any size where the layout keeps none.
+    slots, places : ndarray
+        ``[n]`` int64; places are distinct.
+    records : ndarray
+        ``[M, record_bytes]`` uint8, C-contiguous.
+    keys : ndarray
+        ``[n]`` uint64; the noise is a function of (key, write, column).
+    """
+    threads = use_torch_threads()
+    bad = cpu.encode(
+        launcher(), threads, layout.kind, layout.stochastic, layout.wide_parameters, layout.wide_state, layout.width,
+        layout.row_state, layout.full_state, layout.parameters_at, layout.row_state_at, layout.full_state_at,
+        layout.record_bytes, weights, row_state, full_state, slots, records.reshape(-1), places, keys, np.uint64(write),
+        threads * _CHUNKS_PER_THREAD,
+    )  # fmt: skip
+    return int(bad) if bad < len(slots) else -1
+
+
+def decode(
+    layout: Layout, records: NDArray[np.uint8], places: Indices, weights: Floats, row_state: Floats,
+    full_state: Floats, slots: Indices,
+) -> None:  # fmt: skip
+    """``slots[i] = decoded records[places[i]]``; shapes as `encode`, slots are distinct."""
+    threads = use_torch_threads()
+    cpu.decode(
+        launcher(), threads, layout.kind, layout.wide_parameters, layout.wide_state, layout.width, layout.row_state,
+        layout.full_state,
+        layout.parameters_at, layout.row_state_at, layout.full_state_at, layout.record_bytes,
+        records.reshape(-1), places, weights, row_state, full_state, slots,
+        threads * _CHUNKS_PER_THREAD,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Numba bodies of rows in addressable memory.
+
+Two rows may share a byte of a bitmap, so bits are set by one thread; copies are spread over all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from stratarec.kernels.prefetch import prefetch
+
+AHEAD = 16
+U = np.uint64
+
+
+@njit(nogil=True, cache=True)
+def test_bits(bits, rows, found):
+    for i in range(len(rows)):
+        prefetch(bits, rows[min(i + AHEAD, len(rows) - 1)] >> 3)
+        row = U(rows[i])
+        found[i] = (bits[row >> U(3)] >> (row & U(7))) & U(1) != U(0)
+
+
+@njit(nogil=True, cache=True)
+def set_bits(bits, rows):
+    for i in range(len(rows)):
+        prefetch(bits, rows[min(i + AHEAD, len(rows) - 1)] >> 3)
+        row = U(rows[i])
+        bits[row >> U(3)] |= np.uint8(1) << np.uint8(row & U(7))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def copy_bytes(source, first, target, place, size):
+    for byte in range(size):
+        target[place + byte] = source[first + byte]
+
+
+@njit(nogil=True, cache=True)
+def gather_part(array, rows, wanted, out, width, first, last):
+    W = U(width)
+    for i in range(first, last):
+        prefetch(array, rows[min(i + AHEAD, last - 1)] * width)
+        if wanted[i]:
+            copy_bytes(array, U(rows[i]) * W, out, U(i) * W, W)
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def gather(array, rows, wanted, out, width, chunks):
+    count = len(rows)
+    for chunk in prange(chunks):
+        gather_part(array, rows, wanted, out, width, count * chunk // chunks, count * (chunk + 1) // chunks)
+
+
+@njit(nogil=True, cache=True)
+def scatter_part(array, rows, wanted, records, width, first, last):
+    W = U(width)
+    for i in range(first, last):
+        prefetch(array, rows[min(i + AHEAD, last - 1)] * width)
+        if wanted[i]:
+            copy_bytes(records, U(i) * W, array, U(rows[i]) * W, W)
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def scatter(array, rows, wanted, records, width, chunks):
+    count = len(rows)
+    for chunk in prange(chunks):
+        scatter_part(array, rows, wanted, records, width, count * chunk // chunks, count * (chunk + 1) // chunks)

@@ -1,0 +1,28 @@
+"""Rows of bytes in plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def test_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.unpackbits(bits, bitorder="little")[rows].astype(np.bool_)
+
+
+def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
+    every = np.unpackbits(bits, bitorder="little")
+    every[rows] = 1
+    bits[:] = np.packbits(every, bitorder="little")
+
+
+def gather(
+    array: NDArray[np.uint8], rows: NDArray[np.int64], wanted: NDArray[np.bool_], out: NDArray[np.uint8]
+) -> None:
+    out[wanted] = array[rows[wanted]]
+
+
+def scatter(
+    array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8], wanted: NDArray[np.bool_]
+) -> None:
+    array[rows[wanted]] = records[wanted]

@@ -1,0 +1,210 @@
+"""Rows of a width known at compile time, held in vector registers, for Numba kernels.
+
+Numba vectorises loops over a row only behind tests for overlap and for short rows, and keeps a running sum in memory.
+A `Row` is one LLVM vector of D float32 instead: loading, adding and storing it are straight vector moves, and a sum
+over a row's gradients never leaves the registers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from llvmlite import ir
+from numba import types
+from numba.core.datamodel import PrimitiveModel
+from numba.extending import intrinsic, register_model
+
+LANES = 16
+"""float32 values in a cache line and in the widest vector register."""
+
+_FLOAT = ir.FloatType()
+_I32 = ir.IntType(32)
+
+
+def blocks(width: int) -> tuple[int, bool]:
+    """The constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the row."""
+    whole = (width % LANES == 0 and width <= 256) or width in (1, 2, 4, 8)
+    lanes = width if whole else next(lanes for lanes in (256, 128, 64, 32, 16, 8, 4, 2, 1) if width % lanes == 0)
+    return lanes, whole
+
+
+class Row(types.Type):
+    """D float32 values."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        super().__init__(f"Row({width})")
+
+
+@register_model(Row)
+class _RowModel(PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, ir.VectorType(_FLOAT, kind.width))
+
+
+def _address(context, builder, kind, array, element, width):
+    """A pointer to a vector of `width` at ``array[element]`` of a C-contiguous 1-D array."""
+    view = context.make_array(kind)(context, builder, array)
+    return builder.bitcast(builder.gep(view.data, [element]), ir.VectorType(_FLOAT, width).as_pointer())
+
+
+@intrinsic(prefer_literal=True)
+def load(typingctx, array, element, width):
+    """``array[element:element + width]`` as a `Row`; `width` is a constant."""
+    if not isinstance(width, types.IntegerLiteral):
+        return None
+    lanes = width.literal_value
+    signature = Row(lanes)(array, types.uint64, width)
+
+    def codegen(context, builder, signature, args):
+        return builder.load(_address(context, builder, signature.args[0], args[0], args[1], lanes), align=4)
+
+    return signature, codegen
+
+
+@intrinsic
+def store(typingctx, array, element, row):
+    """``array[element:element + D] = row``."""
+    signature = types.void(array, types.uint64, row)
+
+    def codegen(context, builder, signature, args):
+        kind = signature.args[2]
+        builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1], kind.width), align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def stream(typingctx, array, element, row):
+    """`store` past the caches, which spares reading the lines first; the address must be a multiple of 64 bytes."""
+    signature = types.void(array, types.uint64, row)
+
+    def codegen(context, builder, signature, args):
+        kind = signature.args[2]
+        place = _address(context, builder, signature.args[0], args[0], args[1], kind.width)
+        stored = builder.store(args[2], place, align=64)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def add(typingctx, one, other):
+    """Sum of two rows."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fadd(args[0], args[1])
+
+    return one(one, other), codegen
+
+
+@intrinsic
+def subtract(typingctx, one, other):
+    """Difference of two rows."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fsub(args[0], args[1])
+
+    return one(one, other), codegen
+
+
+@intrinsic
+def multiply(typingctx, one, other):
+    """Element-wise product of two rows."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fmul(args[0], args[1])
+
+    return one(one, other), codegen
+
+
+@intrinsic(prefer_literal=True)
+def broadcast(typingctx, number, width):
+    """A row of `width` times `number`; `width` is a constant."""
+    if not isinstance(width, types.IntegerLiteral):
+        return None
+    lanes = width.literal_value
+    signature = Row(lanes)(types.float32, width)
+
+    def codegen(context, builder, signature, args):
+        vector = ir.VectorType(_FLOAT, lanes)
+        first = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], _I32(0))
+        return builder.shuffle_vector(
+            first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
+        )
+
+    return signature, codegen
+
+
+@intrinsic
+def multiply_add(typingctx, one, other, sum):
+    """``sum + one * other``, rounded once where the machine can."""
+
+    def codegen(context, builder, signature, args):
+        product = builder.fmul(args[0], args[1], flags=("contract",))
+        return builder.fadd(args[2], product, flags=("contract",))
+
+    return one(one, other, sum), codegen
+
+
+def _part(builder, vector, places, other=None):
+    """The elements `places` of `vector`, or of the two vectors one after the other."""
+    mask = ir.Constant(ir.VectorType(_I32, len(places)), places)
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, mask)
+
+
+def _fold(builder, vector, width):
+    """Up to 16 partial sums: lanes of 16, block after block."""
+    lanes = math.gcd(width, LANES)
+    found = _part(builder, vector, list(range(lanes)))
+    for first in range(lanes, width, lanes):
+        found = builder.fadd(found, _part(builder, vector, list(range(first, first + lanes))))
+    return found, lanes
+
+
+@intrinsic
+def total(typingctx, row):
+    """Sum of a row in a fixed order: 16 lanes, block after block, then halves.
+
+    The order is part of the result's bits, so it is spelled out rather than left to the compiler and the machine.
+    """
+
+    def codegen(context, builder, signature, args):
+        found, lanes = _fold(builder, args[0], signature.args[0].width)
+        while lanes > 1:
+            lanes //= 2
+            low, high = list(range(lanes)), list(range(lanes, 2 * lanes))
+            found = builder.fadd(_part(builder, found, low), _part(builder, found, high))
+        return builder.extract_element(found, _I32(0))
+
+    return types.float32(row), codegen
+
+
+@intrinsic
+def store_totals(typingctx, array, element, one, two, three, four):
+    """``array[element:element + 4]`` = `total` of each of four rows, with half the shuffles of four calls."""
+    signature = types.void(array, types.uint64, one, two, three, four)
+
+    def codegen(context, builder, signature, args):
+        parts = [_fold(builder, row, one.width)[0] for row in args[2:]]
+        lanes = math.gcd(one.width, LANES)
+        while lanes > 1 or len(parts) > 1:
+            if len(parts) > 1:
+                # Two vectors side by side from here on, so that one addition halves both.
+                size = parts[0].type.count
+                parts = [
+                    _part(builder, left, list(range(2 * size)), right)
+                    for left, right in zip(parts[::2], parts[1::2], strict=True)
+                ]
+            if lanes > 1:
+                size, half = parts[0].type.count, lanes // 2
+                low = [place for place in range(size) if place % lanes < half]
+                high = [place + half for place in low]
+                parts = [builder.fadd(_part(builder, part, low), _part(builder, part, high)) for part in parts]
+                lanes = half
+        builder.store(parts[0], _address(context, builder, signature.args[0], args[0], args[1], 4), align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen

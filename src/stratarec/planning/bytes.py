@@ -1,0 +1,236 @@
+"""Bytes of everything that a placed table occupies, in one place.
+
+A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``dram``, `mapped` and ``block``:
+
+    part                memory         each         what
+    slot weights        dram           slot         float32 weights in level 0, where rows are trained
+    slot state          dram           slot         float32 optimizer state beside them
+    tags, stamps        dram           slot         which row, when last used; 4 bytes each
+    counters            dram           slot         4 bytes, policy ``lfu`` only
+    record weights      of the home    row          encoded weights
+    record parameters   of the home    row          scale and offset of int8 and int4
+    record state        of the home    row          optimizer state at rest
+    bitmaps             dram           row          written and changed, a bit each; a log has changed alone
+    locations           dram           row          4 bytes, 8 beyond 2.8e9 rows (home ``log``)
+    second level        dram           slot of it   a record, its row, its place in the order of writes
+    second level map    dram           slot of it   open addressing, at most 16 bytes
+    staging             dram           batch        slots of the lookups in flight; records on the way from and to a log
+    log buffers         dram           log          of the writer, compaction and the readers, at most
+    block padding       block          row          row numbers, checksums, what no whole record fits
+    dead space          block          row, log     records that a log has superseded and not yet reclaimed, at most
+
+A table that lies whole in level 0 has slot weights and slot state alone. Tables of one width, home and codec share a
+store, and so what is said to be each log's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
+
+Home: TypeAlias = Literal["level0", "dram", "mapped", "log"]
+Memory: TypeAlias = Literal["dram", "mapped", "block"]
+Parts: TypeAlias = Mapping[Memory, Mapping[str, int]]
+
+MEMORIES: tuple[Memory, ...] = ("dram", "mapped", "block")
+HOME_MEMORY: Mapping[Home, Memory] = {"level0": "dram", "dram": "dram", "mapped": "mapped", "log": "block"}
+TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
+DISTINCT_ROW_BYTES = 16  # the row and its slot, int64 each
+SECOND_LEVEL_BYTES = 8 + 3 * 4 + 1  # row; two links and a free-list entry; whether the home has it
+SECOND_LEVEL_MAP_BYTES = 16
+BLOCK_BYTES = 4096
+CHECKSUM_BYTES = 8
+ROW_NUMBER_BYTES = 4
+# A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
+DEAD_SHARE = 0.5 + 4 / 64
+LOG_DEAD_BYTES = 4 * (4 << 20)
+LOG_BUFFER_BYTES = 2 * (4 << 20) + (1 << 20) + 32 * (64 << 10)
+RESERVES = frozenset({"dead space", "staging", "log buffers", "second level map"})
+"""Parts that are upper bounds: using less is no defect of a plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowShape:
+    """What a row is made of."""
+
+    width: int
+    """D, weights."""
+    row_state: bool
+    """Whether the optimizer keeps a float for the row."""
+    full_state: bool
+    """Whether it keeps a float for each weight."""
+
+    @classmethod
+    def of(cls, width: int, optimizer: RowOptimizerConfig) -> RowShape:
+        """A row of `width` weights under `optimizer`."""
+        return cls(width=width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state))
+
+    @property
+    def state_floats(self) -> int:
+        """Floats of optimizer state."""
+        return self.row_state + self.width * self.full_state
+
+    @property
+    def slot_bytes(self) -> int:
+        """float32 weights and state in level 0."""
+        return 4 * (self.width + self.state_floats)
+
+
+def weight_bytes(codec: CodecConfig, width: int) -> int:
+    """Encoded weights of a row."""
+    bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}[codec.kind]
+    return (width * bits + 7) // 8
+
+
+def parameter_bytes(codec: CodecConfig) -> int:
+    """Scale and offset of a row."""
+    if codec.kind not in ("int8", "int4"):
+        return 0
+    return 2 * {"fp16": 2, "fp32": 4}[codec.parameters]
+
+
+def state_bytes(codec: CodecConfig, shape: RowShape) -> int:
+    """Optimizer state of a row at rest."""
+    return shape.state_floats * {"fp32": 4, "bf16": 2}[codec.state]
+
+
+def record_bytes(codec: CodecConfig, shape: RowShape) -> int:
+    """A row at rest: encoded weights, scale and offset, state, without padding."""
+    return weight_bytes(codec, shape.width) + parameter_bytes(codec) + state_bytes(codec, shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """How the cache slots of a table divide."""
+
+    sets: int
+    ways: int
+    overflow: int
+    """Slots behind the sets, for rows whose set is full of pinned ones."""
+
+    @classmethod
+    def holding(cls, rows: int, ways: int) -> Slots:
+        """The fewest slots whose sets hold `rows`."""
+        sets = max(1, -(-rows // ways))
+        return cls(sets=sets, ways=ways, overflow=max(sets // (OVERFLOW_SHARE - 1), 1) * ways)
+
+    @classmethod
+    def within(cls, total: int, ways: int) -> Slots:
+        """What the cache makes of `total` slots: no more than those, but at least one set and one overflow set."""
+        sets, overflow_sets = cache_sets(total, ways)
+        return cls(sets=sets, ways=ways, overflow=overflow_sets * ways)
+
+    @property
+    def in_sets(self) -> int:
+        """Slots without overflow."""
+        return self.sets * self.ways
+
+    @property
+    def total(self) -> int:
+        """All slots: what `TablePlacement.cache_rows` says."""
+        return self.in_sets + self.overflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a batch asks of a table, as far as staging buffers go."""
+
+    lookups: float
+    """Ids of a batch."""
+    distinct: float
+    """Distinct rows among them, with margin."""
+    batches: int
+    """Batches in flight: lookahead + 1."""
+
+
+def level0_bytes(shape: RowShape, rows: int) -> Parts:
+    """A table that lies whole in level 0."""
+    return {"dram": {"slot weights": 4 * shape.width * rows, "slot state": 4 * shape.state_floats * rows}}
+
+
+def cached_bytes(
+    shape: RowShape,
+    rows: int,
+    *,
+    home: Home,
+    codec: CodecConfig,
+    slots: int,
+    level1_rows: int,
+    counters: bool,
+    traffic: Traffic,
+) -> Parts:
+    """A table of `rows` records at `home` under a cache of `slots`."""
+    record = record_bytes(codec, shape)
+    dram: dict[str, int] = {
+        "slot weights": 4 * shape.width * slots,
+        "slot state": 4 * shape.state_floats * slots,
+        "tags": TAG_BYTES * slots,
+        "stamps": STAMP_BYTES * slots,
+        "counters": COUNTER_BYTES * slots if counters else 0,
+        "bitmaps": (1 if home == "log" else 2) * -(-rows // 8),
+        "locations": location_bytes(rows) if home == "log" else 0,
+        "second level": (record + SECOND_LEVEL_BYTES) * level1_rows,
+        "second level map": SECOND_LEVEL_MAP_BYTES * level1_rows,
+        "staging": staging_bytes(record, home, traffic),
+    }
+    at_home = {
+        "record weights": weight_bytes(codec, shape.width) * rows,
+        "record parameters": parameter_bytes(codec) * rows,
+        "record state": state_bytes(codec, shape) * rows,
+    }
+    if home == "log":
+        blocks = log_bytes(record, rows)
+        at_home["block padding"] = blocks - record * rows
+        at_home["dead space"] = int(DEAD_SHARE * blocks)
+    memory = HOME_MEMORY[home]
+    return add_parts([{"dram": dram}, {memory: at_home}])
+
+
+def staging_bytes(record: int, home: Home, traffic: Traffic) -> int:
+    """Buffers of the batches in flight; a log also needs room for a batch's records each way."""
+    each = LOOKUP_SLOT_BYTES * traffic.lookups + DISTINCT_ROW_BYTES * traffic.distinct
+    records = 2 * record * traffic.distinct if home == "log" else 0
+    return int(each * traffic.batches + records)
+
+
+def block_bytes(record: int) -> int:
+    """A block of a log: 4096 bytes, or the least multiple of that which holds a record."""
+    return -(-(CHECKSUM_BYTES + ROW_NUMBER_BYTES + record) // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def log_bytes(record: int, rows: int) -> int:
+    """The blocks of `rows` records; none straddles two."""
+    block = block_bytes(record)
+    per_block = (block - CHECKSUM_BYTES) // (ROW_NUMBER_BYTES + record)
+    return -(-rows // per_block) * block
+
+
+def location_bytes(rows: int) -> int:
+    """Where each row of a log lies."""
+    return rows * (4 if rows < 2.8e9 else 8)
+
+
+SHARED_BYTES: Parts = {"dram": {"log buffers": LOG_BUFFER_BYTES}, "block": {"dead space": LOG_DEAD_BYTES}}
+"""Of each log, whatever tables are in it."""
+
+
+def add_parts(many: Iterable[Parts]) -> Parts:
+    """Part by part sums; parts of zero bytes are left out."""
+    total: dict[Memory, dict[str, int]] = {}
+    for parts in many:
+        for memory, named in parts.items():
+            into = total.setdefault(memory, {})
+            for name, size in named.items():
+                if size:
+                    into[name] = into.get(name, 0) + size
+    return {memory: total[memory] for memory in MEMORIES if total.get(memory)}
+
+
+def in_memory(parts: Parts, memory: Memory) -> int:
+    """Bytes in one memory."""
+    return sum(parts.get(memory, {}).values())

@@ -1,0 +1,207 @@
+"""The ways in which a table can be placed, with the bytes and seconds of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.planning.bytes import MEMORIES, Home, RowShape, Slots, Traffic, cached_bytes, in_memory
+from stratarec.planning.bytes import level0_bytes as whole_bytes
+from stratarec.planning.config import CodecKind, MemoryConfig
+from stratarec.planning.cost import PENALTY, Demand, cached_seconds, level0_seconds
+from stratarec.planning.hits import CacheDemand, expected_misses, expected_second_misses
+from stratarec.planning.plan import Log, TablePlacement
+from stratarec.planning.popularity import Popularity
+from stratarec.planning.tiers import Tiers
+
+PIN_MARGIN = 1.25
+"""Slots over the rows that the batches in flight are expected to pin.
+
+At a load of 1 / 1.25 a set of 32 ways gets 25.6 pinned rows on average, and 1.5 % of the rows find their set full: the
+overflow of 1/16 holds four times that."""
+
+AUTO_KINDS: tuple[CodecKind, ...] = ("fp32", "fp16", "int8", "int4")
+"""What ``precision: auto`` chooses from; bf16 has the bytes of fp16 and fewer bits of precision."""
+
+DEFAULT_FRACTION = 0.05
+"""Of a cache for which there is neither a budget nor a fraction; as in arXiv 2010.11305."""
+
+_GRID = 24
+_SECOND_STRIDE = 3
+_SECOND_GRID = 6
+_LARGEST_FRACTION = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """A table to place."""
+
+    name: str
+    rows: int
+    shape: RowShape
+    lookups: float
+    """Ids of a batch, all features of the table together."""
+    popularity: Popularity
+    """Of its rows."""
+
+    @property
+    def demand(self) -> Demand:
+        """What a batch asks of it."""
+        return Demand(lookups=self.lookups, distinct=self.popularity.distinct(self.lookups))
+
+    def pinned(self, lookahead: int) -> int:
+        """Rows that the batches in flight may pin at once, with `PIN_MARGIN`; no more than the table has.
+
+        lookahead + 1 batches pin their distinct rows together, which popular rows make fewer than that many times the
+        distinct rows of one.
+        """
+        expected = self.popularity.distinct(self.lookups * (lookahead + 1))
+        return min(self.rows, math.ceil(PIN_MARGIN * expected))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to place a table."""
+
+    placement: TablePlacement
+    cost: float
+    """Seconds of a step, with the penalty of a lower precision."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes in each of `MEMORIES`."""
+        return tuple(in_memory(self.placement.bytes, memory) for memory in MEMORIES)
+
+
+def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Candidate]:
+    """All ways to place `table` that `memory` allows, best first among equals; never empty.
+
+    A cache holds at least the pinned rows, whatever `memory.cache.fraction` says; a table for which that saves no DRAM
+    is whole in level 0.
+    """
+    precision = memory.table_precision(table.name)
+    kinds = AUTO_KINDS if precision == "auto" else (precision,)
+    sizes = cache_sizes(table, memory)
+    whole, found = _whole(table, memory, tiers), []
+    for slots in sizes:
+        misses = _misses(table, memory, slots)
+        for home in _homes(memory):
+            found += [_cached(table, memory, tiers, home, memory.codec(kind), slots, misses) for kind in kinds]
+    if memory.block is not None and memory.cache.second_level:
+        for slots, level1 in _second_levels(table, sizes):
+            misses = _misses(table, memory, slots, level1)
+            found += [_cached(table, memory, tiers, "log", memory.codec(kind), slots, misses) for kind in kinds]
+    smaller = [each for each in found if each.sizes[0] < whole.sizes[0]]
+    return _undominated([whole, *smaller] if "fp32" in kinds or not smaller else smaller)
+
+
+def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[Slots]:
+    """Cache sizes to try, ascending: from the pinned rows to three quarters of the table, in equal ratios.
+
+    Empty where no cache smaller than the table holds the pinned rows.
+    """
+    ways = memory.cache.ways
+    least = Slots.holding(table.pinned(memory.lookahead), ways)
+    fraction = memory.cache.fraction
+    if fraction is None and memory.dram is None:
+        fraction = DEFAULT_FRACTION
+    if least.total >= table.rows:
+        return []
+    if fraction is not None:
+        asked = Slots.within(max(least.total, round(fraction * table.rows)), ways)
+        return [asked] if asked.total < table.rows else []
+    largest = max(least.total, _LARGEST_FRACTION * table.rows)
+    grid = {Slots.within(round(total), ways) for total in np.geomspace(least.total, largest, _GRID)}
+    return sorted({least, *grid}, key=lambda slots: slots.total)
+
+
+def _homes(memory: MemoryConfig) -> Iterator[Home]:
+    yield "dram"
+    if memory.mapped is not None:
+        yield "mapped"
+    if memory.block is not None:
+        yield "log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Misses:
+    """Distinct rows of a batch that a cache lacks, and that a second level of `level1` rows lacks as well."""
+
+    level0: float
+    device: float
+    level1: int = 0
+
+
+def _misses(table: TableSpec, memory: MemoryConfig, slots: Slots, level1: int = 0) -> _Misses:
+    demand = CacheDemand(
+        lookups=table.lookups, slots=slots.in_sets, policy=memory.cache.policy, lookahead=memory.lookahead
+    )
+    first = expected_misses(table.popularity, demand)
+    if not level1:
+        return _Misses(level0=first, device=first)
+    both = expected_second_misses(table.popularity, demand, level1)
+    return _Misses(level0=first, device=min(first, both), level1=level1)
+
+
+def _second_levels(table: TableSpec, sizes: list[Slots]) -> Iterator[tuple[Slots, int]]:
+    """Pairs of a cache and a second level that are together smaller than the table, on a coarser grid."""
+    for slots in sizes[::_SECOND_STRIDE]:
+        for size in np.geomspace(slots.total, max(slots.total, _LARGEST_FRACTION * table.rows), _SECOND_GRID):
+            if slots.total + size < table.rows:
+                yield slots, round(size)
+
+
+def _whole(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> Candidate:
+    seconds = level0_seconds(table.shape, table.demand, tiers)
+    placement = TablePlacement(
+        table=table.name, rows=table.rows, width=table.shape.width, tier="level0", codec=CodecConfig(),
+        cache_rows=table.rows, ways=0, level1_rows=0, bytes=whole_bytes(table.shape, table.rows),
+        lookups=table.lookups, distinct=table.demand.distinct, pinned=table.pinned(memory.lookahead), misses=0.0,
+        home_reads=0.0, seconds=seconds,
+    )  # fmt: skip
+    return Candidate(placement=placement, cost=seconds.total)
+
+
+def _cached(
+    table: TableSpec, memory: MemoryConfig, tiers: Tiers, home: Home, codec: CodecConfig, slots: Slots, misses: _Misses
+) -> Candidate:
+    seconds = cached_seconds(
+        table.shape, table.demand, tiers,
+        home=home, codec=codec, ways=slots.ways, misses=misses.level0, device_misses=misses.device,
+    )  # fmt: skip
+    traffic = Traffic(
+        lookups=table.lookups,
+        distinct=min(table.rows, PIN_MARGIN * table.demand.distinct),
+        batches=memory.lookahead + 1,
+    )
+    parts = cached_bytes(
+        table.shape, table.rows, home=home, codec=codec, slots=slots.total, level1_rows=misses.level1,
+        counters=memory.cache.policy == "lfu", traffic=traffic,
+    )  # fmt: skip
+    placement = TablePlacement(
+        table=table.name, rows=table.rows, width=table.shape.width, tier=home, codec=codec,
+        cache_rows=slots.total, ways=slots.ways, level1_rows=misses.level1, bytes=parts,
+        lookups=table.lookups, distinct=table.demand.distinct, pinned=table.pinned(memory.lookahead),
+        misses=misses.level0, home_reads=misses.device, seconds=seconds,
+    )  # fmt: skip
+    return Candidate(placement=placement, cost=seconds.total + PENALTY[codec.kind] * seconds.compute)
+
+
+def _undominated(found: list[Candidate]) -> list[Candidate]:
+    """Without those that another one beats or equals in cost and in every memory; no optimum is lost.
+
+    Only a candidate in a log that is there already, or in none, beats another: a log has bytes of its own.
+    """
+    points = np.array([(each.cost, *each.sizes) for each in found])
+    order = np.lexsort(points.T[::-1])
+    kept: dict[Log | None, list[int]] = {None: []}
+    for index in order:
+        log = found[index].placement.log
+        rivals = kept[None] + (kept.setdefault(log, []) if log else [])
+        if not rivals or not (points[rivals] <= points[index]).all(axis=1).any():
+            kept[log].append(int(index))
+    return sorted((found[index] for each in kept.values() for index in each), key=lambda each: each.cost)

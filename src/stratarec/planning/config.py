@@ -1,0 +1,154 @@
+"""The ``memory:`` section of a recipe: budgets, precision and cache.
+
+Without it every table is float32 in DRAM.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import BeforeValidator
+
+from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.errors import ConfigError
+from stratarec.sizes import parse_bytes
+
+CodecKind: TypeAlias = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+Precision: TypeAlias = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
+Policy: TypeAlias = Literal["lru", "lfu", "rank"]
+
+
+def _size(name: str) -> Callable[[Any], Any]:
+    """Validator of a size field: text becomes bytes, null stays."""
+    return partial(_parse, name=name)
+
+
+def _parse(value: Any, *, name: str) -> Any:
+    return None if value is None else parse_bytes(value, name)
+
+
+def _set_size(config: object, field_name: str, name: str) -> None:
+    """Let a size be text when the dataclass is made in Python, too."""
+    object.__setattr__(config, field_name, _parse(getattr(config, field_name), name=name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """A block device: rows that neither DRAM nor `mapped` holds go to an append-only log there."""
+
+    path: str
+    """Directory on the device; made when missing."""
+    budget: Annotated[int | None, BeforeValidator(_size("memory.block.budget"))] = None
+    """Bytes that the log may take; null for no limit."""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("memory.block.path is empty, expected a directory on the block device")
+        _set_size(self, "budget", "memory.block.budget")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedConfig:
+    """Byte-addressable memory that is a file system: DAX, CXL or tmpfs. Rows are an array in a mapped file."""
+
+    path: str
+    """Directory in the file system; made when missing."""
+    budget: Annotated[int | None, BeforeValidator(_size("memory.mapped.budget"))] = None
+    """Bytes that the file may take; null for no limit."""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("memory.mapped.path is empty, expected a directory")
+        _set_size(self, "budget", "memory.mapped.budget")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The set-associative float32 cache over rows that are at home elsewhere."""
+
+    policy: Policy = "lru"
+    """Which row of a set makes room: ``lru`` the one unused for longest, ``lfu`` the least used, ``rank`` the one of
+    the largest id, which is the least frequent one where `prepare` gave the ids."""
+    fraction: float | None = None
+    """Cache rows over a table's rows; raised where a table's pinned rows need more. Null lets the planner choose
+    within the budget, and 0.05 where there is no budget."""
+    ways: int = 32
+    """Slots of a set."""
+    second_level: bool = True
+    """Whether a log may have a cache of encoded rows in DRAM before it, where that is predicted to pay."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise ConfigError(f"memory.cache.policy is {self.policy!r}, expected one of {', '.join(get_args(Policy))}")
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise ConfigError(f"memory.cache.fraction is {self.fraction}, expected more than 0 and at most 1")
+        if not 1 <= self.ways <= 256:
+            raise ConfigError(f"memory.cache.ways is {self.ways}, expected 1 to 256")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """Where rows may live, and how."""
+
+    dram: Annotated[int | None, BeforeValidator(_size("memory.dram"))] = None
+    """Bytes of DRAM for tables, optimizer state, caches and all that describes them; null for no limit. The network,
+    the loader and activations come on top."""
+    block: BlockConfig | None = None
+    """A block device, such as an SSD."""
+    mapped: MappedConfig | None = None
+    """Byte-addressable memory behind a path."""
+    precision: Precision | Mapping[str, Precision] = "auto"
+    """Of rows at rest: one for all tables, or table -> precision with ``default`` for the others. ``auto`` lowers it
+    only as far as the budgets ask for; a given one is obeyed wherever a cache smaller than the table can serve it. A
+    table whose every row is pinned in the cache is float32 in DRAM: its rows would never be read from home."""
+    rounding: Literal["nearest", "stochastic"] = "stochastic"
+    """How a row is rounded when it is written home."""
+    parameters: Literal["fp16", "fp32"] = "fp16"
+    """Of the scale and offset that int8 and int4 rows carry."""
+    state: Literal["fp32", "bf16"] = "fp32"
+    """Of the optimizer state of rows at rest."""
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    """The float32 cache."""
+    lookahead: int = 1
+    """Batches that are staged ahead of the one that trains; 0 stages each batch when it is needed."""
+
+    def __post_init__(self) -> None:
+        _set_size(self, "dram", "memory.dram")
+        named = {"": self.precision} if isinstance(self.precision, str) else dict(self.precision)
+        for table, precision in named.items():
+            if precision not in get_args(Precision):
+                where = f"memory.precision.{table}" if table else "memory.precision"
+                raise ConfigError(f"{where} is {precision!r}, expected one of {', '.join(get_args(Precision))}")
+        if not 0 <= self.lookahead <= 64:
+            raise ConfigError(f"memory.lookahead is {self.lookahead}, expected 0 to 64")
+        if self.block and self.mapped and self.block.path == self.mapped.path:
+            raise ConfigError(f"memory.block.path and memory.mapped.path are both {self.block.path!r}; name two")
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every table is float32 in DRAM with nothing to plan."""
+        named = {self.precision} if isinstance(self.precision, str) else set(self.precision.values())
+        return self.dram is None and named <= {"auto", "fp32"}
+
+    def table_precision(self, table: str) -> Precision:
+        """The precision asked for `table`."""
+        if isinstance(self.precision, str):
+            return self.precision
+        return self.precision.get(table, self.precision.get("default", "auto"))
+
+    def check_tables(self, tables: Iterable[str]) -> None:
+        """Refuse a precision for a table that does not exist."""
+        known = list(tables)
+        for name in () if isinstance(self.precision, str) else self.precision:
+            if name != "default" and name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+                raise ConfigError(f"memory.precision.{name}: no such table; {hint}")
+
+    def codec(self, kind: CodecKind) -> CodecConfig:
+        """The codec of `kind` with this section's rounding, parameters and state."""
+        return CodecConfig(kind=kind, rounding=self.rounding, parameters=self.parameters, state=self.state)

@@ -1,0 +1,88 @@
+"""Seconds of a step that a table costs where it is placed.
+
+Every term is bytes over a measured bandwidth or reads over a measured rate, which ranks placements; it is no simulation
+of the engine. Float32 rows of level 0 are pooled and updated alike wherever a table's home is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.planning.bytes import STAMP_BYTES, TAG_BYTES, Home, RowShape, block_bytes, record_bytes
+from stratarec.planning.config import CodecKind
+from stratarec.planning.plan import Seconds
+from stratarec.planning.tiers import Tiers
+
+# Float32 bytes a second on one core. A float32 record is copied, which is memory traffic alone.
+_ENCODE = {"fp16": 4e9, "bf16": 4e9, "int8": 2e9, "int4": 2e9}
+_DECODE = {"fp16": 8e9, "bf16": 8e9, "int8": 4e9, "int4": 4e9}
+# Bytes that a log writes for each byte of a row, rewriting of segments included.
+_LOG_WRITES = 2.0
+
+PENALTY: dict[CodecKind, float] = {"fp32": 0.0, "fp16": 0.2, "bf16": 0.25, "int8": 0.5, "int4": 50.0}
+"""What ``precision: auto`` gives for more precision, as a share of the table's compute seconds.
+
+With 0.5 for int8, a table goes to a slower tier in float32 rather than into DRAM in int8 when that costs it less than
+half its compute time; with 50 for int4 that codec is left for what nothing else can hold. The figures are a
+judgement, not a measurement: int8 under a cache trains to the accuracy of float32 (arXiv 2010.11305), int4 does not
+always."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What a batch asks of a table."""
+
+    lookups: float
+    """Ids."""
+    distinct: float
+    """Distinct rows."""
+
+
+def level0_seconds(shape: RowShape, demand: Demand, tiers: Tiers) -> Seconds:
+    """Pooling reads a row and its gradient for each lookup; the update reads and writes each distinct slot."""
+    moved = 2 * demand.lookups * 4 * shape.width + 2 * demand.distinct * shape.slot_bytes
+    return Seconds(compute=moved / tiers.dram.row_bytes_per_second)
+
+
+def cached_seconds(
+    shape: RowShape,
+    demand: Demand,
+    tiers: Tiers,
+    *,
+    home: Home,
+    codec: CodecConfig,
+    ways: int,
+    misses: float,
+    device_misses: float,
+) -> Seconds:
+    """As `level0_seconds`, and the way of missing rows up and of their victims down.
+
+    Parameters
+    ----------
+    misses : float
+        Distinct rows of a batch that level 0 lacks; as many are written back for them.
+    device_misses : float
+        Those that no second level in DRAM holds either.
+    """
+    record = record_bytes(codec, shape)
+    tags = demand.distinct * ways * (TAG_BYTES + STAMP_BYTES)
+    staging = (tags + 2 * misses * (shape.slot_bytes + record)) / tiers.dram.row_bytes_per_second
+    if codec.kind != "fp32":
+        each = 1 / _ENCODE[codec.kind] + 1 / _DECODE[codec.kind]
+        staging += misses * 4 * shape.width * each / tiers.threads
+    return Seconds(
+        compute=level0_seconds(shape, demand, tiers).compute,
+        staging=staging,
+        device=_device_seconds(record, tiers, home, device_misses),
+    )
+
+
+def _device_seconds(record: int, tiers: Tiers, home: Home, misses: float) -> float:
+    if home == "log" and tiers.block is not None:
+        blocks = block_bytes(record) / tiers.block.read_bytes
+        written = _LOG_WRITES * record / tiers.block.write_bytes_per_second
+        return misses * (blocks / tiers.block.reads_per_second + written)
+    if home == "mapped" and tiers.mapped is not None:
+        return misses * 2 * record / tiers.mapped.row_bytes_per_second
+    return 0.0

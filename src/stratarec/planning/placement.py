@@ -1,0 +1,186 @@
+"""Places tables: measured tiers, budgets and access counts in, a `Plan` out. No file is touched.
+
+After MTrainS (arXiv 2305.01515), which places tables over a machine's memories by the capacity and the bandwidth that
+each of them needs; precision and cache size are chosen in the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from stratarec.errors import ConfigError
+from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, in_memory
+from stratarec.planning.candidates import Candidate, TableSpec, candidates
+from stratarec.planning.config import MemoryConfig
+from stratarec.planning.plan import Log, Plan
+from stratarec.planning.solve import Groups, solve
+from stratarec.planning.tiers import Tiers
+from stratarec.sizes import readable
+
+_FIELDS: Mapping[Memory, str] = {
+    "dram": "memory.dram",
+    "mapped": "memory.mapped.budget",
+    "block": "memory.block.budget",
+}
+
+
+def place(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int) -> Plan:
+    """The placement of least predicted time, with the penalties of lower precision, that the budgets allow.
+
+    Parameters
+    ----------
+    tables : sequence of TableSpec
+        Tables with what a batch asks of them.
+    memory : MemoryConfig
+        Budgets, precision and cache.
+    tiers : Tiers
+        What the memories give; those that `memory` names must be in it.
+    batch_size : int
+        Recorded in the plan; lookups are in `tables`.
+
+    Raises
+    ------
+    ConfigError
+        When no placement fits, with the least budget that would do; for a precision of a table that does not exist.
+    """
+    memory.check_tables(table.name for table in tables)
+    budgets = _budgets(memory, tiers)
+    choices = [candidates(table, memory, tiers) for table in tables]
+    limits = [budgets.get(name) for name in MEMORIES]
+    chosen = _least(choices, limits, None)
+    if chosen is None:
+        raise ConfigError(_explain(tables, choices, limits, memory))
+    placements = tuple(each.placement for each in chosen)
+    return Plan(
+        tables=placements, budgets=budgets, batch_size=batch_size, lookahead=memory.lookahead,
+        policy=memory.cache.policy, notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers)),
+    )  # fmt: skip
+
+
+def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
+    """Budgets of the memories that are there; where none is given for a path, what is free on it."""
+    budgets: dict[Memory, int | None] = {"dram": memory.dram}
+    for name, config, tier in (("mapped", memory.mapped, tiers.mapped), ("block", memory.block, tiers.block)):
+        if config is None:
+            continue
+        if tier is None:
+            raise ConfigError(f"memory.{name} is set, but its path was not measured; expected it in the tiers")
+        budgets[name] = tier.free_bytes if config.budget is None else config.budget  # type: ignore[index]
+    return budgets
+
+
+def _least(
+    choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None], memory: Memory | None
+) -> list[Candidate] | None:
+    """The choice of least cost, or of fewest bytes in `memory`."""
+    sizes = [np.array([each.sizes for each in found], dtype=np.int64) for found in choices]
+    logs = list(dict.fromkeys(each.placement.log for found in choices for each in found if each.placement.log))
+    shared = [in_memory(SHARED_BYTES, name) for name in MEMORIES]
+    if memory is None:
+        costs, fees = [np.array([each.cost for each in found]) for found in choices], 0
+    else:
+        place = MEMORIES.index(memory)
+        costs, fees = [size[:, place].astype(np.float64) for size in sizes], shared[place]
+    groups = Groups(
+        member=[np.array([_index(logs, each.placement.log) for each in found]) for found in choices],
+        sizes=np.array([shared] * len(logs), dtype=np.int64).reshape(len(logs), len(MEMORIES)),
+        costs=np.full(len(logs), float(fees)),
+    )
+    chosen = solve(costs, sizes, limits, groups)
+    return None if chosen is None else [found[choice] for found, choice in zip(choices, chosen, strict=True)]
+
+
+def _index(logs: list[Log], log: Log | None) -> int:
+    return -1 if log is None else logs.index(log)
+
+
+def _used(chosen: Sequence[Candidate], memory: Memory) -> int:
+    """Bytes of tables and of the logs that they share."""
+    logs = {each.placement.log for each in chosen} - {None}
+    return sum(in_memory(each.placement.bytes, memory) for each in chosen) + len(logs) * in_memory(SHARED_BYTES, memory)
+
+
+def _explain(
+    tables: Sequence[TableSpec], choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None],
+    memory: MemoryConfig,
+) -> str:  # fmt: skip
+    """Which budget is too small, for which table above all, and the least number that would do."""
+    fixes = []
+    worst = ""
+    for place, name in enumerate(MEMORIES):
+        limit = limits[place]
+        if limit is None or (name != "dram" and getattr(memory, name) is None):
+            continue
+        without = [None if other == place else bound for other, bound in enumerate(limits)]
+        smallest = _least(choices, without, name)
+        if smallest is None:
+            continue
+        needed = _used(smallest, name)
+        fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(limit)})")
+        worst = worst or _worst(smallest, name)
+    if not fixes:
+        return f"no placement fits the budgets together: {worst or 'raise memory.dram'}"
+    cheaper = _cheaper(tables, memory)
+    return f"the tables do not fit: {worst}. Set {', or '.join(fixes)}{cheaper}"
+
+
+def _worst(chosen: Sequence[Candidate], memory: Memory) -> str:
+    largest = max(chosen, key=lambda each: in_memory(each.placement.bytes, memory))
+    placed = largest.placement
+    needed = in_memory(placed.bytes, memory)
+    text = f"table {placed.table!r} alone needs {needed} bytes ({readable(needed)}) of {memory} at the least"
+    if placed.tier != "level0":
+        text += (
+            f", as {placed.codec.kind} in {placed.tier} with {placed.cache_rows:,} cache rows, of which the batches in "
+            f"flight pin up to {placed.pinned:,}"
+        )
+    return text
+
+
+def _cheaper(tables: Sequence[TableSpec], memory: MemoryConfig) -> str:
+    ways = []
+    if any(memory.table_precision(table.name) not in ("auto", "int4") for table in tables):
+        ways.append("allow a lower memory.precision")
+    if memory.block is None:
+        ways.append("name a block device in memory.block")
+    ways += ["lower train.batch_size", "lower memory.lookahead"] if memory.lookahead else ["lower train.batch_size"]
+    return "; or " + ", ".join(ways)
+
+
+def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: MemoryConfig) -> tuple[str, ...]:
+    notes = []
+    fraction = memory.cache.fraction
+    raised, whole = [], []
+    for table, each in zip(tables, chosen, strict=True):
+        placed = each.placement
+        if placed.tier == "level0" and memory.table_precision(table.name) not in ("auto", "fp32"):
+            whole.append(table.name)
+        elif placed.tier != "level0" and fraction is not None and placed.cache_rows > fraction * table.rows * 1.05:
+            raised.append(table.name)
+    if whole:
+        notes.append(
+            f"float32 in level 0 whatever memory.precision says, because the rows in flight need a cache as large as "
+            f"the table: {', '.join(whole)}"
+        )
+    if raised:
+        notes.append(f"more cache than memory.cache.fraction, for the rows in flight: {', '.join(raised)}")
+    return tuple(notes)
+
+
+def _doubts(memory: MemoryConfig, tiers: Tiers) -> list[str]:
+    """Budgets beyond what the machine has now."""
+    there = [("memory.dram", memory.dram, tiers.dram.bytes)]
+    if memory.block is not None and tiers.block is not None:
+        there.append((_FIELDS["block"], memory.block.budget, tiers.block.free_bytes))
+    if memory.mapped is not None and tiers.mapped is not None:
+        there.append((_FIELDS["mapped"], memory.mapped.budget, tiers.mapped.free_bytes))
+    notes = [
+        f"{name} is {readable(budget)}, but only {readable(found)} are there"
+        for name, budget, found in there
+        if budget is not None and budget > found
+    ]
+    if memory.block is not None and tiers.block is not None and not tiers.block.direct:
+        notes.append(f"{memory.block.path} takes no direct reads: its speed was measured through the page cache")
+    return notes

@@ -1,0 +1,276 @@
+"""What planning gives: a home, a codec and a cache for every table, with what was predicted for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.errors import ConfigError, DatasetError
+from stratarec.files import read_json, write_json
+from stratarec.planning.bytes import MEMORIES, RESERVES, SHARED_BYTES, Home, Memory, Parts, Slots, add_parts, in_memory
+from stratarec.planning.config import Policy
+from stratarec.sizes import readable
+
+FORMAT = 1
+TOLERANCE = 0.05
+"""A part whose used bytes are further than this from its predicted ones is a defect of the plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """Predicted time of a step's embedding work."""
+
+    compute: float = 0.0
+    """Pooling, gradients by row and the update, in level 0."""
+    staging: float = 0.0
+    """Tags, and rows that move between level 0 and their home: memory traffic, encoding, decoding."""
+    device: float = 0.0
+    """Block reads and writes."""
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(
+            compute=self.compute + other.compute,
+            staging=self.staging + other.staging,
+            device=self.device + other.device,
+        )
+
+    @property
+    def total(self) -> float:
+        """One after the other, as without lookahead."""
+        return self.compute + self.staging + self.device
+
+    def step(self, lookahead: int) -> float:
+        """With lookahead the device works beside the processor; staging and training share the processor's cores."""
+        return max(self.compute + self.staging, self.device) if lookahead else self.total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """A store on the block device: tables of one width and one codec share it."""
+
+    width: int
+    codec: CodecConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlacement:
+    """Where one table lives."""
+
+    table: str
+    rows: int
+    width: int
+    tier: Home
+    """Its home; ``level0`` is float32 in DRAM without a cache."""
+    codec: CodecConfig
+    """Format at home."""
+    cache_rows: int
+    """Slots in level 0, overflow included; all rows for ``level0``."""
+    ways: int
+    """Slots of a set; 0 for ``level0``."""
+    level1_rows: int
+    """Records in a second, encoded cache in DRAM over a log; 0 for none."""
+    bytes: Parts
+    """``memory -> part -> bytes``, as `planning.bytes` says."""
+    lookups: float
+    """Ids of a batch."""
+    distinct: float
+    """Distinct rows of a batch."""
+    pinned: int
+    """Rows that the batches in flight may pin at once, with margin."""
+    misses: float
+    """Distinct rows of a batch that are not in level 0 when it is staged."""
+    home_reads: float
+    """Those of them that no second level holds either: rows that are read from home."""
+    seconds: Seconds
+    """Of a step."""
+
+    @property
+    def log(self) -> Log | None:
+        """The log that it shares with other tables, if it is at home in one."""
+        return Log(width=self.width, codec=self.codec) if self.tier == "log" else None
+
+    @property
+    def slots(self) -> Slots | None:
+        """Sets, ways and overflow of a cached table; None for ``level0``."""
+        return Slots.within(self.cache_rows, self.ways) if self.ways else None
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of a batch's distinct rows that level 0 holds already."""
+        return 1 - self.misses / self.distinct if self.distinct else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where all tables live."""
+
+    tables: tuple[TablePlacement, ...]
+    budgets: Mapping[Memory, int | None]
+    """Of the memories that may be used; None for no limit."""
+    batch_size: int
+    lookahead: int
+    policy: Policy
+    notes: tuple[str, ...] = ()
+    """What is worth knowing, in sentences."""
+    format: int = FORMAT
+
+    def __getitem__(self, table: str) -> TablePlacement:
+        """The placement of `table`."""
+        for placement in self.tables:
+            if placement.table == table:
+                return placement
+        raise ConfigError(f"the plan has no table {table!r}; it has {', '.join(each.table for each in self.tables)}")
+
+    @property
+    def bytes(self) -> Parts:
+        """Of all tables, and of the logs that they share."""
+        logs = {placement.log for placement in self.tables} - {None}
+        return add_parts([*(placement.bytes for placement in self.tables), *[SHARED_BYTES] * len(logs)])
+
+    def used(self, memory: Memory) -> int:
+        """Bytes in one memory."""
+        return in_memory(self.bytes, memory)
+
+    @property
+    def float32_bytes(self) -> int:
+        """What the tables would take with every row whole in level 0."""
+        parts = [placement.bytes["dram"] for placement in self.tables]
+        return sum(
+            placement.rows * (part["slot weights"] + part.get("slot state", 0)) // placement.cache_rows
+            for placement, part in zip(self.tables, parts, strict=True)
+        )
+
+    @property
+    def seconds(self) -> Seconds:
+        """Of a step, all tables."""
+        return sum((placement.seconds for placement in self.tables), Seconds())
+
+    @property
+    def step_seconds(self) -> float:
+        """Embedding part of a step."""
+        return self.seconds.step(self.lookahead)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of a batch's distinct rows, all tables, that level 0 holds already."""
+        distinct = sum(placement.distinct for placement in self.tables)
+        return 1 - sum(placement.misses for placement in self.tables) / distinct if distinct else 1.0
+
+    @property
+    def summary(self) -> str:
+        """One line: what the tables take, against float32 in DRAM."""
+        cached = [placed for placed in self.tables if placed.tier != "level0"]
+        used = ", ".join(f"{readable(self.used(memory))} of {memory}" for memory in MEMORIES if self.used(memory))
+        return (
+            f"tables: {readable(self.float32_bytes)} as float32, planned {used}; {len(cached)} of {len(self.tables)} "
+            f"tables cached, predicted hit rate {self.hit_rate:.1%}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, with the totals for whoever reads it."""
+        content: dict[str, Any] = pydantic.TypeAdapter(Plan).dump_python(self, mode="json")
+        content["predicted"] = {
+            "bytes": {memory: self.used(memory) for memory in self.budgets},
+            "parts": self.bytes,
+            "float32_bytes": self.float32_bytes,
+            "hit_rate": self.hit_rate,
+            "step_seconds": self.step_seconds,
+        }
+        return content
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], origin: str = "plan") -> Plan:
+        """A plan from what `to_dict` gave."""
+        if content.get("format") != FORMAT:
+            raise DatasetError(f"{origin}: format {content.get('format')!r}, expected {FORMAT}; plan again")
+        try:
+            plan: Plan = pydantic.TypeAdapter(cls).validate_python(content)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise DatasetError(f"{origin} is no plan: {place}: {first['msg']}") from error
+        return plan
+
+    def save(self, path: Path) -> None:
+        """Write the plan as JSON, atomically."""
+        write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read what `save` wrote."""
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise DatasetError(f"{path} is no plan: expected a mapping, got {type(content).__name__}")
+        return cls.from_dict(content, str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One part: what was planned and what a run used."""
+
+    memory: Memory
+    part: str
+    predicted: int
+    """Bytes."""
+    used: int
+    """Bytes."""
+    reserve: int = 0
+    """Bytes of the predicted ones that are upper bounds: leaving them unused is no defect."""
+
+    @property
+    def off(self) -> float:
+        """Used over predicted, less one; infinite where nothing was predicted."""
+        if not self.predicted:
+            return float("inf") if self.used else 0.0
+        return self.used / self.predicted - 1
+
+    @property
+    def defect(self) -> bool:
+        """Whether the plan was wrong by more than `TOLERANCE`."""
+        return self.off > TOLERANCE or self.used < (1 - TOLERANCE) * (self.predicted - self.reserve)
+
+
+def compare(plan: Plan, measured: Parts) -> list[Comparison]:
+    """Predicted and used bytes of every part that either names, in the order of the plan.
+
+    Parameters
+    ----------
+    measured : mapping
+        ``memory -> part -> bytes`` over all tables, with the part names of `planning.bytes`.
+    """
+    return [
+        _comparison(memory, part, plan.bytes, measured)
+        for memory in MEMORIES
+        for part in dict.fromkeys((*plan.bytes.get(memory, {}), *measured.get(memory, {})))
+    ]
+
+
+def compare_totals(plan: Plan, measured: Mapping[Memory, int]) -> list[Comparison]:
+    """As `compare`, for the sum of each memory that the plan may use; `measured` is ``memory -> bytes``."""
+    parts = plan.bytes
+    return [
+        Comparison(
+            memory=memory,
+            part="total",
+            predicted=plan.used(memory),
+            used=measured.get(memory, 0),
+            reserve=sum(size for part, size in parts.get(memory, {}).items() if part in RESERVES),
+        )
+        for memory in plan.budgets
+    ]
+
+
+def _comparison(memory: Memory, part: str, predicted: Parts, measured: Parts) -> Comparison:
+    size = predicted.get(memory, {}).get(part, 0)
+    return Comparison(
+        memory=memory,
+        part=part,
+        predicted=size,
+        used=measured.get(memory, {}).get(part, 0),
+        reserve=size if part in RESERVES else 0,
+    )

@@ -1,0 +1,50 @@
+"""Data set and memory section in, plan out: describes the tables, measures the tiers, places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratarec.data.dataset import Dataset
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.planning.config import MemoryConfig
+from stratarec.planning.placement import place
+from stratarec.planning.plan import Plan
+from stratarec.planning.tables import describe_tables
+from stratarec.planning.tiers import Tiers, measure_tiers
+
+
+def make_plan(
+    tables: Sequence[EmbeddingBagConfig],
+    dataset: Dataset,
+    optimizer: RowOptimizerConfig,
+    memory: MemoryConfig,
+    *,
+    batch_size: int,
+    tiers: Tiers | None = None,
+) -> Plan:
+    """Where the tables of a model live on this machine.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingBagConfig
+        Each named as its vocabulary.
+    dataset : Dataset
+        Gives the access counts.
+    optimizer : RowOptimizerConfig
+        Decides the state of a row.
+    memory : MemoryConfig
+        Budgets, precision and cache.
+    batch_size : int
+        Samples a step.
+    tiers : Tiers
+        What the memories give; from `measure_tiers` by default.
+
+    Raises
+    ------
+    ConfigError
+        When nothing fits; names the budget and the least number that would do.
+    """
+    memory.check_tables(table.name for table in tables)
+    described = describe_tables(tables, dataset, optimizer, batch_size=batch_size)
+    return place(described, memory, tiers or measure_tiers(memory), batch_size=batch_size)

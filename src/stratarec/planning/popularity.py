@@ -1,0 +1,147 @@
+"""How often each row of a table is looked up, in a few thousand bins however many rows there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.errors import ConfigError
+
+Floats = NDArray[np.float64]
+
+# Counts below this have a bin each; above, bins are 1 % wide.
+_EXACT_COUNTS = 128
+_WIDTH = 0.01
+_CHUNK_ROWS = 1 << 22
+# Runs of equal bins that are kept in order of id. Frequency-ranked ids need about 1,700 and one for each tail bucket.
+_MOST_RUNS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Popularity:
+    """The rows of a table, in bins of rows that are about equally popular.
+
+    Lookups are taken as independent draws, which is what an access count can say.
+    """
+
+    rows: Floats
+    """``[bins]`` rows in each bin."""
+    share: Floats
+    """``[bins]`` chance that one lookup asks for a given row of the bin."""
+    by_id: bool
+    """Whether bins follow the order of ids; otherwise they are in falling order of `share`."""
+
+    @classmethod
+    def uniform(cls, rows: int) -> Popularity:
+        """All rows alike: the assumption that flatters no cache, where nothing is known."""
+        return cls(rows=np.array([float(rows)]), share=np.array([1.0 / rows]), by_id=True)
+
+    @classmethod
+    def from_counts(cls, counts: NDArray[np.int64]) -> Popularity:
+        """From the lookups of each row.
+
+        Parameters
+        ----------
+        counts : ndarray
+            ``[rows]`` int64; the place is the id. It is read in chunks, so a memory map will do.
+
+        Raises
+        ------
+        ConfigError
+            For negative counts. Counts that are all zero are as good as none: uniform.
+        """
+        runs = _Runs()
+        for first in range(0, len(counts), _CHUNK_ROWS):
+            runs.add(np.asarray(counts[first : first + _CHUNK_ROWS]))
+        rows, lookups, by_id = runs.result()
+        total = lookups.sum()
+        if not total:
+            return cls.uniform(len(counts))
+        return cls(rows=rows, share=lookups / rows / total, by_id=by_id)
+
+    @classmethod
+    def zipf(cls, rows: int, exponent: float) -> Popularity:
+        """Row r is looked up in proportion to ``(r + 1) ** -exponent``; for tables too large to count."""
+        heads = np.arange(1.0, min(rows, _EXACT_COUNTS) + 1)
+        edges = np.geomspace(len(heads) + 0.5, rows + 0.5, 2000) if rows > len(heads) else np.zeros(1)
+        size = np.diff(edges)
+        middle = (edges[1:] + edges[:-1]) / 2
+        weight = np.concatenate([heads**-exponent, middle**-exponent])
+        count = np.concatenate([np.ones_like(heads), size])
+        return cls(rows=count, share=weight / (weight * count).sum(), by_id=True)
+
+    @property
+    def total_rows(self) -> float:
+        """All rows, those never looked up included."""
+        return float(self.rows.sum())
+
+    @property
+    def used_rows(self) -> float:
+        """Rows with any lookups."""
+        return float(self.rows[self.share > 0].sum())
+
+    def touched(self, lookups: float) -> Floats:
+        """``[bins]`` chance that a given row of the bin is among `lookups` draws: 1 - (1 - p)^lookups."""
+        chance: Floats = -np.expm1(self._log_missed * lookups)
+        return chance
+
+    def rate(self, lookups: float) -> Floats:
+        """``[bins]`` lambda of a row for which ``touched(lookups)`` is 1 - exp(-lambda)."""
+        rate: Floats = -self._log_missed * lookups
+        return rate
+
+    def distinct(self, lookups: float) -> float:
+        """Expected distinct rows among `lookups` draws."""
+        return float(self.rows @ self.touched(lookups))
+
+    @property
+    def _log_missed(self) -> Floats:
+        # A table of one row has p = 1; the bound keeps 0 lookups of it at 0 rows.
+        logs: Floats = np.log1p(-np.minimum(self.share, 1 - 1e-15))
+        return logs
+
+
+class _Runs:
+    """Collects runs of rows whose counts share a bin; falls back to a histogram when they are too many."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[NDArray[np.int64], Floats, Floats]] = []
+        self._runs = 0
+        self._ordered = True
+
+    def add(self, counts: NDArray[np.int64]) -> None:
+        if len(counts) and counts.min() < 0:
+            raise ConfigError(f"access counts go down to {counts.min()}, expected 0 or more")
+        bins = _bins(counts)
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(bins)) + 1])
+        if self._ordered and self._runs + len(starts) > _MOST_RUNS:
+            self._ordered = False
+            self._parts = [_histogram(*part) for part in self._parts]
+        rows = np.diff(np.append(starts, len(bins))).astype(np.float64)
+        part = (bins[starts], rows, np.add.reduceat(counts, starts).astype(np.float64))
+        self._parts.append(part if self._ordered else _histogram(*part))
+        self._runs += len(starts)
+
+    def result(self) -> tuple[Floats, Floats, bool]:
+        """Rows and lookups of each bin, and whether they follow the ids."""
+        bins, rows, lookups = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        if not self._ordered:
+            bins, rows, lookups = _histogram(bins, rows, lookups)
+            return rows[::-1], lookups[::-1], False
+        return rows, lookups, True
+
+
+def _bins(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bin of each count; larger counts never have a smaller bin."""
+    large = np.maximum(counts, _EXACT_COUNTS) / _EXACT_COUNTS
+    wide = _EXACT_COUNTS + (np.log(large) / np.log1p(_WIDTH)).astype(np.int64)
+    bins: NDArray[np.int64] = np.where(counts < _EXACT_COUNTS, counts, wide)
+    return bins
+
+
+def _histogram(bins: NDArray[np.int64], rows: Floats, lookups: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """One entry a bin, ascending."""
+    distinct, place = np.unique(bins, return_inverse=True)
+    return distinct, np.bincount(place, rows).astype(np.float64), np.bincount(place, lookups).astype(np.float64)

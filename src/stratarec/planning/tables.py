@@ -1,0 +1,44 @@
+"""What a batch of a data set asks of each table, from the vocabularies' access counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.schema import SparseFeature
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.planning.bytes import RowShape
+from stratarec.planning.candidates import TableSpec
+from stratarec.planning.popularity import Popularity
+
+
+def describe_tables(
+    tables: Sequence[EmbeddingBagConfig], dataset: Dataset, optimizer: RowOptimizerConfig, *, batch_size: int
+) -> list[TableSpec]:
+    """The tables of a model on `dataset`, with the training split's counts.
+
+    A table's name is its vocabulary's. Where a vocabulary has no counts (ids that came from outside), every row is
+    taken to be as popular as the next, and a bag to be as long as it may be.
+    """
+    samples = dataset.samples("train")
+    features = dataset.schema.vocabularies()
+    found = []
+    for table in tables:
+        counts = dataset.access_counts(table.name)
+        total = int(counts.sum())
+        each = total / samples if total else float(sum(_longest(feature) for feature in features[table.name]))
+        found.append(
+            TableSpec(
+                name=table.name,
+                rows=table.num_embeddings,
+                shape=RowShape.of(table.embedding_dim, optimizer),
+                lookups=batch_size * each,
+                popularity=Popularity.from_counts(counts),
+            )
+        )
+    return found
+
+
+def _longest(feature: SparseFeature) -> int:
+    return 1 if feature.kind == "single" else feature.max_length

@@ -1,0 +1,48 @@
+"""Bytes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from stratarec.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(value: object, field: str) -> int:
+    """Bytes that `value` says: a whole number, or text such as ``"4GiB"``, ``"512 MiB"``, ``"1.5TB"``.
+
+    Parameters
+    ----------
+    value : object
+        Units in *iB* are powers of 1,024, those in *B* powers of 1,000; capitals do not matter.
+    field : str
+        Names the field in the error.
+
+    Raises
+    ------
+    ConfigError
+        For anything else, and for less than one byte.
+    """
+    number, scale = value, 1
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        if match is None or match[2].lower() not in _UNITS:
+            raise ConfigError(f"{field} is {value!r}, expected a size such as 4GiB, 512MiB or a number of bytes")
+        number, scale = float(match[1]), _UNITS[match[2].lower()]
+    if isinstance(number, bool) or not isinstance(number, int | float) or number * scale != number * scale:
+        raise ConfigError(f"{field} is {value!r}, expected a size such as 4GiB, 512MiB or a number of bytes")
+    if not 1 <= number * scale < 1 << 63:
+        raise ConfigError(f"{field} is {value!r}, expected at least one byte and less than 8 EiB")
+    return int(number * scale)
+
+
+def readable(size: float) -> str:
+    """Bytes with a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
+        size /= 1024
+    return f"{size:.2f} TiB"

@@ -1,0 +1,1 @@
+"""Conformance suites that every implementation of a protocol subclasses; imported by tests alone."""

@@ -1,0 +1,85 @@
+"""Samples of click logs: every derived number against looking at every earlier click, in chunks of any size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from stratarec.data.sources import clicks
+from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.errors import ConfigError
+from stratarec.kernels.lookback import FEATURES
+from stratarec.kernels.lookback.reference import Click, features
+from stratarec.kernels.negatives.reference import window_counts
+
+HOUR = 3600
+
+
+def click_log(path: Path, clicks: int = 300) -> pl.DataFrame:
+    draws = np.random.default_rng(5)
+    frame = pl.DataFrame(
+        {
+            "user_id": draws.integers(0, 12, clicks),
+            "session_id": draws.integers(0, 40, clicks),
+            "item_id": (12 * draws.random(clicks) ** 2).astype(np.int64),
+            # Steps of two minutes: many clicks share a moment.
+            "timestamp": 1_600_000_000 + 120 * draws.integers(0, 12 * 30, clicks),
+            "device": draws.integers(0, 3, clicks),
+        }
+    )
+    frame.write_parquet(path)
+    return frame.sort("timestamp", maintain_order=True)
+
+
+def samples(path: Path, workspace: Path, start: int = 0) -> list[pl.DataFrame]:
+    source = ClicksSource(ClicksConfig(paths=(str(path),), contexts=("device",), negatives=2, memory="3h"), "error")
+    return [chunk.frame for chunk in source.chunks(workspace, start)]
+
+
+def test_dense_features_are_those_of_earlier_clicks(tmp_path: Path) -> None:
+    log = click_log(tmp_path / "log.parquet")
+    found = pl.concat(samples(tmp_path / "log.parquet", tmp_path / "work"))
+    times, items = log["timestamp"].to_numpy(), log["item_id"].to_numpy()
+    lines = [
+        Click(
+            time=row["timestamp"],
+            user=row["user_id"],
+            session=row["session_id"],
+            item=row["item_id"],
+            contexts=(row["device"],),
+        )
+        for row in log.rows(named=True)
+    ]
+    assert found["label"].sum() == len(log)
+    assert len(found) > 2 * len(log)
+    place = -1
+    for row in found.rows(named=True):
+        place += row["label"]
+        click, item = lines[place], row["item_id"]
+        assert (row["timestamp"], row["user_id"]) == (click.time, click.user)
+        expected = features(lines, click, item, window=HOUR, memory=3 * HOUR, unit=1)
+        names = (*FEATURES, "device_popularity")
+        got = [np.nan if row[name] is None else row[name] for name in names]
+        np.testing.assert_array_equal(np.float32(got), np.float32(expected), str(names))
+        assert row["popularity"] == window_counts(times, items, place, HOUR).get(item, 0)
+        assert row["recent_popularity"] == window_counts(times, items, place, HOUR // 6).get(item, 0)
+        assert row["item_age"] == click.time - times[items == item].min()
+
+
+def test_chunks_may_have_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    click_log(tmp_path / "log.parquet")
+    whole = samples(tmp_path / "log.parquet", tmp_path / "one")
+    monkeypatch.setattr(clicks, "_CHUNK_CLICKS", 7)
+    pieces = samples(tmp_path / "log.parquet", tmp_path / "two")
+    assert len(pieces) > len(whole)
+    assert_frame_equal(pl.concat(pieces), pl.concat(whole))
+    assert_frame_equal(pl.concat(samples(tmp_path / "log.parquet", tmp_path / "two", 20)), pl.concat(pieces[20:]))
+
+
+def test_memory_shorter_than_the_window_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.source\.memory is 10m"):
+        ClicksConfig(memory="10m")

@@ -1,0 +1,160 @@
+"""What an interrupted `prepare` leaves behind: taken up where it stopped, or left alone when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.sources.synthetic import SyntheticConfig
+from stratarec.progress import SilentProgress
+
+DISK_BYTES = 4 << 20
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A disk of 4 MiB: a tmpfs in a mount namespace that lives as long as the test."""
+    script = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs /mnt && echo ready && exec cat"
+    if not shutil.which("unshare"):
+        pytest.skip("no unshare here to mount a small disk with")
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        try:
+            if holder.stdout.readline() != b"ready\n":
+                pytest.skip("user and mount namespaces are not permitted here")
+            yield Path(f"/proc/{holder.pid}/root/mnt")
+        finally:
+            holder.stdin.close()
+
+
+def fill(path: Path, free: int) -> None:
+    """Leave `free` bytes on a small disk."""
+    used = sum(file.stat().st_blocks * 512 for file in path.parent.rglob("*"))
+    with path.open("wb") as file:
+        file.write(bytes(DISK_BYTES - used - free))
+
+
+def identities(folder: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of every file: the same only for files that were not written again."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in folder.rglob("*.parquet")
+    }
+
+
+@pytest.mark.parametrize(
+    ("free", "stopped_in"), [(150_000, "staged"), (400_000, "counts"), (650_000, "output"), (900_000, "output")]
+)
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], free: int, stopped_in: str
+) -> None:
+    content = tiny(small_disk)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(yaml.safe_dump(content))
+    assert main(["prepare", "-q", str(recipe)]) == 0
+    earlier = Dataset.open(small_disk / "data").fingerprint
+    fill(small_disk / "filler", free)
+    capsys.readouterr()
+    again = ["prepare", "-q", "--overwrite", str(recipe), "data.source.seed=8"]
+    assert main(again) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    place = small_disk / "data.preparing" / stopped_in
+    assert re.search(rf"cannot write {place}/\S+: .*No space left on device.*; free space", errors[0])
+    assert Dataset.open(small_disk / "data").fingerprint == earlier
+    work = small_disk / "data.preparing"
+    finished = [
+        shard["path"] for note in work.glob("encoded/*.json") for shard in json.loads(note.read_text()).values()
+    ]
+    before = identities(work)
+    (small_disk / "filler").unlink()
+    assert main(again) == 0
+    dataset = Dataset.open(small_disk / "data")
+    assert dataset.fingerprint != earlier
+    assert not work.exists()
+    after = identities(small_disk / "data")
+    assert all(after[path] == before[f"output/{path}"] for path in finished)
+    assert finished or stopped_in != "encoded"
+
+
+class Said(SilentProgress):
+    """Keeps the messages, those about groups aside, and stops a run when `stop` more steps of it are done."""
+
+    def __init__(self, stop: int = 10**9) -> None:
+        self.messages: list[str] = []
+        self.left = stop
+
+    def say(self, message: str) -> None:
+        if not message.startswith("found group"):
+            self.messages.append(message)
+
+    def advance(self, amount: int, note: str = "") -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def config(root: Path, **changes: Any) -> PrepareConfig:
+    source = SyntheticConfig(samples=6000, scale=0.0005, seed=3)
+    return PrepareConfig(source=source, path=str(root / "data"), shard_samples=2000, **changes)
+
+
+def change_json(path: Path, change: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def renamed(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda note: {("older" if name == key else name): value for name, value in note.items()}
+
+
+STALE: dict[str, Callable[[Path], object]] = {
+    "another format": lambda work: change_json(work / "plan.json", lambda plan: {**plan, "format": 1}),
+    "no plan": lambda work: (work / "plan.json").unlink(),
+    "a damaged plan": lambda work: (work / "plan.json").write_text("{"),
+    "a chunk's other fields": lambda work: change_json(work / "staged" / "00000000.json", renamed("last_time")),
+    "a lost chunk": lambda work: (work / "staged" / "00000000.json").unlink(),
+    "damaged rows": lambda work: (work / "staged" / "00000000.arrow").write_bytes(b"no more"),
+    "damaged counts": lambda work: (work / "counts" / "00000-C1.parquet").write_bytes(b"PAR1 no more"),
+    "other moments": lambda work: change_json(work / "counts" / "00000.json", renamed("moments")),
+    "no positives": lambda work: change_json(work / "counts" / "00000.json", renamed("positives")),
+    "a shard's other fields": lambda work: change_json(
+        work / "encoded" / "00000.json", lambda note: {key: renamed("hash")(shard) for key, shard in note.items()}
+    ),
+    "a lost shard": lambda work: (work / "output" / "train" / "shard-00000.parquet").unlink(),
+}
+
+
+@pytest.mark.parametrize("how", STALE)
+def test_a_stale_or_damaged_work_directory_starts_anew(tmp_path: Path, how: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(tmp_path), progress=Said(stop=5))  # one chunk, three counts, the first of three shards
+    STALE[how](tmp_path / "data.preparing")
+    said = Said()
+    dataset = prepare(config(tmp_path), progress=said)
+    assert len(said.messages) == 1
+    assert re.search(r"data\.preparing.*; starting anew$", said.messages[0])
+    assert dataset.fingerprint == prepare(config(tmp_path / "fresh")).fingerprint
+
+
+def test_what_is_neither_stale_nor_damaged_is_taken_up(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(tmp_path), progress=Said(stop=5))
+    before = identities(tmp_path / "data.preparing" / "output" / "train")
+    said = Said()
+    prepare(config(tmp_path), progress=said)
+    assert not said.messages
+    assert identities(tmp_path / "data" / "train")["shard-00000.parquet"] == before["shard-00000.parquet"]

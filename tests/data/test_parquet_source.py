@@ -1,0 +1,321 @@
+"""Parquet logs of any schema: what is read equals a cell-by-cell reference, what cannot be is named."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources.base import OnBadRow
+from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.errors import DataError, StrataError
+
+BAD = object()
+"""A value that no row may have."""
+
+
+class WrongType(Exception):
+    """A column of a type that its place in the schema cannot take."""
+
+
+def write(path: Path, columns: dict[str, pa.Array], row_group: int = 1000) -> None:
+    pq.write_table(pa.table(columns), path, row_group_size=row_group)
+
+
+def source(path: Path, schema: Schema, on_bad_row: OnBadRow = "error") -> ParquetSource:
+    return ParquetSource(ParquetConfig(paths=(str(path),), schema=schema), on_bad_row)
+
+
+def read(path: Path, schema: Schema, on_bad_row: OnBadRow = "error") -> pl.DataFrame:
+    return pl.concat([chunk.frame for chunk in source(path, schema, on_bad_row).chunks(path.parent)])
+
+
+# The reference: what one cell of each Arrow type becomes in each place of the schema.
+
+
+def is_text(kind: pa.DataType) -> bool:
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(inner) or pa.types.is_large_string(inner)
+
+
+def is_integer(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or (pa.types.is_dictionary(kind) and pa.types.is_integer(kind.value_type))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return (
+        is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )  # fmt: skip
+
+
+def label(kind: pa.DataType, cell: Any) -> Any:
+    if not is_number(kind):
+        raise WrongType
+    return int(cell) if cell in (0, 1) else BAD
+
+
+def dense(kind: pa.DataType, cell: Any) -> Any:
+    if not is_number(kind):
+        raise WrongType
+    if cell is None or math.isnan(cell):
+        return None
+    return float(np.float32(float(cell))) if abs(cell) <= 3.0e38 else BAD
+
+
+def category(kind: pa.DataType, cell: Any) -> Any:
+    if is_text(kind):
+        return cell
+    if not (is_integer(kind) or pa.types.is_boolean(kind)):
+        raise WrongType
+    return None if cell is None else int(np.array(int(cell), np.uint64 if cell > 2**62 else np.int64).astype(np.int64))
+
+
+def user(kind: pa.DataType, cell: Any) -> Any:
+    found = category(kind, cell)
+    return BAD if found is None else found
+
+
+def listed(kind: pa.DataType, cell: Any) -> Any:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        raise WrongType
+    inner = kind.value_type
+    if not (is_text(inner) or is_integer(inner)) or pa.types.is_uint64(inner):
+        raise WrongType
+    return None if cell is None else [part for part in cell if part is not None][:3]
+
+
+def separated(kind: pa.DataType, cell: Any) -> Any:
+    if not is_text(kind):
+        raise WrongType
+    return None if cell is None else [part for part in cell.split("|") if part][:3]
+
+
+def moment(kind: pa.DataType, cell: Any) -> Any:
+    if is_integer(kind):
+        return cell if cell is not None and cell < 2**63 else BAD
+    if not pa.types.is_timestamp(kind):
+        raise WrongType
+    if cell is None:
+        return BAD
+    cell = cell.replace(tzinfo=cell.tzinfo or dt.timezone.utc)
+    return (cell - dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)) // dt.timedelta(seconds=1)
+
+
+SCHEMA = Schema(
+    label="label",
+    dense=(DenseFeature(name="dense"),),
+    sparse=(
+        SparseFeature(name="category"),
+        SparseFeature(name="listed", kind="multi", max_length=3),
+        SparseFeature(name="separated", kind="multi", max_length=3, separator="|"),
+    ),
+    time="moment",
+    user="user",
+)
+REFERENCE: dict[str, Callable[[pa.DataType, Any], Any]] = {
+    "label": label, "dense": dense, "category": category, "listed": listed, "separated": separated,
+    "moment": moment, "user": user,
+}  # fmt: skip
+
+TEXT = st.text(alphabet="ab|é ", max_size=4)
+INTEGER = st.one_of(st.integers(0, 2), st.integers(-(2**63), 2**63 - 1))
+DATE = st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1))
+
+
+def whole_seconds(moment: dt.datetime) -> dt.datetime:
+    return moment.replace(microsecond=0)
+
+
+KINDS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.bool_(), st.booleans()),
+    (pa.int8(), st.integers(-3, 3)),
+    (pa.int64(), INTEGER),
+    (pa.uint64(), st.one_of(st.integers(0, 2), st.integers(0, 2**64 - 1))),
+    (pa.float32(), st.floats(width=32)),
+    (pa.float64(), st.one_of(st.sampled_from([0.0, 1.0, 2.9e38, 3.1e38]), st.floats())),
+    (pa.float16(), st.floats(width=16).map(np.float16)),
+    (pa.decimal128(9, 2), st.integers(-300, 300).map(lambda value: Decimal(value) / 100)),
+    (pa.string(), TEXT),
+    (pa.large_string(), TEXT),
+    (pa.dictionary(pa.int32(), pa.string()), TEXT),
+    (pa.dictionary(pa.int8(), pa.int64()), st.integers(0, 3)),
+    (pa.timestamp("s"), DATE.map(whole_seconds)),
+    (pa.timestamp("us", "Asia/Tokyo"), DATE),
+    (pa.timestamp("ns"), DATE),
+    (pa.date32(), st.dates(dt.date(1900, 1, 1), dt.date(2200, 1, 1))),
+    (pa.time32("s"), st.just(dt.time(1, 2, 3))),
+    (pa.duration("s"), st.just(dt.timedelta(seconds=3))),
+    (pa.null(), st.none()),
+    (pa.binary(), st.binary(max_size=3)),
+    (pa.list_(pa.int64()), st.lists(st.one_of(st.none(), INTEGER), max_size=5)),
+    (pa.list_(pa.string()), st.lists(st.one_of(st.none(), TEXT), max_size=5)),
+    (pa.large_list(pa.string()), st.lists(TEXT, max_size=5)),
+    (pa.list_(pa.uint64()), st.lists(st.integers(0, 9), max_size=2)),
+    (pa.list_(pa.float32()), st.lists(st.just(1.5), max_size=2)),
+    (pa.list_(pa.bool_()), st.lists(st.booleans(), max_size=2)),
+    (pa.list_(pa.dictionary(pa.int32(), pa.string())), st.lists(TEXT, max_size=4)),
+    (pa.list_(pa.int32(), 2), st.lists(st.integers(0, 9), min_size=2, max_size=2)),
+    (pa.list_(pa.list_(pa.int64())), st.lists(st.lists(st.integers(0, 2), max_size=2), max_size=2)),
+    (pa.struct([("x", pa.int64())]), st.fixed_dictionaries({"x": st.integers(0, 2)})),
+    (pa.map_(pa.string(), pa.int64()), st.lists(st.tuples(TEXT, st.integers(0, 2)), max_size=2)),
+]
+USUAL = {"label": 1, "dense": 5, "category": 8, "listed": 21, "separated": 8, "moment": 2, "user": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    columns: dict[str, pa.Array]
+    row_group: int
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """Columns of the types that the schema wants, or now and then of any other."""
+    rows = draw(st.integers(1, 6))
+    odd = draw(st.sampled_from([None, None, *USUAL]))
+    columns = {}
+    for name, usual in USUAL.items():
+        alike = [place for place in range(len(KINDS)) if fits(name, KINDS[place][0])]
+        kind, cells = KINDS[
+            draw(st.sampled_from(range(len(KINDS)) if name == odd else [*[usual] * len(alike), *alike]))
+        ]
+        nulls = draw(st.booleans())
+        column = [draw(st.one_of(st.none(), cells) if nulls else cells) for _ in range(rows)]
+        columns[name] = pa.array(column, kind) if not pa.types.is_dictionary(kind) else encoded(column, kind)
+    return Log(columns=columns, row_group=draw(st.integers(1, 6)))
+
+
+def encoded(column: list[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(column, kind.value_type).dictionary_encode().cast(kind)
+
+
+def fits(name: str, kind: pa.DataType) -> bool:
+    try:
+        REFERENCE[name](kind, None)
+    except WrongType:
+        return False
+    return True
+
+
+@settings(deadline=None, max_examples=250)
+@given(logs())
+def test_any_schema_reads_as_the_reference_or_names_what_is_wrong(
+    tmp_path_factory: pytest.TempPathFactory, log: Log
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "log.parquet"
+    write(path, log.columns, log.row_group)
+    wrong = {name for name, column in log.columns.items() if not fits(name, column.type)}
+    if wrong:
+        with pytest.raises(StrataError, match=f"{path}: column '({'|'.join(wrong)})' is .*, expected ") as caught:
+            read(path, SCHEMA, "skip")
+        assert "\n" not in str(caught.value)
+        return
+    cells = {
+        name: [REFERENCE[name](column.type, cell) for cell in column.to_pylist()]
+        for name, column in log.columns.items()
+    }
+    bad = {(row + 1, name) for name, column in cells.items() for row, cell in enumerate(column) if cell is BAD}
+    good = [row for row in range(len(cells["label"])) if all(cells[name][row] is not BAD for name in cells)]
+    chunks = list(source(path, SCHEMA, "skip").chunks(path.parent))
+    found = pl.concat([chunk.frame for chunk in chunks])
+    assert found.to_dict(as_series=False) == {name: [column[row] for row in good] for name, column in cells.items()}
+    assert sum(chunk.bad_rows for chunk in chunks) == len(cells["label"]) - len(good)
+    if bad:
+        with pytest.raises(DataError) as caught:
+            read(path, SCHEMA)
+        named = re.match(rf"{path}, row (\d+): column '(\w+)': got .*, expected ", str(caught.value))
+        assert named, caught.value
+        assert (int(named[1]), named[2]) in bad
+
+
+def multi(**options: Any) -> Schema:
+    return Schema(label="y", sparse=(SparseFeature(name="tags", kind="multi", **options),))
+
+
+def tags(path: Path, column: pa.Array, **options: Any) -> list[Any]:
+    write(path, {"y": pa.array([0] * len(column)), "tags": column})
+    return read(path, multi(**options))["tags"].to_list()
+
+
+def test_lists_lose_nulls_and_what_is_over_length(tmp_path: Path) -> None:
+    column = pa.array([[1, None, 2, 3], [], None, [None], [4]], pa.list_(pa.int16()))
+    assert tags(tmp_path / "log.parquet", column) == [[1, 2, 3], [], None, [], [4]]
+    assert tags(tmp_path / "log.parquet", column, max_length=2) == [[1, 2], [], None, [], [4]]
+
+
+def test_text_is_split_at_the_whole_separator(tmp_path: Path) -> None:
+    column = pa.array(["a::b", "::a::::b::", "", None, "a:b", ":: ::"])
+    expected = [["a", "b"], ["a", "b"], [], None, ["a:b"], [" "]]
+    assert tags(tmp_path / "log.parquet", column, separator="::") == expected
+    assert tags(tmp_path / "log.parquet", column, separator="::", max_length=1)[0] == ["a"]
+
+
+def test_a_dictionary_of_text_is_text(tmp_path: Path) -> None:
+    column = pa.array(["a|b", None, "a|b", "c"]).dictionary_encode()
+    assert tags(tmp_path / "log.parquet", column, separator="|") == [["a", "b"], None, ["a", "b"], ["c"]]
+
+
+def test_a_time_beyond_its_unit_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    moments = pa.array([dt.datetime(2020, 1, 1), dt.datetime(2500, 1, 1)], pa.timestamp("ms"))
+    write(path, {"y": pa.array([0, 1]), "t": moments})
+    assert read(path, Schema(label="y", time="t", time_unit="us"))["t"].to_list() == [
+        1_577_836_800_000_000,
+        16_725_225_600_000_000,
+    ]
+    with pytest.raises(DataError, match=r"row 2: column 't': got .*2500.*, expected a time"):
+        read(path, Schema(label="y", time="t", time_unit="ns"))
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([0, 1]), pa.array([1, 2]), pa.array([3, 4])], names=["y", "c", "c"])
+    pq.write_table(table, tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r"log\.parquet: column 'c' stands there 2 times, expected once"):
+        read(tmp_path / "log.parquet", Schema(label="y", sparse=(SparseFeature(name="c"),)))
+
+
+def test_a_name_with_dots_is_no_path(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    write(path, {"y": pa.array([0, 1]), "a.b": pa.array([1, 2]), "a": pa.array([{"b": 5}, {"b": 6}])})
+    assert read(path, Schema(label="y", sparse=(SparseFeature(name="a.b"),)))["a.b"].to_list() == [1, 2]
+
+
+def test_files_must_agree_on_what_is_text(tmp_path: Path) -> None:
+    schema = Schema(label="y", sparse=(SparseFeature(name="c"),))
+    write(tmp_path / "a.parquet", {"y": pa.array([0, 1]), "c": pa.array([1, 2], pa.int16())})
+    write(tmp_path / "b.parquet", {"y": pa.array([0, 1]), "c": pa.array([3, 4], pa.int64())})
+    assert read(tmp_path / "*.parquet", schema)["c"].to_list() == [1, 2, 3, 4]
+    write(tmp_path / "c.parquet", {"y": pa.array([0, 1]), "c": pa.array(["3", "4"])})
+    with pytest.raises(DataError, match=r"c\.parquet: column 'c' is string, but int16 in .*a\.parquet"):
+        read(tmp_path / "*.parquet", schema)
+    with pytest.raises(DataError, match=r"c\.parquet: column 'c' is string, but int16 in .*a\.parquet"):
+        list(source(tmp_path / "*.parquet", schema).chunks(tmp_path, start=2))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_a_damaged_file_is_rows_or_a_data_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "log.parquet"
+    write(path, {"y": pa.array([0, 1] * 50), "c": pa.array([f"v{i}" for i in range(100)])}, row_group=30)
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(bytes(content[: data.draw(st.sampled_from([len(content), len(content) // 2, 5]))]))
+    # Any other kind of error fails the test; flipped values may also read as other values.
+    with contextlib.suppress(DataError):
+        read(path, Schema(label="y", sparse=(SparseFeature(name="c"),)), "skip")

@@ -1,0 +1,158 @@
+"""Splits by file, by fraction and by time: every sample in the split it belongs to, and an empty split refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.schema import Schema, SparseFeature, TimeUnit
+from stratarec.data.sources.criteo import CriteoConfig
+from stratarec.data.sources.parquet import ParquetConfig
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.errors import ConfigError, DataError
+
+HOUR = 3600
+
+
+def column(dataset: Dataset, split: str, name: str) -> list[Any]:
+    """A column of a split as it is stored."""
+    return [
+        value
+        for number, shard in enumerate(dataset.shards(split))
+        for group in range(len(shard.row_groups))
+        for value in dataset.read_row_group(split, number, group)[name].to_pylist()
+    ]
+
+
+def values(dataset: Dataset, split: str, name: str) -> list[Any]:
+    """A categorical column of a split, ids turned back into values."""
+    known = pl.read_parquet(dataset.path / dataset.vocabularies[name].path)["value"].to_list()
+    return [known[i] for i in column(dataset, split, name)]
+
+
+def timed(root: Path, times: list[int], split: SplitConfig, unit: TimeUnit = "s") -> PrepareConfig:
+    frame = pl.DataFrame({"label": [i % 2 for i in range(len(times))], "time": times, "c": [i % 3 for i in times]})
+    frame.write_parquet(root / "log.parquet", row_group_size=7)
+    schema = Schema(sparse=(SparseFeature(name="c"),), time="time", time_unit=unit)
+    source = ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema)
+    return PrepareConfig(source=source, path=str(root / "data"), split=split, shard_samples=20)
+
+
+def test_by_file_every_row_goes_with_its_file(tmp_path: Path) -> None:
+    for day, rows in enumerate((30, 40, 20, 50)):
+        lines = ["\t".join([str(i % 2), *["1"] * 13, f"day{day}", *["x"] * 25]) for i in range(rows)]
+        (tmp_path / f"day_{day}.tsv").write_text("\n".join(lines))
+    split = SplitConfig(by="file", valid="day_0*", test=("none", str(tmp_path / "day_[23].tsv")))
+    source = CriteoConfig(paths=(str(tmp_path / "day_*.tsv"),))
+    limits = VocabularyConfig(min_count=1)
+    config = PrepareConfig(source=source, path=str(tmp_path / "data"), split=split, vocabulary=limits, shard_samples=60)
+    dataset = prepare(config)
+    assert {name: dataset.samples(name) for name in dataset.splits} == {"train": 40, "valid": 30, "test": 70}
+    assert set(values(dataset, "train", "C1")) == {"day1"}
+    # Other days are not in the training vocabulary: they share its tail buckets.
+    assert dataset.vocabularies["C1"].values == 1
+    assert min(column(dataset, "test", "C1")) > 0
+
+
+def test_by_file_users_do_not_drag_their_rows_along(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    for name in ("a", "b", "c"):
+        frame = pl.DataFrame({"label": draws.integers(0, 2, 60), "user": draws.integers(0, 9, 60), "c": [name] * 60})
+        frame.write_parquet(tmp_path / f"{name}.parquet")
+    schema = Schema(sparse=(SparseFeature(name="c"),), user="user")
+    source = ParquetConfig(paths=(str(tmp_path / "*.parquet"),), schema=schema)
+    split = SplitConfig(by="file", valid="b.parquet", test="c.parquet")
+    dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=split, shard_samples=50))
+    assert len(dataset.shards("train")) > 1
+    assert {name: dataset.samples(name) for name in dataset.splits} == {"train": 60, "valid": 60, "test": 60}
+    assert values(dataset, "train", "c") == ["a"] * 60
+    assert 0 not in column(dataset, "test", "c")
+
+
+@pytest.mark.parametrize(
+    ("valid", "test", "message"),
+    [
+        ("none*", "c.parquet", r"data\.split\.valid matches none of the 3 input files"),
+        ("*.parquet", "*.parquet", r"data\.split\.valid matches none"),
+        ((), "c.parquet", r"data\.split\.valid matches none"),
+        ("[ab].parquet", "c.parquet", "match every input file"),
+    ],
+)
+def test_patterns_that_leave_a_split_empty_are_refused_before_any_work(
+    tmp_path: Path, valid: Any, test: Any, message: str
+) -> None:
+    for name in ("a", "b", "c"):
+        pl.DataFrame({"label": [0, 1], "c": [1, 2]}).write_parquet(tmp_path / f"{name}.parquet")
+    source = ParquetConfig(paths=(str(tmp_path / "*.parquet"),), schema=Schema(sparse=(SparseFeature(name="c"),)))
+    split = SplitConfig(by="file", valid=valid, test=test)
+    with pytest.raises(ConfigError, match=message):
+        prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=split))
+    assert not list(tmp_path.glob("data*"))
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])
+def test_by_time_the_borders_are_exact(tmp_path: Path, unit: TimeUnit, scale: int) -> None:
+    hours = np.random.default_rng(0).permutation(100).tolist()
+    split = SplitConfig(by="time", valid="10h", test="5h")
+    dataset = prepare(timed(tmp_path, [hour * HOUR * scale for hour in hours], split, unit))
+    found = {name: sorted(time // HOUR // scale for time in column(dataset, name, "__time")) for name in dataset.splits}
+    assert found == {"train": list(range(85)), "valid": list(range(85, 95)), "test": list(range(95, 100))}
+
+
+def test_times_before_1970_are_times(tmp_path: Path) -> None:
+    times = [-hour * HOUR for hour in range(1, 51)]
+    dataset = prepare(timed(tmp_path, times, SplitConfig(by="time", valid="5h", test="5h")))
+    assert {name: dataset.samples(name) for name in dataset.splits} == {"train": 40, "valid": 5, "test": 5}
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"by": "time", "valid": "1h", "test": "60h"}, r"training split has 0 samples"),
+        ({"by": "time", "valid": "1w", "test": "1h"}, r"training split has 0 samples"),
+        ({"by": "time", "valid": "1m", "test": "90m"}, r"valid split: check data\.split\.valid, which is '1m'"),
+        ({"by": "fraction", "valid": 0.1, "test": 1e-9}, r"test split: check data\.split\.test, which is 1e-09"),
+        ({"by": "fraction", "valid": 0.4999999, "test": 0.5}, r"training split has 0 samples"),
+    ],
+)
+def test_a_split_that_comes_out_empty_is_refused(tmp_path: Path, split: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        prepare(timed(tmp_path, [hour * HOUR for hour in range(50)], SplitConfig(**split)))
+    assert not (tmp_path / "data").exists()
+
+
+def test_by_fraction_a_share_of_none_is_none_and_the_seed_deals_anew(tmp_path: Path) -> None:
+    dealt = []
+    for seed in (0, 0, 1):
+        config = timed(tmp_path, list(range(400)), SplitConfig(by="fraction", valid=0.0, test=0.25, seed=seed))
+        dataset = prepare(config, overwrite=True)
+        assert dataset.samples("valid") == 0
+        assert 70 < dataset.samples("test") < 130
+        dealt.append(column(dataset, "test", "__time"))
+    assert dealt[0] == dealt[1] != dealt[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "fraction", "valid": 1.0}, "valid is 1.0, expected a share"),
+        ({"by": "fraction", "valid": -0.1}, "valid is -0.1, expected a share"),
+        ({"by": "fraction", "test": float("nan")}, "test is nan, expected a share"),
+        ({"by": "fraction", "test": "1d"}, "test is '1d', expected a share"),
+        ({"by": "fraction", "valid": 0.5, "test": 0.5}, "leave nothing to train on"),
+        ({"by": "time"}, "valid is 0.1, expected a duration"),
+        ({"by": "time", "valid": "0h", "test": "1h"}, "valid is '0h', expected a duration"),
+        ({"by": "time", "valid": "1h", "test": "1 hour"}, "test is '1 hour', expected a duration"),
+        ({"by": "file"}, "valid is 0.1, expected file name patterns"),
+    ],
+)
+def test_impossible_splits_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SplitConfig(**options)

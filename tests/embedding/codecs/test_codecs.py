@@ -1,0 +1,174 @@
+"""Every codec passes the conformance suite, with bytes that must never change unless `record.FORMAT` does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.level0 import Level0
+from stratarec.errors import CheckpointError, ConfigError
+from stratarec.testing.codecs import NearestFloatTests, QuantisedTests, StochasticTests
+
+
+class TestFp32(NearestFloatTests):
+    config = CodecConfig(kind="fp32")
+    golden = "cdcccc3d000080be0000803fd00f4940acc527b600000000333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestFp16Nearest(NearestFloatTests):
+    config = CodecConfig(kind="fp16", rounding="nearest")
+    golden = "662e00b4003c48422a8000009ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestFp16Stochastic(StochasticTests):
+    config = CodecConfig(kind="fp16", rounding="stochastic")
+    golden = "672e00b4003c48422a80000099b9993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestBf16Nearest(NearestFloatTests):
+    config = CodecConfig(kind="bf16", rounding="nearest")
+    golden = "cd3d80be803f494028b6000033bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestBf16Stochastic(StochasticTests):
+    config = CodecConfig(kind="bf16", rounding="stochastic")
+    golden = "cd3d80be803f494028b6000034bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestInt8NearestHalf(QuantisedTests):
+    config = CodecConfig(kind="int8", rounding="nearest", parameters="fp16")
+    golden = "351e71ff2e2e00b7239ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestInt8NearestWide(QuantisedTests):
+    config = CodecConfig(kind="int8", rounding="nearest", parameters="fp32")
+    golden = "351e71ff2e2e0070d3763c333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestInt8StochasticHalf(StochasticTests, QuantisedTests):
+    config = CodecConfig(kind="int8", rounding="stochastic", parameters="fp16")
+    golden = "351d71ff2f2e00b7239ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestInt8StochasticWide(StochasticTests, QuantisedTests):
+    config = CodecConfig(kind="int8", rounding="stochastic", parameters="fp32")
+    golden = "351d71ff2f2e0070d3763c333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestInt4NearestHalf(QuantisedTests):
+    config = CodecConfig(kind="int4", rounding="nearest", parameters="fp16")
+    golden = "3332070f1a349ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestInt4NearestWide(QuantisedTests):
+    config = CodecConfig(kind="int4", rounding="nearest", parameters="fp32")
+    golden = "3332070f5420833e333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestInt4StochasticHalf(StochasticTests, QuantisedTests):
+    config = CodecConfig(kind="int4", rounding="stochastic", parameters="fp16")
+    golden = "3321070f1a349ab9993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+class TestInt4StochasticWide(StochasticTests, QuantisedTests):
+    config = CodecConfig(kind="int4", rounding="stochastic", parameters="fp32")
+    golden = "3321070f5420833e333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
+
+
+def codec_of(**fields: str) -> RecordCodec:
+    return RecordCodec(CodecConfig(**fields), width=4, row_state=True, full_state=False)
+
+
+def level_of_four() -> Level0:
+    zeros = np.zeros(3, dtype=np.float32)
+    return Level0(weights=np.zeros(12, dtype=np.float32), row_state=zeros, full_state=np.zeros(1, np.float32), width=4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "int2"}, r"codec.kind is 'int2', expected one of fp32, fp16, bf16, int8, int4"),
+        ({"rounding": "up"}, r"codec.rounding is 'up', expected one of nearest, stochastic"),
+        ({"parameters": "bf16"}, r"codec.parameters is 'bf16', expected one of fp16, fp32"),
+        ({"state": "fp16"}, r"codec.state is 'fp16', expected one of fp32, bf16"),
+    ],
+)
+def test_unknown_choices_are_refused(fields: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        codec_of(**fields)
+
+
+def test_a_row_without_width_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a record of width 0: expected at least 1"):
+        RecordCodec(CodecConfig(), width=0, row_state=False, full_state=False)
+
+
+def test_records_are_as_small_as_their_parts() -> None:
+    sizes = {
+        kind: RecordCodec(CodecConfig(kind=kind), width=65, row_state=True, full_state=False).record_bytes
+        for kind in ("fp32", "fp16", "bf16", "int8", "int4")
+    }
+    assert sizes == {"fp32": 264, "fp16": 134, "bf16": 134, "int8": 73, "int4": 41}
+    wide = CodecConfig(kind="int8", parameters="fp32", state="bf16")
+    assert RecordCodec(wide, width=64, row_state=True, full_state=True).record_bytes == 64 + 8 + 2 + 128
+
+
+def test_fields_without_effect_are_not_part_of_the_identity() -> None:
+    assert codec_of(kind="fp32", rounding="nearest").identity == codec_of(kind="fp32", parameters="fp32").identity
+    assert codec_of(kind="int8", rounding="nearest").identity != codec_of(kind="int8").identity
+    assert codec_of(kind="int8", parameters="fp32").identity != codec_of(kind="int8").identity
+    assert codec_of(kind="fp16", state="bf16").identity != codec_of(kind="fp16").identity
+
+
+@pytest.mark.parametrize("change", [{"format": 99}, {"kind": "int3"}, {"width": None}])
+def test_identities_of_other_versions_are_refused(change: dict[str, object]) -> None:
+    identity = {**codec_of(kind="int8").identity, **change}
+    if change == {"width": None}:
+        del identity["width"]
+    with pytest.raises(CheckpointError, match=r"this version"):
+        RecordCodec.from_identity(identity)
+
+
+def test_indices_and_arrays_that_do_not_fit_are_refused() -> None:
+    codec, level = codec_of(kind="int8"), level_of_four()
+    records, keys = np.zeros((5, codec.record_bytes), np.uint8), np.zeros(2, np.uint64)
+    good, high, low = np.array([0, 2]), np.array([0, 5]), np.array([-1, 0])
+    with pytest.raises(ConfigError, match="slots from 0 to 5, expected 0 to 2"):
+        codec.encode(level, high, records, good, keys, 0)
+    with pytest.raises(ConfigError, match="places from 0 to 5, expected 0 to 4"):
+        codec.encode(level, good, records, high, keys, 0)
+    with pytest.raises(ConfigError, match="slots from -1 to 0"):
+        codec.decode(records, good, level, low)
+    with pytest.raises(ConfigError, match="places are int32"):
+        codec.decode(records, good.astype(np.int32), level, good)
+    with pytest.raises(ConfigError, match=r"keys are uint64 of shape \(1,\)"):
+        codec.encode(level, good, records, good, keys[:1], 0)
+    with pytest.raises(ConfigError, match="records of 9 bytes, expected 4 and 12"):
+        codec.decode(records[:, :9].copy(), good, level, good)
+    with pytest.raises(ConfigError, match="expected contiguous uint8"):
+        codec.decode(records[:, ::2], good, level, good)
+    stateful = RecordCodec(CodecConfig(), width=4, row_state=True, full_state=True)
+    with pytest.raises(ConfigError, match="lacks the optimizer state of its 3 slots"):
+        stateful.decode(np.zeros((3, stateful.record_bytes), np.uint8), good, level, good)
+
+
+def test_no_entries_are_no_work() -> None:
+    codec, none = codec_of(kind="int4"), np.zeros(0, dtype=np.int64)
+    records = np.zeros((0, codec.record_bytes), dtype=np.uint8)
+    assert codec.encode(level_of_four(), none, records, none, np.zeros(0, np.uint64), 0) == -1
+    codec.decode(records, none, level_of_four(), none)
+
+
+@pytest.mark.parametrize(
+    ("weights", "width", "message"),
+    [
+        (np.zeros(12), 4, "weights is float64"),
+        (np.zeros((3, 4), np.float32), 4, r"weights is float32 of shape \(3, 4\)"),
+        (np.zeros(10, np.float32), 4, "10 weights are not a whole number of rows of 4"),
+    ],
+)
+def test_level_0_refuses_other_arrays(weights: np.ndarray, width: int, message: str) -> None:
+    one = np.zeros(1, dtype=np.float32)
+    with pytest.raises(ConfigError, match=message):
+        Level0(weights=weights, row_state=one, full_state=one, width=width)

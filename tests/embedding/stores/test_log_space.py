@@ -1,0 +1,234 @@
+"""Space: its bounds, a budget, a full disk, file systems without links or direct reads."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log.layout import plan_layout
+from stratarec.embedding.stores.mapped import MappedRecords
+from stratarec.errors import ConfigError, StorageError
+from stratarec.testing.stores import assert_same_contents, new_directory, random_records, read_all
+
+ROWS, RECORD_BYTES = 4000, 260
+SMALL = {"segment_bytes": 65536, "buffer_bytes": 16384, "threads": 2}
+
+
+def open_store(directory: Path, **config: int) -> LogRecords:
+    return LogRecords(directory, rows=ROWS, record_bytes=RECORD_BYTES, config=LogConfig(**{**SMALL, **config}))
+
+
+def write(store: LogRecords, rows: np.ndarray, seed: int) -> None:
+    store.write(rows, random_records(rows, RECORD_BYTES, seed))
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of its own, of the kind and with the options that the test names."""
+    kind, options = request.param
+    path = new_directory(tmp_path / "mounted")
+    done = subprocess.run(
+        ["mount", "-t", kind, "-o", options, kind, str(path)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"mounting a {kind} needs root: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+small_disk = pytest.mark.parametrize("mounted", [("tmpfs", "size=1m")], indirect=True)
+
+
+@pytest.mark.parametrize("part", [400, 3000])
+def test_space_stays_within_the_bound_and_contents_survive_compaction(tmp_path: Path, part: int) -> None:
+    store = open_store(tmp_path)
+    generator, expected = np.random.default_rng(0), np.zeros((ROWS, RECORD_BYTES), np.uint8)
+    write(store, np.arange(ROWS), 0)
+    expected[:] = random_records(np.arange(ROWS), RECORD_BYTES, 0)
+    live = -(-ROWS // store.layout.per_block) * 4096
+    for seed in range(1, 60):
+        rows = generator.permutation(part)[:300]
+        write(store, rows, seed)
+        expected[rows] = random_records(rows, RECORD_BYTES, seed)
+        assert store.segments.file_bytes <= 1.5 * live + 5 * 65536
+    assert store.segments.next_sequence > 40, "too little was written to need compaction"
+    store.flush()
+    assert_same_contents(store, np.ones(ROWS, np.bool_), expected)
+    store.compact()
+    # Open segments and buffers aside, hardly anything is dead after that.
+    assert store.segments.file_bytes <= 1.06 * live + 2 * 65536
+    assert_same_contents(store, np.ones(ROWS, np.bool_), expected)
+    store.check()
+    on_disk = sum(path.stat().st_size for path in tmp_path.glob("segment-*.log"))
+    assert store.memory().block_bytes == on_disk == store.segments.file_bytes
+    store.close()
+    assert not list(tmp_path.glob("segment-*"))
+
+
+def test_short_segments_of_many_checkpoints_are_merged(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    previous = None
+    for step in range(120):
+        write(store, np.arange(step * 30, step * 30 + 30), 1)
+        directory = new_directory(tmp_path / f"{step}")
+        store.checkpoint(directory, previous)
+        previous = directory
+    # The writer waits for nothing here, so the thread may lag behind by a few.
+    store.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 2))
+    assert len(store.segments.used) <= store.layout.slots
+    assert_same_contents(store, np.ones(ROWS, np.bool_), random_records(np.arange(ROWS), RECORD_BYTES, 2))
+    store.close()
+
+
+def test_a_spent_budget_is_an_error_that_leaves_the_store_and_its_checkpoint_whole(tmp_path: Path) -> None:
+    budget = 12 * 65536
+    store = open_store(tmp_path / "store", budget_bytes=budget)
+    write(store, np.arange(1000), 1)
+    manifest = store.checkpoint(new_directory(tmp_path / "checkpoint"), None)
+    contents = read_all(store)
+    with pytest.raises(StorageError, match=rf"{tmp_path}/store is full \(log.budget_bytes is {budget}\): 16384 more"):
+        write(store, np.arange(500, ROWS), 2)
+    assert store.segments.file_bytes <= budget
+    found, records = read_all(store)
+    old, new = random_records(np.arange(ROWS), RECORD_BYTES, 1), random_records(np.arange(ROWS), RECORD_BYTES, 2)
+    fresh = (records == new).all(axis=1)
+    assert ((records == old).all(axis=1) | fresh)[found].all()
+    assert found[:1000].all()
+    assert 1000 < found.sum() < ROWS
+    store.check()
+    store.restore(tmp_path / "checkpoint", manifest)
+    assert_same_contents(store, *contents)
+    store.close()
+
+
+def test_a_budget_holds_while_dead_rows_can_make_room(tmp_path: Path) -> None:
+    rows = np.arange(2000)
+    store = open_store(tmp_path, budget_bytes=14 * 65536)
+    for seed in range(20):
+        write(store, rows, seed)
+        assert store.segments.file_bytes <= 14 * 65536
+    out = np.empty((2000, RECORD_BYTES), np.uint8)
+    assert store.read(rows, out).all()
+    np.testing.assert_array_equal(out, random_records(rows, RECORD_BYTES, 19))
+    store.close()
+
+
+def test_a_budget_smaller_than_three_segments_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least three segments of 65536 bytes"):
+        open_store(tmp_path, budget_bytes=100_000)
+
+
+@small_disk
+def test_a_full_disk_is_an_error_that_leaves_the_store_whole(mounted: Path) -> None:
+    store = open_store(mounted / "store")
+    write(store, np.arange(1000), 1)
+    manifest = store.checkpoint(new_directory(mounted / "checkpoint"), None)
+    contents = read_all(store)
+    with pytest.raises(StorageError, match=f"{mounted}/store is full \\(No space left on device\\)"):
+        write(store, np.arange(500, ROWS), 2)
+    found, records = read_all(store)
+    assert found[:1000].all()
+    np.testing.assert_array_equal(records[:500], random_records(np.arange(500), RECORD_BYTES, 1))
+    store.check()
+    store.restore(mounted / "checkpoint", manifest)
+    assert_same_contents(store, *contents)
+    store.close()
+
+
+@small_disk
+@pytest.mark.filterwarnings("ignore:.*takes no hard links")
+def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_one_before_stays(mounted: Path, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    write(store, np.arange(1000), 1)
+    manifest = store.checkpoint(new_directory(mounted / "first"), None)
+    contents = read_all(store)
+    write(store, np.arange(ROWS), 2)
+    later = read_all(store)
+    with pytest.raises(StorageError, match=f"cannot write {mounted}/second"):
+        store.checkpoint(new_directory(mounted / "second"), mounted / "first")
+    assert_same_contents(store, *later)
+    store.restore(mounted / "first", manifest)
+    assert_same_contents(store, *contents)
+    store.close()
+
+
+@small_disk
+def test_a_mapped_file_that_does_not_fit_is_refused_when_it_is_made(mounted: Path) -> None:
+    with pytest.raises(StorageError, match=rf"{mounted}/records.map needs 2600000 bytes and .* has \d+ free"):
+        MappedRecords(mounted, rows=10_000, record_bytes=RECORD_BYTES)
+    assert not list(mounted.iterdir())
+    store = MappedRecords(mounted, rows=10_000, record_bytes=RECORD_BYTES, sparse=True)
+    assert store.memory().block_bytes == 0
+    store.write(np.arange(10), random_records(np.arange(10), RECORD_BYTES, 1))
+    assert 0 < store.memory().block_bytes <= 8192
+    store.close()
+
+
+@pytest.mark.parametrize("mounted", [("ramfs", "mode=0755")], indirect=True)
+def test_a_file_system_without_direct_reads_is_used_with_one_warning(mounted: Path) -> None:
+    store = open_store(mounted)
+    with pytest.warns(RuntimeWarning, match="refuses direct input") as warned:
+        write(store, np.arange(ROWS), 1)
+    assert len(warned) == 1
+    store.flush()
+    assert_same_contents(store, np.ones(ROWS, np.bool_), random_records(np.arange(ROWS), RECORD_BYTES, 1))
+    store.close()
+
+
+@small_disk
+def test_where_links_are_refused_files_are_copied_once(mounted: Path, tmp_path: Path) -> None:
+    store = open_store(mounted / "store")
+    write(store, np.arange(1000), 1)
+    with pytest.warns(RuntimeWarning, match="takes no hard links"):
+        store.checkpoint(new_directory(tmp_path / "first"), None)
+    first = {path.name: path.stat().st_ino for path in (tmp_path / "first").glob("segment-*")}
+    write(store, np.arange(10), 2)
+    with pytest.warns(RuntimeWarning, match="takes no hard links") as warned:
+        manifest = store.checkpoint(new_directory(tmp_path / "second"), tmp_path / "first")
+    second = {path.name: path.stat().st_ino for path in (tmp_path / "second").glob("segment-*")}
+    assert len(warned) == len(second) - len(first) == 1
+    assert all(second[name] == inode for name, inode in first.items())
+    contents = read_all(store)
+    with pytest.warns(RuntimeWarning, match="takes no hard links"):
+        store.restore(tmp_path / "second", manifest)
+    assert_same_contents(store, *contents)
+    store.close()
+
+
+def test_a_directory_belongs_to_one_store_and_its_leftovers_go(tmp_path: Path) -> None:
+    (tmp_path / "segment-0000000007.log").write_bytes(b"left behind")
+    store = open_store(tmp_path)
+    assert not list(tmp_path.glob("segment-*"))
+    with pytest.raises(StorageError, match=f"{tmp_path} is in use by another store"):
+        open_store(tmp_path)
+    store.close()
+    open_store(tmp_path).close()
+
+
+def test_locations_take_four_bytes_until_cells_need_eight() -> None:
+    config = LogConfig()
+    for rows, size in ((1000, 4), (10**9, 4), (2 * 10**9, 4), (4 * 10**9, 8), (10**10, 8)):
+        layout = plan_layout(rows, 76, config)
+        assert layout.location_type.itemsize == size
+        assert layout.slots * layout.segment_blocks * layout.per_block > 1.5 * rows
+        assert layout.tag_bytes == (4 if rows < 2**32 else 8)
+    assert plan_layout(1000, 4080, config).block_bytes == 4096
+    assert plan_layout(1000, 4085, config).block_bytes == 8192
+    assert plan_layout(1000, 4080 + 4096, config).per_block == 1
+
+
+def test_untouched_rows_cost_nothing(tmp_path: Path) -> None:
+    store = LogRecords(tmp_path, rows=100_000_000, record_bytes=76)
+    empty = store.memory()
+    assert empty.block_bytes == 0
+    assert empty.dram_bytes < 1 << 20
+    rows = np.array([0, 99_999_999])
+    assert not store.read(rows, np.empty((2, 76), np.uint8)).any()
+    store.write(rows, np.ones((2, 76), np.uint8))
+    assert store.memory().dram_bytes < 24 << 20
+    store.close()

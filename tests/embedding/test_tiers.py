@@ -1,0 +1,231 @@
+"""Tables under a cache: with float32 homes the same bits as in memory, whatever the cache and the lookahead."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.lookahead import Lookahead
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import ConfigError, TrainingError
+from stratarec.jagged import KeyedJagged
+
+STEPS = 120
+TABLES = (
+    EmbeddingBagConfig(name="item", num_embeddings=3000, embedding_dim=8, feature_names=("item",),
+                       sequence_features=("history",)),
+    EmbeddingBagConfig(name="user", num_embeddings=700, embedding_dim=8, feature_names=("user", "friend"),
+                       pooling="mean"),
+    EmbeddingBagConfig(name="page", num_embeddings=40, embedding_dim=8, feature_names=("page",)),
+)  # fmt: skip
+KEYS = {"item": 3000, "user": 700, "friend": 700, "page": 40, "history": 3000}
+SAMPLES = 24
+
+
+def batches(steps: int = STEPS, seed: int = 0) -> list[KeyedJagged]:
+    """Skewed ids, bags of 0 to 3."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(steps):
+        lengths = generator.integers(0, 4, (len(KEYS), SAMPLES))
+        ids = [
+            np.minimum(generator.zipf(1.2, int(lengths[place].sum())) - 1, rows - 1)
+            for place, rows in enumerate(KEYS.values())
+        ]
+        found.append(
+            KeyedJagged(
+                keys=tuple(KEYS),
+                values=torch.from_numpy(np.concatenate(ids).astype(np.int32)),
+                offsets=torch.from_numpy(np.cumsum([0, *lengths.reshape(-1)]).astype(np.int64)),
+                batch_size=SAMPLES,
+            )
+        )
+    return found
+
+
+def tiers(share: float, codec: CodecConfig | None = None, **options: object) -> TierConfig:
+    rows = {"item": 3000, "user": 700}
+    tables = {
+        name: TableTier(home="dram", codec=codec or CodecConfig(), cache_rows=max(int(size * share), 64))
+        for name, size in rows.items()
+    }
+    return TierConfig(tables=tables, **{"ways": 8, **options})
+
+
+class Model(nn.Module):
+    def __init__(self, config: TierConfig | None, kind: str) -> None:
+        super().__init__()
+        optimizer = RowOptimizerConfig(kind=kind, learning_rate=0.05)
+        self.tables = TieredEmbeddingBagCollection(TABLES, optimizer=optimizer, seed=5, tiers=config)
+        torch.manual_seed(1)
+        self.network = nn.Sequential(nn.Linear(4 * 8 + 8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, features: KeyedJagged) -> Tensor:
+        found = self.tables(features)
+        history = found.sequences["history"]
+        lengths = history.offsets.diff()
+        pooled = torch.segment_reduce(history.values, "sum", lengths=lengths, initial=0.0)
+        return self.network(torch.cat([found.pooled, pooled], dim=1)).squeeze(1)
+
+
+def train(model: Model, data: list[KeyedJagged], lookahead: int, pause: int = 0) -> list[float]:
+    dense = torch.optim.SGD(model.network.parameters(), lr=0.1)
+    losses = []
+    pausing = (lambda place: (place + 1) % pause == 0) if pause else (lambda place: False)
+    with Lookahead(model.tables.stager, iter(data), lambda item: item, depth=lookahead, pause_after=pausing) as source:
+        for place, features in enumerate(source):
+            dense.zero_grad()
+            target = (features.values[:SAMPLES] % 2).float()
+            loss = nn.functional.binary_cross_entropy_with_logits(model(features), target)
+            loss.backward()
+            dense.step()
+            losses.append(loss.item())
+            assert not pausing(place) or source.settled
+    return losses
+
+
+def everything(model: Model) -> dict[str, Tensor]:
+    parts = {
+        f"{table.name}.{part}": view.clone()
+        for table in TABLES
+        for part, view in model.tables.table(table.name).items()
+    }
+    return parts | {name: value.clone() for name, value in model.network.state_dict().items()}
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]), name
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> dict[str, dict[str, Tensor]]:
+    found = {}
+    for kind in ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam"):
+        model = Model(None, kind)
+        train(model, batches(), 0)
+        found[kind] = everything(model)
+    return found
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2, 4])
+@pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
+def test_same_bits_as_in_memory(in_memory, share, lookahead):
+    model = Model(tiers(share), "rowwise_adagrad")
+    train(model, batches(), lookahead)
+    assert_same(in_memory["rowwise_adagrad"], everything(model))
+    moved = [group.cache.traffic for group in model.tables.stager.groups]
+    assert share == 1.0 or all(traffic.rows_out > 0 for traffic in moved), "nothing was evicted: no test of eviction"
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adam"])
+@pytest.mark.parametrize("policy", ["lfu", "rank"])
+def test_same_bits_with_every_optimizer_and_policy(in_memory, kind, policy):
+    model = Model(tiers(0.2, policy=policy), kind)
+    train(model, batches(), 1)
+    assert_same(in_memory[kind], everything(model))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp16"])
+def test_a_codec_gives_the_same_bits_in_every_run(kind):
+    def run(pause: int) -> dict[str, Tensor]:
+        model = Model(tiers(0.2, CodecConfig(kind=kind)), "rowwise_adagrad")
+        train(model, batches(), 2, pause)
+        return everything(model)
+
+    first = run(0)
+    assert_same(first, run(0))
+    # A pause for an evaluation or a checkpoint does not change what is evicted.
+    assert_same(first, run(7))
+
+
+def test_reading_changes_nothing_and_sees_every_row():
+    plain, cached = Model(None, "rowwise_adagrad"), Model(tiers(0.2), "rowwise_adagrad")
+    data = batches()
+    train(plain, data, 0)
+    train(cached, data, 0)
+    before = everything(cached)
+    state = [group.cache.state.tags.copy() for group in cached.tables.stager.groups]
+    with torch.no_grad():
+        for features in batches(5, seed=9):
+            assert torch.equal(plain(features), cached(features))
+    assert_same(before, everything(cached))
+    for group, tags in zip(cached.tables.stager.groups, state, strict=True):
+        assert (group.cache.state.tags == tags).all()
+
+
+def test_a_batch_that_exceeds_the_cache_names_the_table_and_what_would_do():
+    model = Model(TierConfig(tables={"item": TableTier(cache_rows=16)}, ways=8), "sgd")
+    with pytest.raises(TrainingError, match=r"table 'item'.*48 distinct rows.*16 slots.*cache_rows of 60"):
+        model(singles(torch.arange(5 * SAMPLES, dtype=torch.int32)))
+
+
+def singles(values: Tensor) -> KeyedJagged:
+    """One id a bag."""
+    values = values.clone()
+    for place, rows in enumerate(KEYS.values()):
+        values[place * SAMPLES : (place + 1) * SAMPLES] %= rows
+    return KeyedJagged(keys=tuple(KEYS), values=values, offsets=None, batch_size=SAMPLES)
+
+
+def test_rows_of_batches_in_flight_wait_when_they_do_not_fit_together():
+    """Three batches of 24 new rows each share 32 slots: staging must wait for the earlier ones, not fail."""
+    config = TierConfig(tables={"item": TableTier(cache_rows=64)}, ways=8)
+    plain, cached = Model(None, "sgd"), Model(config, "sgd")
+    data = []
+    for step in range(30):
+        values = torch.arange(5 * SAMPLES, dtype=torch.int32) + step * 31
+        data.append(singles(values))
+    train(plain, data, 0)
+    train(cached, data, 3)
+    assert_same(everything(plain), everything(cached))
+
+
+def test_two_forwards_before_two_backwards_keep_their_rows():
+    plain, cached = Model(None, "sgd"), Model(tiers(0.2), "sgd")
+    data = batches()
+    for model in (plain, cached):
+        for left, right in zip(data[::2], data[1::2], strict=True):
+            losses = [model(features).sum() for features in (left, right)]
+            for loss in losses:
+                loss.backward()
+    assert_same(everything(plain), everything(cached))
+
+
+def test_a_forward_without_backward_does_not_hold_its_rows():
+    model = Model(tiers(0.2), "sgd")
+    for features in batches():
+        model(features)
+    assert not model.tables.stager._open
+
+
+def test_an_error_while_staging_ahead_is_raised_where_the_batch_is_asked_for():
+    model = Model(tiers(0.2), "sgd")
+    data = batches(4)
+    data[2].values[0] = 3000
+    with pytest.raises(ConfigError, match="feature 'item': id 3000 is outside table 'item'"):
+        train(model, data, 1)
+    assert not [thread for thread in threading.enumerate() if thread.name == "lookahead"]
+
+
+def test_halt_stops_staging_and_the_next_item_resumes_it():
+    model = Model(tiers(0.5), "sgd")
+    data, seen = batches(20), []
+    with Lookahead(model.tables.stager, iter(data), lambda item: item, depth=3) as source:
+        for place, features in enumerate(source):
+            model(features).sum().backward()
+            seen.append(features)
+            if place == 6:
+                source.halt()
+            if place >= 6 and source.settled and place < 19:
+                assert model.tables.stager.batches == place + 1
+                break
+        rest = [features for features in source if model(features).sum().backward() is None]
+    assert [id(features) for features in seen + rest] == [id(features) for features in data]

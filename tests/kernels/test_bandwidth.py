@@ -1,0 +1,48 @@
+"""The kernels that measure memory read what they say they read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stratarec.errors import ConfigError
+from stratarec.kernels.bandwidth import read_blocks, reference, sum_parts, sum_rows
+
+
+def values(count: int) -> np.ndarray:
+    # Small whole numbers: float32 sums are exact in any order.
+    return np.random.default_rng(0).integers(-8, 8, count).astype(np.float32)
+
+
+def test_sums_of_parts_are_those_of_the_reference() -> None:
+    flat = values(16 * 1000)
+    found = sum_parts(flat)
+    np.testing.assert_array_equal(found, reference.sum_parts(flat, len(found)))
+
+
+@pytest.mark.parametrize("width", [1, 16, 33])
+def test_sums_of_rows_are_those_of_the_reference(width: int) -> None:
+    flat = values(500 * width)
+    rows = np.random.default_rng(1).integers(0, 500, 16 * 64, dtype=np.uint64)
+    found = sum_rows(flat, rows, width=width)
+    np.testing.assert_array_equal(found, reference.sum_rows(flat, rows, width, len(found)))
+
+
+def test_a_row_outside_is_refused() -> None:
+    with pytest.raises(ConfigError, match="row 4 of width 3 is outside 12 values"):
+        sum_rows(values(12), np.array([4], dtype=np.uint64), width=3)
+
+
+def test_blocks_are_read_and_the_first_that_is_not_whole_ends_it(tmp_path: Path) -> None:
+    content = os.urandom(10_000)
+    (tmp_path / "file").write_bytes(content)
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    buffer = np.zeros(4096, dtype=np.uint8)
+    assert read_blocks(descriptor, buffer, np.array([0, 4096])) == 2
+    assert buffer.tobytes() == content[4096:8192]
+    assert read_blocks(descriptor, buffer, np.array([0, 8192, 0])) == 1
+    os.close(descriptor)
+    assert read_blocks(descriptor, buffer, np.array([0])) == 0

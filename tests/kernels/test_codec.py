@@ -1,0 +1,117 @@
+"""Half floats, unaligned memory and noise of the codec kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import njit
+
+from stratarec.kernels import bits
+from stratarec.kernels.codec import cpu
+from stratarec.kernels.codec.reference import noise, unit
+from stratarec.kernels.random.reference import mix
+
+
+@njit
+def halves_of(values, out):
+    for i in range(len(values)):
+        out[i] = bits.to_half(values[i])
+
+
+@njit
+def floats_of(halves, out):
+    for i in range(len(halves)):
+        out[i] = bits.from_half(halves[i])
+
+
+@njit
+def move(source, target, first):
+    """Copy a float32 and a uint16 from and to any byte."""
+    bits.store_f32(target, np.uint64(first + 1), bits.load_f32(source, np.uint64(first)))
+    bits.store_u16(target, np.uint64(first + 5), bits.load_u16(source, np.uint64(first + 4)))
+
+
+@njit
+def parameters_of(low, high, levels, records):
+    return cpu.store_parameters(records, np.uint64(0), low, high, levels, False)
+
+
+@njit
+def words_of(base, out):
+    for d in range(len(out)):
+        out[d] = cpu.words(base, np.uint64(d))
+
+
+def test_every_half_float_becomes_its_float() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    found = np.empty(1 << 16, dtype=np.float32)
+    floats_of(halves, found)
+    np.testing.assert_array_equal(found, halves.view(np.float16).astype(np.float32))
+
+
+def test_floats_become_the_nearest_half_ties_to_even() -> None:
+    finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    ties = (finite[:-1] + finite[1:]) / 2
+    values = np.concatenate([finite, ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(1e6))])
+    values = np.concatenate([values, -values])
+    found = np.empty(len(values), dtype=np.uint16)
+    halves_of(values, found)
+    np.testing.assert_array_equal(found, values.astype(np.float16).view(np.uint16))
+    assert (found[len(finite) : len(finite) + len(ties)] % 2 == 0).all()
+
+
+@pytest.mark.parametrize("first", range(8))
+def test_memory_is_read_and_written_at_any_byte(first: int) -> None:
+    source = np.random.default_rng(0).integers(0, 120, 24, dtype=np.uint8)
+    target = np.full(24, 0xA5, dtype=np.uint8)
+    move(source, target, first)
+    np.testing.assert_array_equal(target[first + 1 : first + 7], source[first : first + 6])
+    assert (np.delete(target, np.arange(first + 1, first + 7)) == 0xA5).all()
+
+
+def test_offsets_are_rounded_down_and_scales_up_between_all_halves() -> None:
+    finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16)
+    exact = np.concatenate([-finite[::-1], finite[1:]]).astype(np.float32)
+    between = exact[:-1] + (exact[1:] - exact[:-1]) * np.float32(0.3)
+    records = np.zeros(4, dtype=np.uint8)
+    for i in range(0, len(between), 7):
+        _, offset, held = parameters_of(between[i], between[i], np.float32(255), records)
+        assert held
+        assert offset == exact[i]
+        _, offset, _ = parameters_of(exact[i], exact[i], np.float32(255), records)
+        assert offset == exact[i]
+        step = abs(between[i])
+        scale, _, _ = parameters_of(np.float32(0), step, np.float32(1), records)
+        expected = np.float16(step)
+        assert scale == (expected if expected >= step else np.nextafter(expected, np.float16(np.inf)))
+        assert np.frombuffer(records, np.float16)[0] == scale
+
+
+def test_a_scale_beyond_half_floats_is_not_held() -> None:
+    records = np.zeros(4, dtype=np.uint8)
+    assert parameters_of(np.float32(0), np.float32(65504 * 15), np.float32(15), records)[2]
+    assert not parameters_of(np.float32(0), np.float32(65505 * 15), np.float32(15), records)[2]
+
+
+def test_noise_equals_the_reference() -> None:
+    key, write = 0xFEDCBA9876543210, 77
+    base = mix(key ^ mix((write * 0x9E3779B97F4A7C15 + 1) & (2**64 - 1)))
+    found = np.empty(1000, dtype=np.uint32)
+    words_of(np.uint64(base), found)
+    np.testing.assert_array_equal(found, noise(key, write, range(1000)))
+
+
+def test_noise_is_uniform_and_unrelated_between_keys_writes_and_columns() -> None:
+    rows, columns = 512, 64
+    grid = np.stack([unit(noise(key, 1, range(columns))) for key in range(rows)]).astype(np.float64)
+    counts, _ = np.histogram(grid, bins=20, range=(0, 1))
+    expected = grid.size / 20
+    assert ((counts - expected) ** 2 / expected).sum() < 45  # chi-squared with 19 degrees of freedom, p below 0.001
+    later = np.stack([unit(noise(key, 2, range(columns))) for key in range(rows)])
+    for other in (np.roll(grid, 1, axis=0), np.roll(grid, 1, axis=1), later):
+        # The correlation of independent numbers has a standard deviation of 1 / sqrt(their number).
+        assert abs(np.corrcoef(grid.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(grid.size)
+    # Neighbouring columns differ by a constant before mixing; their sums must still look like sums of two uniforms.
+    pairs, _, _ = np.histogram2d(grid[:, :-1].ravel(), grid[:, 1:].ravel(), bins=8, range=((0, 1), (0, 1)))
+    expected = pairs.sum() / 64
+    assert ((pairs - expected) ** 2 / expected).sum() < 107  # 63 degrees of freedom, p below 0.001

@@ -1,0 +1,92 @@
+"""Sliding counts of a click log against looking at every click."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
+from stratarec.kernels.lookback.reference import Click, features
+from stratarec.kernels.random.vector import mix_array
+
+WINDOW, MEMORY = 40, 150
+
+
+def random_log(seed: int, clicks: int = 250) -> list[Click]:
+    """Few users and items, and many clicks at the same moment."""
+    draws = np.random.default_rng(seed)
+    moments = np.sort(draws.integers(0, 2 * clicks, clicks)) // 3 * 3
+    user, item, session = (draws.integers(1, n, clicks) for n in (6, 9, 12))
+    contexts = draws.integers(1, 4, (clicks, 2))
+    return [
+        Click(time=int(t), user=int(u), session=int(s), item=int(i), contexts=tuple(int(v) for v in c))
+        for t, u, s, i, c in zip(moments, user, session, item, contexts, strict=True)
+    ]
+
+
+def as_clicks(log: list[Click]) -> Clicks:
+    def hashes(values: Any) -> np.ndarray:
+        return mix_array(np.array(values, dtype=np.uint64))
+
+    return Clicks(
+        times=np.array([click.time for click in log]),
+        users=hashes([click.user for click in log]),
+        sessions=hashes([click.session for click in log]),
+        items=hashes([click.item for click in log]),
+        contexts=hashes([click.contexts for click in log]).reshape(len(log), 2),
+    )
+
+
+def piecewise(log: list[Click], shown: np.ndarray, cuts: list[int]) -> np.ndarray:
+    lookback = Lookback(window=WINDOW, memory=MEMORY, unit=2, contexts=2)
+    hashes = mix_array(shown.astype(np.uint64))  # of 0 it is 0
+    edges = [0, *cuts, len(log)]
+    parts = [lookback.features(as_clicks(log[first:last]), hashes[first:last]) for first, last in pairwise(edges)]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_counts_are_those_of_looking_at_every_earlier_click(seed: int) -> None:
+    log = random_log(seed)
+    shown = np.random.default_rng(seed).integers(0, 9, (len(log), 3))
+    # Pieces may not part clicks of one moment.
+    cuts = [n for n in range(1, len(log)) if log[n].time != log[n - 1].time][::17]
+    found = piecewise(log, shown, cuts)
+    assert found.shape == (len(log), 3, len(FEATURES) + 2)
+    for n, click in enumerate(log):
+        for k, item in enumerate(shown[n]):
+            if item:
+                expected = features(log, click, int(item), window=WINDOW, memory=MEMORY, unit=2)
+                np.testing.assert_array_equal(found[n, k], np.array(expected, dtype=np.float32))
+            else:
+                assert not found[n, k].any()
+
+
+def test_what_comes_later_changes_nothing() -> None:
+    log = random_log(3)
+    shown = np.random.default_rng(3).integers(1, 9, (len(log), 2))
+    cut = next(n for n in range(100, len(log)) if log[n].time != log[n - 1].time)
+    whole, part = piecewise(log, shown, []), piecewise(log[:cut], shown[:cut], [])
+    np.testing.assert_array_equal(whole[:cut], part)
+
+
+def test_memory_stays_with_the_window() -> None:
+    lookback = Lookback(window=WINDOW, memory=MEMORY, unit=1, contexts=2)
+    sizes = []
+    for piece in range(30):
+        log = [
+            Click(
+                time=1000 * piece + click.time,
+                user=10 * piece + click.user,
+                session=click.session,
+                item=10 * piece + click.item,
+                contexts=click.contexts,
+            )
+            for click in random_log(piece)
+        ]
+        lookback.features(as_clicks(log), np.zeros((len(log), 0), dtype=np.uint64))
+        sizes.append(len(lookback._keys) + len(lookback._last[0]) + len(lookback._long.times))
+    assert max(sizes[5:]) <= 1.2 * max(sizes[:5])

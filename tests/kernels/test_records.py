@@ -1,0 +1,37 @@
+"""Rows of bytes against plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stratarec.kernels import records
+from stratarec.kernels.records import reference
+
+
+@pytest.mark.parametrize("width", [1, 37, 260])
+@pytest.mark.parametrize("count", [0, 1, 5000, 20_000])
+def test_gather_scatter_and_bits_equal_the_reference(width: int, count: int) -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.permutation(20_001)[:count]
+    array = generator.integers(0, 256, (20_001, width), np.uint8)
+    bits = generator.integers(0, 256, 2501, np.uint8)
+    new = generator.integers(0, 256, (count, width), np.uint8)
+    expected_array, expected_bits = array.copy(), bits.copy()
+
+    wanted = records.test_bits(bits, rows)
+    np.testing.assert_array_equal(wanted, reference.test_bits(bits, rows))
+    found, expected = np.full((count, width), 7, np.uint8), np.full((count, width), 7, np.uint8)
+    records.gather(array, rows, wanted, found)
+    reference.gather(array, rows, wanted, expected)
+    np.testing.assert_array_equal(found, expected)
+
+    records.scatter(array, rows, new, wanted)
+    reference.scatter(expected_array, rows, new, wanted)
+    np.testing.assert_array_equal(array, expected_array)
+    records.scatter(array, rows, new)
+    reference.scatter(expected_array, rows, new, np.ones(count, np.bool_))
+    np.testing.assert_array_equal(array, expected_array)
+    records.set_bits(bits, rows)
+    reference.set_bits(expected_bits, rows)
+    np.testing.assert_array_equal(bits, expected_bits)

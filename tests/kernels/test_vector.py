@@ -1,0 +1,100 @@
+"""Rows in registers and teams: fixed orders of summation, stores past the caches, every task done once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import literally, njit
+
+from stratarec.kernels.memory import allocate
+from stratarec.kernels.team import BODY, launcher, run_team, take
+from stratarec.kernels.vector import add, blocks, load, multiply, store, store_totals, stream, total
+
+U = np.uint64
+# The disk cache imports a module by name, which test modules do not have.
+UNCACHED = {**BODY, "cache": False}
+
+
+@njit(**UNCACHED)
+def reduce(lanes, rows, out):
+    literally(lanes)
+    for i in range(U(4)):
+        out[i] = total(load(rows, i * U(lanes), lanes))
+    store_totals(
+        out, U(4), load(rows, U(0), lanes), load(rows, U(lanes), lanes), load(rows, U(2 * lanes), lanes),
+        load(rows, U(3 * lanes), lanes),
+    )  # fmt: skip
+
+
+def reducer(lanes: int) -> Any:
+    return njit(lambda rows, out: reduce(lanes, rows, out))
+
+
+def in_order(row: np.ndarray) -> np.float32:
+    """16 lanes, block after block, then halves."""
+    parts = row.reshape(-1, np.gcd(len(row), 16))
+    found = parts[0]
+    for part in parts[1:]:
+        found = found + part
+    while len(found) > 1:
+        found = found[: len(found) // 2] + found[len(found) // 2 :]
+    return np.float32(found[0])
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 16, 48, 128])
+def test_sums_of_a_row_keep_their_order(lanes: int) -> None:
+    rows = np.random.default_rng(lanes).standard_normal((4, lanes), dtype=np.float32)
+    out = np.full(8, np.nan, dtype=np.float32)
+    reducer(lanes)(rows.reshape(-1), out)
+    expected = [in_order(row) for row in rows]
+    np.testing.assert_array_equal(out, [*expected, *expected])
+
+
+def test_stores_past_the_caches_store_the_same() -> None:
+    @njit
+    def double(source: Any, target: Any, streamed: Any) -> None:
+        for start in range(U(0), U(len(source)), U(32)):
+            row = load(source, start, 32)
+            store(target, start, multiply(add(row, row), row))
+            stream(streamed, start, multiply(add(row, row), row))
+
+    source = np.random.default_rng(0).standard_normal(4096, dtype=np.float32)
+    target, streamed = np.full(4096, np.nan, dtype=np.float32), allocate(4096)
+    double(source, target, streamed)
+    np.testing.assert_array_equal(target, (source + source) * source)
+    np.testing.assert_array_equal(streamed, target)
+
+
+@pytest.mark.parametrize("width", [1, 3, 10, 16, 33, 96, 256, 1024])
+def test_blocks_make_up_the_row(width: int) -> None:
+    lanes, whole = blocks(width)
+    assert width % lanes == 0
+    assert whole == (lanes == width)
+
+
+@njit(**UNCACHED)
+def count_tasks(member, counter, done, members):
+    members[member] += 1
+    while True:
+        task = take(counter)
+        if task >= len(done):
+            break
+        done[task] += 1
+
+
+@njit
+def run(launch: Any, threads: Any, done: Any, members: Any) -> None:
+    run_team(launch, threads, count_tasks, (np.zeros(1, np.int64), done, members))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_team_does_every_task_once(threads: int, serial: bool) -> None:
+    done, members = np.zeros(1000, dtype=np.int64), np.zeros(5, dtype=np.int64)
+    for _ in range(20):
+        run(0 if serial else launcher(), threads, done, members)
+    assert done.tolist() == [20] * 1000
+    assert members[0] == 20
+    assert members[threads:].sum() == 0

@@ -1,0 +1,160 @@
+"""Every byte of a placed table, against figures computed by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.planning.bytes import (
+    Parts,
+    RowShape,
+    Slots,
+    Traffic,
+    add_parts,
+    cached_bytes,
+    in_memory,
+    level0_bytes,
+    log_bytes,
+    parameter_bytes,
+    record_bytes,
+    weight_bytes,
+)
+
+NO_TRAFFIC = Traffic(lookups=0, distinct=0, batches=1)
+WEIGHTS_ALONE = ("slot weights", "tags", "stamps", "record weights", "record parameters")
+
+
+def shape(width: int, kind: str = "sgd") -> RowShape:
+    return RowShape.of(width, RowOptimizerConfig(kind=kind))  # type: ignore[arg-type]
+
+
+def parts(
+    row: RowShape, rows: int, slots: int, codec: CodecConfig, home: str = "dram", **options: object
+) -> dict[str, int]:
+    made: Parts = cached_bytes(
+        row, rows, home=home, codec=codec, slots=slots,
+        **{"level1_rows": 0, "counters": False, "traffic": NO_TRAFFIC, **options},  # type: ignore[arg-type]
+    )  # fmt: skip
+    return {f"{memory} {name}": size for memory, named in made.items() for name, size in named.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fraction", "width", "ratio"),
+    [
+        ("int8", 0.05, 16, 2.71), ("int8", 0.05, 64, 3.15), ("int8", 0.05, 128, 3.24),
+        ("int4", 0.01, 64, 6.63), ("int4", 0.01, 128, 6.99), ("int4", 0.01, 256, 7.20),
+    ],
+)  # fmt: skip
+def test_weights_under_a_cache_shrink_as_published(kind: str, fraction: float, width: int, ratio: float) -> None:
+    """bytes a row = D b / 8 + q + c (4 D + t), with q = 4 and t = 8 (arXiv 2010.11305)."""
+    rows = 1_000_000
+    found = parts(shape(width), rows, round(fraction * rows), CodecConfig(kind=kind))  # type: ignore[arg-type]
+    used = sum(found[f"dram {name}"] for name in WEIGHTS_ALONE)
+    assert 4 * width * rows / used == pytest.approx(ratio, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("codec", "kind", "width", "expected"),
+    [
+        (CodecConfig(kind="fp32"), "sgd", 16, 64),
+        (CodecConfig(kind="fp16"), "rowwise_adagrad", 16, 32 + 4),
+        (CodecConfig(kind="bf16", state="bf16"), "adagrad", 16, 32 + 32),
+        (CodecConfig(kind="int8"), "rowwise_adagrad", 64, 64 + 4 + 4),
+        (CodecConfig(kind="int8", parameters="fp32"), "rowwise_adam", 64, 64 + 8 + 4 + 256),
+        (CodecConfig(kind="int4", state="bf16"), "rowwise_adagrad", 7, 4 + 4 + 2),
+        (CodecConfig(kind="int4"), "sgd", 1, 1 + 4),
+    ],
+)
+def test_a_record_has_weights_parameters_and_state_without_padding(
+    codec: CodecConfig, kind: str, width: int, expected: int
+) -> None:
+    assert record_bytes(codec, shape(width, kind)) == expected
+
+
+@pytest.mark.skipif(importlib.util.find_spec("stratarec.embedding.codecs.record") is None, reason="no record codec")
+@given(
+    kind=st.sampled_from(["fp32", "fp16", "bf16", "int8", "int4"]),
+    parameters=st.sampled_from(["fp16", "fp32"]),
+    state=st.sampled_from(["fp32", "bf16"]),
+    width=st.integers(1, 300),
+    row_state=st.booleans(),
+    full_state=st.booleans(),
+)
+def test_a_record_is_what_the_codec_writes(
+    kind: str, parameters: str, state: str, width: int, row_state: bool, full_state: bool
+) -> None:
+    record = importlib.import_module("stratarec.embedding.codecs.record")
+    config = CodecConfig(kind=kind, parameters=parameters, state=state)  # type: ignore[arg-type]
+    codec = record.RecordCodec(config, width=width, row_state=row_state, full_state=full_state)
+    row = RowShape(width=width, row_state=row_state, full_state=full_state)
+    assert record_bytes(config, row) == codec.record_bytes
+    assert record_bytes(config, row) - weight_bytes(config, width) - parameter_bytes(config) == (
+        {"fp32": 4, "bf16": 2}[state] * row.state_floats
+    )
+
+
+def test_a_table_in_level_0_has_weights_and_state_alone() -> None:
+    assert level0_bytes(shape(16, "rowwise_adagrad"), 1000) == {"dram": {"slot weights": 64_000, "slot state": 4_000}}
+    assert in_memory(level0_bytes(shape(16, "adagrad"), 1000), "dram") == 128_000
+
+
+def test_a_home_in_dram_has_two_bits_a_row() -> None:
+    found = parts(shape(16, "rowwise_adagrad"), 1001, 136, CodecConfig(kind="int8"), counters=True)
+    assert found == {
+        "dram slot weights": 136 * 64, "dram slot state": 136 * 4, "dram tags": 136 * 4, "dram stamps": 136 * 4,
+        "dram counters": 136 * 4, "dram bitmaps": 2 * 126, "dram record weights": 1001 * 16,
+        "dram record parameters": 1001 * 4, "dram record state": 1001 * 4,
+    }  # fmt: skip
+
+
+def test_a_mapped_home_keeps_its_records_out_of_dram() -> None:
+    found = parts(shape(16), 1000, 136, CodecConfig(kind="fp16"), home="mapped")
+    assert {name for name in found if "record" in name} == {"mapped record weights"}
+    assert found["dram bitmaps"] == 250
+
+
+def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
+    traffic = Traffic(lookups=100, distinct=50, batches=2)
+    found = parts(
+        shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", level1_rows=10, traffic=traffic
+    )
+    record, blocks = 16 + 4 + 4, 7  # 146 cells of 28 bytes and a checksum of 8 in 4096 bytes
+    assert found["dram locations"] == 4000
+    assert found["dram bitmaps"] == 125
+    assert found["dram second level"] == 10 * (record + 21)
+    assert found["dram second level map"] == 10 * 16
+    assert found["dram staging"] == 2 * (4 * 100 + 16 * 50) + 2 * record * 50
+    assert found["block block padding"] == blocks * 4096 - 1000 * record
+    assert found["block dead space"] == int(blocks * 4096 * (0.5 + 4 / 64))
+
+
+@pytest.mark.parametrize(
+    ("record", "rows", "expected"), [(4084, 3, 3 * 4096), (4085, 3, 2 * 8192), (100, 39, 4096), (100, 40, 8192)]
+)
+def test_no_record_straddles_blocks(record: int, rows: int, expected: int) -> None:
+    assert log_bytes(record, rows) == expected
+
+
+def test_sums_go_part_by_part_and_leave_zeros_out() -> None:
+    one, other = {"dram": {"a": 1, "b": 0}}, {"block": {"a": 5}, "dram": {"a": 2}}
+    assert add_parts([one, other]) == {"dram": {"a": 3}, "block": {"a": 5}}  # type: ignore[list-item]
+
+
+@given(rows=st.integers(1, 1 << 40), ways=st.integers(1, 256))
+def test_slots_hold_the_rows_and_a_sixteenth_more(rows: int, ways: int) -> None:
+    slots = Slots.holding(rows, ways)
+    assert rows <= slots.in_sets < rows + ways
+    assert slots.overflow == pytest.approx(slots.total / 16, abs=1)
+    assert Slots.within(slots.total, ways) == slots
+
+
+@given(total=st.integers(1, 1 << 40), ways=st.integers(1, 256))
+def test_slots_within_a_number_are_the_most_that_fit(total: int, ways: int) -> None:
+    slots = Slots.within(total, ways)
+    assert slots.total <= total or slots.sets == 1
+    assert Slots.holding(slots.in_sets + 1, ways).total > total

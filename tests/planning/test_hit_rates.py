@@ -1,0 +1,228 @@
+"""Predicted distinct rows and misses, against exact sums and simulated caches."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from stratarec.errors import ConfigError
+from stratarec.planning.hits import CacheDemand, expected_misses, expected_second_misses
+from stratarec.planning.popularity import Popularity
+
+
+def misses(
+    popularity: Popularity, *, lookups: float, slots: float, policy: str = "lru", lookahead: int = 1, second: float = 0
+) -> float:
+    demand = CacheDemand(lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)  # type: ignore[arg-type]
+    return expected_second_misses(popularity, demand, second) if second else expected_misses(popularity, demand)
+
+
+def exact_distinct(counts: NDArray[np.int64], lookups: float) -> float:
+    share = counts / counts.sum()
+    return float((1 - (1 - np.minimum(share, 1 - 1e-15)) ** lookups).sum())
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    counts=st.lists(st.integers(0, 10**6), min_size=1, max_size=200).filter(any),
+    lookups=st.floats(0, 1e5, allow_subnormal=False),
+)
+def test_bins_give_the_distinct_rows_of_the_exact_sum(counts: list[int], lookups: float) -> None:
+    array = np.array(counts, dtype=np.int64)
+    popularity = Popularity.from_counts(array)
+    assert popularity.total_rows == len(counts)
+    assert popularity.used_rows == np.count_nonzero(array)
+    assert (popularity.rows * popularity.share).sum() == pytest.approx(1)
+    assert popularity.distinct(lookups) == pytest.approx(exact_distinct(array, lookups), rel=5e-3, abs=1e-6)
+
+
+def zipf_counts(rows: int, exponent: float, lookups: float) -> NDArray[np.int64]:
+    weight = np.arange(1, rows + 1) ** -exponent
+    return np.ceil(weight / weight.sum() * lookups).astype(np.int64)
+
+
+def test_ten_million_rows_become_a_few_thousand_bins_at_once() -> None:
+    counts = zipf_counts(10_000_000, 1.05, 1e9)
+    began = time.process_time()
+    popularity = Popularity.from_counts(counts)
+    assert time.process_time() - began < 5
+    assert len(popularity.rows) < 3000
+    assert popularity.by_id
+    for lookups in (1e3, 1e5, 1e7):
+        assert popularity.distinct(lookups) == pytest.approx(exact_distinct(counts, lookups), rel=5e-3)
+
+
+def test_ids_in_no_order_are_binned_by_count() -> None:
+    counts = np.random.default_rng(0).permutation(zipf_counts(300_000, 1.0, 1e8))
+    popularity = Popularity.from_counts(counts)
+    assert not popularity.by_id
+    assert len(popularity.rows) < 3000
+    assert (np.diff(popularity.share) <= 0).all()
+    assert popularity.distinct(1e5) == pytest.approx(exact_distinct(counts, 1e5), rel=5e-3)
+    with pytest.raises(ConfigError, match=r"memory\.cache\.policy is rank, but the ids are not ranked"):
+        misses(popularity, lookups=1e4, slots=5e4, policy="rank", lookahead=1)
+
+
+def test_chunks_and_the_fall_back_to_a_histogram_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = np.random.default_rng(0).permutation(zipf_counts(300_000, 1.0, 1e8))
+    whole = Popularity.from_counts(counts)
+    monkeypatch.setattr("stratarec.planning.popularity._CHUNK_ROWS", 7_000)
+    parts = Popularity.from_counts(counts)
+    np.testing.assert_array_equal(whole.rows, parts.rows)
+    np.testing.assert_allclose(whole.share, parts.share)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 128, 129, 20_000])
+def test_a_zipf_table_is_the_exact_one_in_bins(rows: int) -> None:
+    weight = np.arange(1, rows + 1) ** -1.1
+    found = Popularity.zipf(rows, 1.1)
+    assert found.total_rows == pytest.approx(rows)
+    for lookups in (1.0, 100.0, 10_000.0):
+        share = np.minimum(weight / weight.sum(), 1 - 1e-15)
+        exact = float((1 - (1 - share) ** lookups).sum())
+        assert found.distinct(lookups) == pytest.approx(exact, rel=2e-3)
+
+
+def test_counts_of_zero_are_as_good_as_none() -> None:
+    popularity = Popularity.from_counts(np.zeros(50, dtype=np.int64))
+    assert popularity.distinct(1e9) == pytest.approx(50)
+
+
+def test_negative_counts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="access counts go down to -3"):
+        Popularity.from_counts(np.array([4, -3]))
+
+
+ROWS, LOOKUPS, BATCHES, WARM = 20_000, 400, 600, 300
+
+
+def batches(exponent: float) -> list[NDArray[np.int64]]:
+    weight = np.arange(1, ROWS + 1) ** -exponent
+    draws = np.random.default_rng(7).choice(ROWS, size=(BATCHES, LOOKUPS), p=weight / weight.sum())
+    return [np.unique(batch) for batch in draws]
+
+
+def simulate_lru(trace: list[NDArray[np.int64]], sets: int, ways: int) -> float:
+    """Misses a batch: rows of a batch are touched together, then each set makes room at its oldest end."""
+    cache: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(sets)]
+    misses = 0
+    for number, batch in enumerate(trace):
+        for row in batch.tolist():
+            lines = cache[hash((row, 1)) % sets]
+            misses += number >= WARM and row not in lines
+            lines[row] = None
+            lines.move_to_end(row)
+        for lines in cache:
+            while len(lines) > ways:
+                lines.popitem(last=False)
+    return misses / (BATCHES - WARM)
+
+
+def simulate_rank(trace: list[NDArray[np.int64]], slots: int, lookahead: int) -> float:
+    """Misses a batch: the largest id that no batch in flight uses makes room."""
+    stamps: dict[int, int] = {}
+    misses = 0
+    for number, batch in enumerate(trace):
+        rows = batch.tolist()
+        misses += number >= WARM and sum(row not in stamps for row in rows)
+        stamps.update(dict.fromkeys(rows, number))
+        for row in sorted((row for row, stamp in stamps.items() if stamp < number - lookahead), reverse=True):
+            if len(stamps) <= slots:
+                break
+            del stamps[row]
+    return misses / (BATCHES - WARM)
+
+
+@pytest.mark.parametrize("exponent", [0.8, 1.1])
+@pytest.mark.parametrize("slots", [1_000, 3_000, 8_000])
+def test_ches_approximation_meets_a_simulated_lru_within_three_percent(exponent: float, slots: int) -> None:
+    trace = batches(exponent)
+    popularity = Popularity.zipf(ROWS, exponent)
+    predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy="lru")
+    assert predicted == pytest.approx(simulate_lru(trace, 1, slots), rel=0.03)
+
+
+def test_sets_of_32_ways_miss_a_few_percent_more_than_predicted() -> None:
+    popularity = Popularity.zipf(ROWS, 1.1)
+    predicted = misses(popularity, lookups=LOOKUPS, slots=93 * 32, policy="lru")
+    found = simulate_lru(batches(1.1), 93, 32)
+    assert 0.98 < found / predicted < 1.05
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+@pytest.mark.parametrize("slots", [2_000, 6_000])
+def test_rank_meets_its_simulation_within_three_percent(slots: int, lookahead: int) -> None:
+    popularity = Popularity.zipf(ROWS, 1.0)
+    predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy="rank", lookahead=lookahead)
+    assert predicted == pytest.approx(simulate_rank(batches(1.0), slots, lookahead), rel=0.03)
+
+
+def test_lfu_is_rank_for_ids_in_any_order() -> None:
+    ranked = Popularity.zipf(ROWS, 1.0)
+    shuffled = Popularity(rows=ranked.rows[::-1], share=ranked.share[::-1], by_id=False)
+    one = misses(ranked, lookups=LOOKUPS, slots=3000, policy="rank", lookahead=1)
+    other = misses(shuffled, lookups=LOOKUPS, slots=3000, policy="lfu", lookahead=1)
+    assert one == pytest.approx(other)
+    assert one < misses(ranked, lookups=LOOKUPS, slots=3000, policy="lru")
+
+
+def simulate_second_level(
+    trace: list[NDArray[np.int64]], policy: str, slots: int, second: int, lookahead: int
+) -> float:
+    """Misses of both levels a batch; the second level keeps the last evicted rows, those that have gone up included."""
+    stamps: OrderedDict[int, int] = OrderedDict()
+    below: OrderedDict[int, None] = OrderedDict()
+    misses = 0
+    for number, batch in enumerate(trace):
+        rows = batch.tolist()
+        misses += number >= WARM and sum(row not in stamps and row not in below for row in rows)
+        for row in rows:
+            stamps[row] = number
+            stamps.move_to_end(row)
+        victims = [row for row, stamp in stamps.items() if stamp < number - lookahead]
+        if policy == "rank":
+            victims.sort(reverse=True)
+        for row in victims[: max(len(stamps) - slots, 0)]:
+            del stamps[row]
+            below[row] = None
+            below.move_to_end(row)
+        while len(below) > second:
+            below.popitem(last=False)
+    return misses / (BATCHES - WARM)
+
+
+@pytest.mark.parametrize("policy", ["lru", "rank"])
+@pytest.mark.parametrize(("slots", "second"), [(2_000, 2_000), (2_000, 8_000), (4_000, 3_000)])
+def test_a_second_level_meets_its_simulation_within_six_percent(policy: str, slots: int, second: int) -> None:
+    popularity = Popularity.zipf(ROWS, 0.9)
+    predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy=policy, second=second)
+    assert predicted == pytest.approx(simulate_second_level(batches(0.9), policy, slots, second, 1), rel=0.06)
+    assert predicted < misses(popularity, lookups=LOOKUPS, slots=slots, policy=policy)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    counts=st.lists(st.integers(0, 10**5), min_size=2, max_size=300).filter(any),
+    lookups=st.floats(0.5, 1e4),
+    policy=st.sampled_from(["lru", "lfu", "rank"]),
+    lookahead=st.integers(0, 4),
+)
+def test_misses_fall_with_slots_from_no_more_than_all_to_none(
+    counts: list[int], lookups: float, policy: str, lookahead: int
+) -> None:
+    popularity = Popularity.from_counts(np.array(counts, dtype=np.int64))
+    least = min(popularity.distinct(lookups * (lookahead + 1)), popularity.used_rows)
+    found = [
+        misses(popularity, lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)
+        for slots in np.linspace(least, popularity.used_rows, 9)
+    ]
+    assert found[0] <= popularity.distinct(lookups) + 1e-6
+    assert found[-1] == 0
+    assert all(later <= sooner + 1e-6 for sooner, later in pairwise(found))

@@ -1,0 +1,93 @@
+"""The ``memory:`` section: sizes as people write them, and every mistake named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import tiny
+from stratarec.errors import ConfigError
+from stratarec.planning.config import BlockConfig, MemoryConfig
+from stratarec.recipe import Recipe
+from stratarec.sizes import parse_bytes, readable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4GiB", 4 << 30), ("512MiB", 512 << 20), ("512 mib", 512 << 20), ("1.5KiB", 1536), ("2GB", 2 * 10**9),
+        ("1TiB", 1 << 40), ("123", 123), (4096, 4096), ("10b", 10), (1e9, 10**9),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_as_written(text: object, expected: int) -> None:
+    assert parse_bytes(text, "memory.dram") == expected
+
+
+@pytest.mark.parametrize("text", ["4 G", "GiB", "-1GiB", "", "4GiB2", 0, -5, True, [1], float("nan"), "0.1B", "9e30"])
+def test_what_is_no_size_is_refused_with_the_field(text: object) -> None:
+    with pytest.raises(ConfigError, match=r"memory\.dram is .*expected"):
+        parse_bytes(text, "memory.dram")
+
+
+def test_sizes_are_printed_in_binary_units() -> None:
+    assert [readable(size) for size in (5, 2048, 3 << 30, 5 << 40)] == ["5 B", "2.0 KiB", "3.0 GiB", "5.00 TiB"]
+
+
+def memory(root: Path, **section: Any) -> MemoryConfig:
+    return Recipe.from_dict({**tiny(root), "memory": section}).memory
+
+
+def test_a_recipe_without_the_section_is_the_identity(tmp_path: Path) -> None:
+    assert Recipe.from_dict(tiny(tmp_path)).memory.is_identity
+    assert not memory(tmp_path, dram="1GiB").is_identity
+    assert not memory(tmp_path, precision="int8").is_identity
+    assert not memory(tmp_path, precision={"default": "fp32", "C1": "int4"}).is_identity
+    assert memory(tmp_path, precision="fp32", lookahead=2).is_identity
+
+
+def test_the_section_survives_a_round_trip(tmp_path: Path) -> None:
+    section = {
+        "dram": "4GiB", "block": {"path": "/tmp/rows", "budget": "1TiB"},
+        "precision": {"default": "int8", "C3": "fp32"},
+        "cache": {"policy": "rank", "fraction": 0.05, "second_level": False}, "lookahead": 2, "state": "bf16",
+    }  # fmt: skip
+    recipe = Recipe.from_dict({**tiny(tmp_path), "memory": section})
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert recipe.memory.dram == 4 << 30
+    assert recipe.memory.block == BlockConfig(path="/tmp/rows", budget=1 << 40)
+    assert (recipe.memory.table_precision("C3"), recipe.memory.table_precision("C4")) == ("fp32", "int8")
+
+
+def test_sizes_may_be_text_in_python_too() -> None:
+    assert MemoryConfig(dram="2MiB").dram == 2 << 20  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"dram": "lots"}, r"memory\.dram is 'lots', expected a size such as 4GiB"),
+        ({"dramm": 1}, r"memory\.dramm: unknown field; did you mean dram\?"),
+        ({"block": {"path": "x", "budgett": 1}}, r"memory\.block\.budgett: unknown field; did you mean budget\?"),
+        ({"block": {"path": "x", "budget": "1XB"}}, r"memory\.block\.budget is '1XB'"),
+        ({"block": {"path": ""}}, r"memory\.block\.path is empty"),
+        ({"mapped": {"budget": 1}}, r"memory\.mapped\.path: field required"),
+        ({"mapped": {"path": "a"}, "block": {"path": "a"}}, r"are both 'a'"),
+        ({"precision": {"C1": "int5"}}, r"memory\.precision"),
+        ({"precision": "int5"}, r"memory\.precision"),
+        ({"cache": {"fraction": 0}}, r"memory\.cache\.fraction is 0\.0, expected more than 0"),
+        ({"cache": {"ways": 0}}, r"memory\.cache\.ways is 0, expected 1 to 256"),
+        ({"cache": {"policy": "mru"}}, r"memory\.cache\.policy"),
+        ({"lookahead": -1}, r"memory\.lookahead is -1, expected 0 to 64"),
+    ],
+)
+def test_mistakes_name_the_field(tmp_path: Path, section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        memory(tmp_path, **section)
+
+
+def test_a_precision_for_an_unknown_table_is_refused_with_a_hint() -> None:
+    config = MemoryConfig(precision={"default": "auto", "itms": "int8"})
+    with pytest.raises(ConfigError, match=r"memory\.precision\.itms: no such table; did you mean items\?"):
+        config.check_tables(["items", "users"])

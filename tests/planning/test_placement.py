@@ -1,0 +1,319 @@
+"""Placement: budgets hold, precision is obeyed, pins fit, and what cannot be says what to change."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from stratarec.errors import ConfigError, DatasetError
+from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, RowShape, in_memory
+from stratarec.planning.candidates import PIN_MARGIN, TableSpec, candidates
+from stratarec.planning.config import BlockConfig, CacheConfig, MappedConfig, MemoryConfig
+from stratarec.planning.cost import PENALTY
+from stratarec.planning.placement import place
+from stratarec.planning.plan import Plan, compare, compare_totals
+from stratarec.planning.popularity import Popularity
+from stratarec.planning.solve import GAP
+from stratarec.planning.tiers import BlockTier, DramTier, MappedTier, Tiers
+
+MIB = 1 << 20
+BATCH = 1024
+TIERS = Tiers(
+    dram=DramTier(sequential_bytes_per_second=2e10, row_bytes_per_second=1e10, bytes=32 << 30),
+    threads=2,
+    block=BlockTier(
+        path="rows", write_bytes_per_second=5e8, reads_per_second=7e4, read_bytes=4096, parallel=32, direct=True,
+        free_bytes=64 << 30,
+    ),
+    mapped=MappedTier(path="far", write_bytes_per_second=1e9, row_bytes_per_second=2e9, free_bytes=64 << 30),
+)  # fmt: skip
+
+
+def table(name: str, rows: int, *, width: int = 16, lookups: float = BATCH, exponent: float = 1.05) -> TableSpec:
+    return TableSpec(
+        name=name,
+        rows=rows,
+        shape=RowShape(width=width, row_state=True, full_state=False),
+        lookups=lookups,
+        popularity=Popularity.zipf(rows, exponent),
+    )
+
+
+TABLES = [table("large", 2_000_000), table("middle", 200_000), table("small", 300), table("tiny", 3)]
+
+
+def plan(tables: list[TableSpec] | None = None, **section: Any) -> Plan:
+    return place(tables or TABLES, MemoryConfig(**section), TIERS, batch_size=BATCH)
+
+
+def kinds(made: Plan) -> dict[str, tuple[str, str]]:
+    return {each.table: (each.tier, each.codec.kind) for each in made.tables}
+
+
+def test_without_a_budget_every_table_is_float32_in_level_0() -> None:
+    made = plan()
+    assert set(kinds(made).values()) == {("level0", "fp32")}
+    assert made.hit_rate == 1
+    assert made.used("dram") == made.float32_bytes == sum(each.rows for each in TABLES) * 17 * 4
+
+
+def test_a_budget_that_holds_everything_changes_nothing() -> None:
+    free = plan()
+    assert kinds(plan(dram=free.float32_bytes)) == kinds(free)
+    assert kinds(plan(dram=free.float32_bytes - 1)) != kinds(free)
+
+
+def test_precision_falls_only_as_far_as_the_budget_asks() -> None:
+    whole = plan().float32_bytes
+    lowest = []
+    for share in (1.0, 0.7, 0.45, 0.27):
+        made = plan(dram=int(share * whole))
+        assert made.used("dram") <= share * whole
+        lowest.append(max(PENALTY[each.codec.kind] for each in made.tables))
+    assert lowest == [PENALTY[kind] for kind in ("fp32", "fp16", "int8", "int4")]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "int4"])
+def test_a_given_precision_is_obeyed(precision: str) -> None:
+    made = plan(precision=precision)
+    assert kinds(made)["large"] == ("dram", precision)
+    assert kinds(made)["middle"] == ("dram", precision)
+    assert made["large"].cache_rows == pytest.approx(0.05 * 2_000_000, rel=0.01)
+
+
+def test_a_precision_may_be_given_for_one_table() -> None:
+    made = plan(precision={"default": "fp32", "large": "int8"})
+    assert kinds(made)["large"] == ("dram", "int8")
+    assert kinds(made)["middle"] == ("level0", "fp32")
+
+
+def test_a_table_whose_every_row_is_in_flight_is_whole_in_level_0_whatever_its_precision() -> None:
+    made = plan(precision="int8")
+    assert kinds(made)["tiny"] == kinds(made)["small"] == ("level0", "fp32")
+    assert any("whatever memory.precision says" in note and "small, tiny" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 4])
+@pytest.mark.parametrize("fraction", [None, 0.001])
+def test_sets_hold_the_rows_of_all_batches_in_flight(lookahead: int, fraction: float | None) -> None:
+    made = plan(precision="int8", lookahead=lookahead, cache=CacheConfig(fraction=fraction))
+    for each, spec in zip(made.tables, TABLES, strict=True):
+        expected = spec.popularity.distinct(spec.lookups * (lookahead + 1))
+        assert each.pinned == min(spec.rows, math.ceil(PIN_MARGIN * expected))
+        if each.tier != "level0":
+            assert each.slots.in_sets >= each.pinned
+            assert each.slots.total == each.cache_rows < each.rows
+    assert bool(fraction) == any("more cache than memory.cache.fraction" in note for note in made.notes)
+
+
+def test_pinned_rows_at_the_margin_overflow_into_less_than_a_sixteenth() -> None:
+    ways = 32
+    load = ways / PIN_MARGIN
+    rows = np.arange(ways + 1, 200)
+    overflow = float(((rows - ways) * stats.poisson.pmf(rows, load)).sum())
+    assert overflow / load < 0.02 < 1 / 16
+
+
+def test_a_block_device_takes_what_dram_cannot_hold() -> None:
+    made = plan(dram=30 * MIB, block=BlockConfig(path="rows"), precision="fp32")
+    assert kinds(made)["large"] == ("log", "fp32")
+    assert made.used("dram") <= 30 * MIB
+    at_home = sum(each.rows for each in made.tables if each.tier == "log")
+    assert made.bytes["block"]["record weights"] == at_home * 64
+    assert made.bytes["dram"]["locations"] == at_home * 4
+    assert made.step_seconds == max(made.seconds.compute + made.seconds.staging, made.seconds.device)
+
+
+def test_mapped_memory_is_preferred_to_a_slower_block_device() -> None:
+    section = {"dram": 30 * MIB, "block": BlockConfig(path="rows"), "precision": "fp32"}
+    assert kinds(plan(**section, mapped=MappedConfig(path="far")))["large"] == ("mapped", "fp32")
+    full = MappedConfig(path="far", budget=MIB)
+    assert kinds(plan(**section, mapped=full))["large"] == ("log", "fp32")
+
+
+def test_more_memory_is_never_predicted_to_be_slower() -> None:
+    section = {"block": BlockConfig(path="rows"), "precision": "fp32"}
+    seconds = [plan(dram=size * MIB, **section).seconds.total for size in (26, 32, 40, 80, 120)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_second_level_keeps_rows_from_the_device() -> None:
+    section = {"dram": 30 * MIB, "block": BlockConfig(path="rows"), "precision": "int8"}
+    one = plan(**section, cache=CacheConfig(second_level=False))
+    two = plan(**section)
+    assert any(each.level1_rows for each in two.tables)
+    assert not any(each.level1_rows for each in one.tables)
+    assert two.seconds.device < one.seconds.device
+    assert two.used("dram") <= 30 * MIB
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=3),
+    dram=st.integers(1, 30 * MIB),
+    block=st.sampled_from([None, 20 * MIB, 100 * MIB]),
+    precision=st.sampled_from(["auto", "fp32", "int8"]),
+)
+def test_the_plan_is_the_best_of_all_combinations(
+    sizes: list[int], dram: int, block: int | None, precision: str
+) -> None:
+    tables = [table(f"t{place}", rows, lookups=64) for place, rows in enumerate(sizes)]
+    device = BlockConfig(path="rows", budget=block) if block else None
+    memory = MemoryConfig(dram=dram, block=device, precision=precision)  # type: ignore[arg-type]
+    limits: dict[Memory, float] = {"dram": dram, "mapped": 0, "block": block or 0}
+    choices = [candidates(each, memory, TIERS)[:15] for each in tables]
+    best = math.inf
+    for choice in itertools.product(*choices):
+        logs = len({each.placement.log for each in choice} - {None})
+        used = {
+            name: sum(in_memory(each.placement.bytes, name) for each in choice) + logs * in_memory(SHARED_BYTES, name)
+            for name in MEMORIES
+        }
+        if all(used[name] <= limits[name] for name in MEMORIES):
+            best = min(best, sum(each.cost for each in choice))
+    try:
+        made = place(tables, memory, TIERS, batch_size=64)
+    except ConfigError:
+        assert best == math.inf
+        return
+    cost = sum(each.seconds.total + PENALTY[each.codec.kind] * each.seconds.compute for each in made.tables)
+    assert cost <= best * (1 + GAP)
+    assert made.used("dram") <= dram
+
+
+def least(message: str, field: str) -> int:
+    found = re.search(rf"{re.escape(field)} to at least (\d+)", message)
+    assert found, message
+    return int(found[1])
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32", "int8"])
+def test_too_little_dram_names_the_table_and_the_least_budget(precision: str) -> None:
+    with pytest.raises(ConfigError, match=r"table 'large' alone needs \d+ bytes") as error:
+        plan(dram=MIB, precision=precision)
+    needed = least(str(error.value), "memory.dram")
+    assert plan(dram=needed, precision=precision).used("dram") <= needed
+    with pytest.raises(ConfigError):
+        plan(dram=int(needed * 0.999), precision=precision)
+    assert ("allow a lower memory.precision" in str(error.value)) == (precision != "auto")
+    assert "name a block device in memory.block" in str(error.value)
+
+
+def test_too_small_a_device_names_either_budget() -> None:
+    section = {"dram": 30 * MIB, "precision": "fp32"}
+    with pytest.raises(ConfigError) as error:
+        plan(**section, block=BlockConfig(path="rows", budget=MIB))
+    needed = least(str(error.value), "memory.block.budget")
+    assert plan(**section, block=BlockConfig(path="rows", budget=needed)).used("block") <= needed
+    assert plan(
+        dram=least(str(error.value), "memory.dram"), precision="fp32", block=BlockConfig(path="rows", budget=MIB)
+    )
+
+
+def test_pinned_rows_that_need_more_than_the_budget_are_named() -> None:
+    wide = [table("wide", 1_000_000, lookups=200_000, width=128)]
+    with pytest.raises(ConfigError, match=r"cache rows, of which the batches in flight pin up to [\d,]+"):
+        plan(wide, dram=10 * MIB, block=BlockConfig(path="rows"))
+
+
+def test_an_unknown_table_in_precision_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"memory\.precision\.larg: no such table; did you mean large\?"):
+        plan(precision={"larg": "int8"})
+
+
+def test_a_path_that_was_not_measured_is_refused() -> None:
+    tiers = Tiers(dram=TIERS.dram, threads=2)
+    with pytest.raises(ConfigError, match=r"memory\.block is set, but its path was not measured"):
+        place(TABLES, MemoryConfig(block=BlockConfig(path="rows")), tiers, batch_size=BATCH)
+
+
+def test_twenty_six_tables_up_to_a_billion_rows_are_placed_in_seconds() -> None:
+    tables = [table(f"t{place}", int(3 * 2.15**place), width=64) for place in range(26)]
+    assert tables[-1].rows > 5e8
+    began = time.process_time()
+    made = plan(tables, dram=16 << 30, block=BlockConfig(path="rows", budget=1 << 40), precision="int8")
+    assert time.process_time() - began < 20
+    assert made.used("dram") <= 16 << 30
+
+
+def test_a_budget_beyond_the_machine_is_noted() -> None:
+    made = plan(dram=1 << 40, block=BlockConfig(path="rows", budget=1 << 40))
+    assert made.notes == (
+        "memory.dram is 1.00 TiB, but only 32.0 GiB are there",
+        "memory.block.budget is 1.00 TiB, but only 64.0 GiB are there",
+    )
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    section = {"dram": 60 * MIB, "block": BlockConfig(path="rows")}
+    assert plan(**section) == plan(**section)
+
+
+def test_a_plan_survives_json() -> None:
+    made = plan(dram=60 * MIB, block=BlockConfig(path="rows", budget=1 << 30), state="bf16")
+    content = json.loads(json.dumps(made.to_dict()))
+    assert Plan.from_dict(content) == made
+    assert content["predicted"]["bytes"]["dram"] == made.used("dram")
+
+
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Any) -> None:
+    path = tmp_path / "plan.json"
+    plan().save(path)
+    assert Plan.load(path) == plan()
+    content = json.loads(path.read_text())
+    with pytest.raises(DatasetError, match="format 99, expected 1"):
+        Plan.from_dict({**content, "format": 99})
+    del content["tables"][0]["rows"]
+    with pytest.raises(DatasetError, match=r"tables\.0\.rows"):
+        Plan.from_dict(content)
+    path.write_text("[]")
+    with pytest.raises(DatasetError, match="no plan"):
+        Plan.load(path)
+
+
+def test_comparison_flags_what_is_off_by_more_than_five_percent() -> None:
+    made = plan(dram=30 * MIB, block=BlockConfig(path="rows"), precision="fp32")
+    exact = {memory: dict(parts) for memory, parts in made.bytes.items()}
+    assert not any(each.defect for each in compare(made, exact))
+    exact["dram"]["tags"] = round(exact["dram"]["tags"] * 1.06)
+    exact["dram"]["locations"] = round(exact["dram"]["locations"] * 0.94)
+    exact["dram"]["stamps"] = round(exact["dram"]["stamps"] * 1.04)
+    exact["dram"]["surprise"] = 7
+    exact["block"]["dead space"] = 0  # a reserve that was not needed
+    assert {each.part for each in compare(made, exact) if each.defect} == {"tags", "locations", "surprise"}
+
+
+@pytest.mark.parametrize(
+    ("dram", "block", "defects"),
+    [
+        (1.0, 1.0, set()),
+        (1.04, 0.97, set()),
+        (1.06, 1.0, {"dram"}),
+        (1.0, 1.06, {"block"}),
+        (0.3, 0.1, {"dram", "block"}),
+    ],
+)
+def test_totals_may_leave_reserves_unused_but_no_more(dram: float, block: float, defects: set[str]) -> None:
+    made = plan(dram=30 * MIB, block=BlockConfig(path="rows"), precision="fp32")
+    used: dict[Memory, int] = {"dram": int(dram * made.used("dram")), "block": int(block * made.used("block"))}
+    assert {each.memory for each in compare_totals(made, used) if each.defect} == defects
+    without = made.used("block") - made.bytes["block"]["dead space"]
+    assert not any(each.defect for each in compare_totals(made, {**used, "block": without}) if each.memory == "block")
+
+
+def test_reads_that_were_not_direct_are_noted() -> None:
+    assert TIERS.block
+    tiers = replace(TIERS, block=replace(TIERS.block, direct=False))
+    made = place(TABLES, MemoryConfig(block=BlockConfig(path="rows")), tiers, batch_size=BATCH)
+    assert made.notes == ("rows takes no direct reads: its speed was measured through the page cache",)

@@ -1,0 +1,110 @@
+"""`stratarec plan` on a small data set: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.models.base import build_tables
+from stratarec.planning import tiers
+from stratarec.planning.plan import Plan
+from stratarec.planning.tables import describe_tables
+from stratarec.recipe import Recipe
+from stratarec.reporting.placement import print_comparison
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set and its recipe."""
+    root = tmp_path_factory.mktemp("plan")
+    content = tiny(root)
+    content["data"]["source"]["scale"] = 0.01
+    content["data"]["vocabulary"] = {"min_count": 1}
+    content["train"]["batch_size"] = 16
+    (root / "recipe.yaml").write_text(yaml.safe_dump(content))
+    prepare(Recipe.from_dict(content).data)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache of our own, and measurements of moments."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tiers, "_SECONDS", 0.02)
+    monkeypatch.setattr(tiers, "_FILE_BYTES", 8 << 20)
+    monkeypatch.setattr(tiers, "_DRAM_BYTES", 16 << 20)
+
+
+def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> Plan:
+    assert main(["plan", *arguments, "--json"]) == 0
+    return Plan.from_dict(json.loads(capfd.readouterr().out))
+
+
+def test_tables_and_totals_are_printed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(home / "recipe.yaml")]) == 0
+    out = capsys.readouterr().out
+    made = Recipe.load(home / "recipe.yaml")
+    rows = sum(Dataset.open(made.data.path).table_rows().values())
+    for text in ("level 0", "small tables", "slot weights", "predicted hit rate", "embedding step", "no limit"):
+        assert text in out
+    assert f"{rows * 5 * 4 / 1024:.1f} KiB" in out  # D = 4 and a float of state
+    assert "just now" in out
+
+
+def test_json_holds_a_plan_within_its_budgets(home: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    recipe = str(home / "recipe.yaml")
+    whole = as_json(capfd, recipe)
+    budget = int(whole.used("dram") * 0.7)
+    made = as_json(capfd, recipe, f"memory.dram={budget}", f"memory.block.path={tmp_path / 'rows'}")
+    assert made.used("dram") <= budget
+    assert {each.table for each in made.tables} == {each.table for each in whole.tables}
+    assert set(made.budgets) == {"dram", "block"}
+
+
+def test_files_are_written_when_asked(home: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    output, report = tmp_path / "plan.json", tmp_path / "plan.html"
+    made = as_json(capfd, str(home / "recipe.yaml"), "-o", str(output), "--report", str(report))
+    assert Plan.load(output) == made
+    text = report.read_text()
+    assert text.count("<svg") == 1
+    assert "where the tables live" in text
+    assert "http://" not in text.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+
+
+def test_a_comparison_marks_what_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison([("dram", "tags", 1024, 1024, False), ("block", "record weights", 1024, 2048, True)])
+    tags, records = capsys.readouterr().out.splitlines()[1:3]
+    assert "off by" not in tags
+    assert records.split()[-9:] == ["2.0", "KiB", "2.000", "off", "by", "more", "than", "5", "%"]
+
+
+def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(home / "recipe.yaml"), "memory.dram=1KiB"]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("stratarec: the tables do not fit: table ")
+    assert "Set memory.dram to at least" in error
+
+
+def test_lookups_and_popularity_are_those_of_the_training_split(home: Path) -> None:
+    recipe = Recipe.load(home / "recipe.yaml")
+    dataset = Dataset.open(recipe.data.path)
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    described = describe_tables(tables, dataset, RowOptimizerConfig(), batch_size=100)
+    for spec in described:
+        counts = dataset.access_counts(spec.name)
+        assert spec.rows == len(counts)
+        assert spec.lookups == pytest.approx(100 * counts.sum() / dataset.samples("train"))
+        assert spec.popularity.used_rows == np.count_nonzero(counts)
+        assert spec.demand.distinct <= min(spec.lookups, spec.rows) + 1e-9

@@ -1,0 +1,91 @@
+"""What is measured is positive, kept, and measured again when asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stratarec.errors import StorageError
+from stratarec.planning import tiers
+from stratarec.planning.config import BlockConfig, MappedConfig, MemoryConfig
+from stratarec.planning.tiers import Tiers, cache_file, measure_tiers
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements of moments, on small files."""
+    monkeypatch.setattr(tiers, "_SECONDS", 0.02)
+    monkeypatch.setattr(tiers, "_FILE_BYTES", 8 << 20)
+    monkeypatch.setattr(tiers, "_DRAM_BYTES", 16 << 20)
+
+
+def memory(root: Path) -> MemoryConfig:
+    return MemoryConfig(block=BlockConfig(path=str(root / "block")), mapped=MappedConfig(path=str(root / "mapped")))
+
+
+def without_time(found: Tiers) -> Tiers:
+    """Without what changes from moment to moment."""
+    assert found.block is not None
+    assert found.mapped is not None
+    return replace(
+        found, age_seconds=0, block=replace(found.block, free_bytes=0), mapped=replace(found.mapped, free_bytes=0)
+    )
+
+
+def test_every_figure_is_positive_and_no_file_is_left(tmp_path: Path) -> None:
+    found = measure_tiers(memory(tmp_path), cache=tmp_path / "tiers.json")
+    assert found.block is not None
+    assert found.mapped is not None
+    for tier, names in (
+        (found.dram, ("sequential_bytes_per_second", "row_bytes_per_second", "bytes")),
+        (found.block, ("write_bytes_per_second", "reads_per_second", "parallel", "free_bytes")),
+        (found.mapped, ("write_bytes_per_second", "row_bytes_per_second", "free_bytes")),
+    ):
+        assert all(getattr(tier, name) > 0 for name in names)
+    assert found.dram.sequential_bytes_per_second > 1e8
+    assert not list((tmp_path / "block").iterdir())
+    assert not list((tmp_path / "mapped").iterdir())
+
+
+def test_measurements_are_kept_until_asked_for_again(tmp_path: Path) -> None:
+    cache = tmp_path / "tiers.json"
+    first = measure_tiers(memory(tmp_path), cache=cache)
+    second = measure_tiers(memory(tmp_path), cache=cache)
+    assert without_time(first) == without_time(second)
+    assert second.age_seconds > first.age_seconds
+    third = measure_tiers(memory(tmp_path), cache=cache, again=True)
+    assert without_time(third) != without_time(second)
+    assert third.age_seconds < second.age_seconds + 1
+    assert without_time(measure_tiers(memory(tmp_path), cache=cache)) == without_time(third)
+
+
+def test_another_path_is_measured_on_its_own(tmp_path: Path) -> None:
+    cache = tmp_path / "tiers.json"
+    measure_tiers(MemoryConfig(block=BlockConfig(path=str(tmp_path / "one"))), cache=cache)
+    before = cache.read_text()
+    measure_tiers(MemoryConfig(block=BlockConfig(path=str(tmp_path / "two"))), cache=cache)
+    assert str(tmp_path / "two") in cache.read_text()
+    assert str(tmp_path / "two") not in before
+
+
+def test_a_damaged_cache_is_replaced(tmp_path: Path) -> None:
+    cache = tmp_path / "tiers.json"
+    cache.write_text("{")
+    first = measure_tiers(MemoryConfig(), cache=cache)
+    assert measure_tiers(MemoryConfig(), cache=cache).dram == first.dram
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    section = MemoryConfig(block=BlockConfig(path=str(tmp_path / "file" / "rows")))
+    with pytest.raises(StorageError, match=r"cannot write .*file/rows"):
+        measure_tiers(section, cache=tmp_path / "tiers.json")
+
+
+def test_the_cache_lies_where_the_system_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_file() == tmp_path / "stratarec" / "tiers.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_file() == Path.home() / ".cache" / "stratarec" / "tiers.json"

@@ -1,0 +1,184 @@
+"""Whole runs whose tables have tiers: the same model as in memory, the same bits after a resume and after kill -9."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import yaml
+
+from recipes import KILLS, assert_same_model, last, start, table_values, tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.planning.plan import Plan
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.run import new_plan, open_run
+from stratarec.training.trainer import Trainer
+
+INT8: dict[str, Any] = {"precision": "int8", "lookahead": 2, "cache": {"fraction": 0.1, "ways": 8}}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set."""
+    root = tmp_path_factory.mktemp("tiered")
+    prepare(Recipe.from_dict(content(root)).data)
+    return root
+
+
+def content(root: Path, **train: Any) -> dict[str, Any]:
+    """Tables of up to a few thousand rows, batches that use a small part of them."""
+    found = tiny(root, batch_size=64, eval_every=40, **train)
+    found["data"]["source"]["scale"] = 0.05
+    found["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
+    found["model"]["embedding_dim"] = 16
+    return found
+
+
+def recipe(home: Path, run: Path, memory: dict[str, Any], **train: Any) -> Recipe:
+    return Recipe.from_dict({**content(home, run=str(run), **train), "memory": memory})
+
+
+def train(made: Recipe, *, resume: bool = False, plan: Plan | None = None) -> Trainer:
+    trainer = Trainer(made, Dataset.open(made.data.path), plan=plan)
+    trainer.train(resume=resume)
+    return trainer
+
+
+def in_log(made: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
+    """The plan of `made` with its cached tables at home in a log, which a planner would not do with so few rows."""
+    plan = new_plan(made, Dataset.open(made.data.path))
+    assert plan is not None
+    codec = CodecConfig(kind=kind)
+    tables = tuple(
+        placed if placed.tier == "level0" else replace(placed, tier="log", codec=codec, level1_rows=placed.rows // 10)
+        for placed in plan.tables
+    )
+    return replace(plan, tables=tables)
+
+
+def cached(trainer: Trainer) -> int:
+    return sum(len(group.tables) for group in trainer.model.embeddings.stager.groups)
+
+
+def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Path) -> None:
+    plain = train(recipe(home, tmp_path / "plain", {}))
+    made = recipe(home, tmp_path / "log", {**INT8, "block": {"path": str(tmp_path / "rows"), "budget": "64MiB"}})
+    tiered = train(made, plan=in_log(made, "fp32"))
+    assert cached(tiered) > 0
+    assert plain.position.losses == tiered.position.losses
+    assert [entry["auc"] for entry in plain.position.evaluations] == [
+        entry["auc"] for entry in tiered.position.evaluations
+    ]
+    left, right = all_rows(tmp_path / "plain"), all_rows(tmp_path / "log")
+    assert left.keys() == right.keys()
+    for name, values in left.items():
+        np.testing.assert_array_equal(values, right[name], err_msg=name)
+
+
+def all_rows(run: Path) -> dict[str, Any]:
+    """Weights and state of every table of a run's last checkpoint, whatever its tiers."""
+    trained = open_run(run)
+    collection = trained.model.embeddings
+    found = {
+        f"{table.name}.{part}": value.numpy().copy()
+        for table in collection.tables
+        for part, value in collection.table(table.name).items()
+    }
+    collection.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_resuming_continues_bitwise(home: Path, tmp_path: Path, kind: str) -> None:
+    options = {**INT8, "precision": kind}
+    whole = train(recipe(home, tmp_path / "whole", options))
+    assert cached(whole) > 0
+    train(recipe(home, tmp_path / "parts", options, max_steps=23))
+    for path in checkpoint.steps(tmp_path / "parts" / "checkpoints")[1:]:
+        shutil.rmtree(path)
+    train(recipe(home, tmp_path / "parts", options), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+
+
+def test_a_checkpoint_goes_on_under_other_tiers(home: Path, tmp_path: Path) -> None:
+    train(recipe(home, tmp_path / "a", INT8, max_steps=30))
+    before = all_rows(tmp_path / "a")
+    made = recipe(home, tmp_path / "a", {}, max_steps=30)
+    trainer = Trainer(made, Dataset.open(made.data.path))
+    trainer._restore(last(tmp_path / "a"))
+    after = {
+        f"{table.name}.{part}": value.numpy()
+        for table in trainer.model.embeddings.tables
+        for part, value in trainer.model.embeddings.table(table.name).items()
+    }
+    assert before.keys() == after.keys()
+    for name, values in before.items():
+        np.testing.assert_array_equal(values, after[name], err_msg=name)
+    train(made, resume=True)
+
+
+def test_checkpoints_hold_only_what_changed(home: Path, tmp_path: Path) -> None:
+    train(recipe(home, tmp_path / "a", {}, checkpoint={"every_steps": 1, "keep": 50}, max_steps=12))
+    paths = checkpoint.steps(tmp_path / "a" / "checkpoints")
+    first = {path.name: path.stat() for path in (paths[0] / "tables").rglob("rows-*.safetensors")}
+    second = {path.name: path.stat() for path in (paths[1] / "tables").rglob("rows-*.safetensors")}
+    shared = [name for name in first if name in second and first[name].st_ino == second[name].st_ino]
+    assert shared, "the base was written again"
+    new = sum(stat.st_size for name, stat in second.items() if name not in first)
+    assert 0 < new < sum(stat.st_size for stat in first.values()) / 2
+    assert table_values(paths[1]).keys() == table_values(paths[0]).keys()
+
+
+def test_the_run_prints_planned_and_used_bytes(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = recipe(home, tmp_path / "a", INT8, max_steps=20)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
+    assert main(["train", "-q", str(tmp_path / "r.yaml")]) == 0
+    assert "used / predicted" in capsys.readouterr().out
+    result = json.loads((tmp_path / "a" / "result.json").read_text())
+    assert [row["memory"] for row in result["memory"]] == ["dram"]
+    assert main(["evaluate", "-q", str(tmp_path / "a")]) == 0
+    auc = next(line for line in capsys.readouterr().out.splitlines() if "AUC" in line)
+    assert f"{result['test']['auc']:.6f}" in auc
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments_changes_no_bit(home: Path, tmp_path: Path) -> None:
+    def options(name: str) -> dict[str, Any]:
+        return {**INT8, "block": {"path": str(tmp_path / f"rows-{name}"), "budget": "64MiB"}}
+
+    kept = {"epochs": 4 + 2 * KILLS, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 2000}
+    made = recipe(home, tmp_path / "whole", options("whole"), **kept)
+    whole = train(made, plan=in_log(made, "int8"))
+    assert cached(whole) > 0
+    made = recipe(home, tmp_path / "killed", options("killed"), **kept)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
+    in_log(made, "int8").save(tmp_path / "plan.json")
+    draws = random.Random(7)
+
+    def newest() -> set[str]:
+        return {path.name for path in (tmp_path / "killed" / "checkpoints").glob("step-*")}
+
+    for _ in range(KILLS):
+        known = newest()
+        process = start(tmp_path / "r.yaml", "--plan", str(tmp_path / "plan.json"))
+        while process.poll() is None and newest() <= known:
+            time.sleep(0.002)
+        time.sleep(draws.uniform(0, 0.1))
+        assert process.poll() is None, f"the run ended before it could be killed: {process.communicate()}"
+        process.kill()
+        process.communicate()
+    final = start(tmp_path / "r.yaml", "--plan", str(tmp_path / "plan.json"))
+    _, errors = final.communicate()
+    assert final.returncode == 0, errors.decode()
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "killed"))
