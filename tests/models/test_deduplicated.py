@@ -22,7 +22,7 @@ def schema() -> Schema:
         SparseFeature(name="item"),
         SparseFeature(name="os"),
         SparseFeature(name="tags", kind="multi"),
-        SparseFeature(name="history", kind="history", of="item", max_length=6),
+        SparseFeature(name="history", kind="history", of="item", max_length=25),
     )
     return Schema(dense=(DenseFeature(name="price"),), sparse=sparse, user="u", time="t")
 
@@ -52,10 +52,10 @@ def batch(size: int = 40, seed: int = 0, spare: int = 0) -> Batch:
     context = keyed(
         ("os", "tags"), [*([i] if i else [] for i in ids(5, distinct)), *(ids(9, n) for n in ids(4, distinct))]
     )
-    length = torch.tensor(ids(7, windows))
-    start = torch.tensor([int(20 * share) for share in torch.rand(windows, generator=draws)])
+    length = torch.tensor(ids(25, windows))
+    start = torch.tensor([int(30 * share) for share in torch.rand(windows, generator=draws)])
     history = JaggedWindows(
-        key="history", values=torch.tensor(ids(60, 26), dtype=torch.int32), start=start, length=length
+        key="history", values=torch.tensor(ids(60, 60), dtype=torch.int32), start=start, length=length
     )
     return Batch(
         label=torch.tensor(ids(2, size)).float(),

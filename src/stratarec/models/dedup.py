@@ -3,8 +3,8 @@
 A batch with groups is looked up by one call, so that backward is one optimizer step: a group's U bags are the first U
 of R = max(B, U) bags of its features, the others are empty. Embedding tables and caches see an ordinary `KeyedJagged`
 with fewer ids. Expansion is an index-select after pooling; its backward sums the gradients of a distinct value over its
-samples in ascending order, before rows are updated. Features of at most one id a bag are the exception: looking up an
-id costs what copying its vector does, so their ids are expanded before the lookup.
+samples in ascending order, before rows are updated. Features of few ids a bag are the exception: looking an id up costs
+what copying its vector does, so their ids are expanded before the lookup.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from torch import Tensor
 from stratarec.embedding import Embeddings
 from stratarec.jagged import Batch, InverseJagged, JaggedTensor, JaggedWindows, KeyedJagged
 from stratarec.kernels import dedup
+
+# Ids a bag, on average, up to which looking them up again is cheaper than the two passes of an expansion.
+_FEW = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +62,16 @@ def look_up(batch: Batch, sequences: tuple[str, ...]) -> Lookup:
             bags[key] = unique[key]
             if key in sequences:
                 windows[key] = (bags[key].offsets[:-1], bags[key].lengths())
-        for key, bag in _single(group, unique, sequences).items():
+        for key, bag in _short(group, unique, sequences).items():
             bags[key] = bag
             del inverses[key]
     return Lookup(features=_joined(bags, batch.size), inverses=inverses, windows=windows)
 
 
-def _single(group: InverseJagged, unique: KeyedJagged, sequences: tuple[str, ...]) -> dict[str, JaggedTensor]:
-    """The features of at most one id a bag on average, expanded."""
+def _short(group: InverseJagged, unique: KeyedJagged, sequences: tuple[str, ...]) -> dict[str, JaggedTensor]:
+    """The pooled features of few ids a bag, expanded."""
     pooled = [key for key in unique.keys if key not in sequences]
-    keys = [key for key in pooled if unique[key].values.numel() <= unique.batch_size]
+    keys = [key for key in pooled if unique[key].values.numel() <= _FEW * unique.batch_size]
     if not keys:
         return {}
     expanded = unique.select(keys).take(group.inverse)
