@@ -77,7 +77,7 @@ def measure_bytes(kind: str, width: int, float32_bytes: int) -> dict[str, Any]:
     _look_up(TieredEmbeddingBagCollection([table], optimizer=optimizer, tiers=tiers), 0, 1000)
     before = _resident_bytes()
     collection = TieredEmbeddingBagCollection([table], optimizer=optimizer, tiers=tiers)
-    batch = 8192
+    batch = min(8192, int(rows * share) // 2)
     for first in range(0, rows, batch):
         _look_up(collection, first, min(first + batch, rows))
     grown = _resident_bytes() - before
