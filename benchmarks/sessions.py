@@ -14,6 +14,7 @@ from benchmarks.registry import PeerMissing
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import GroupMode
 from stratarec.data.prepare import prepare
+from stratarec.errors import DatasetError
 from stratarec.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -35,8 +36,12 @@ def recipe(name: str, groups: GroupMode, *overrides: str) -> Recipe:
 
 
 def prepared(name: str, groups: GroupMode) -> Dataset:
-    """The prepared log."""
-    return prepare(recipe(name, groups).data, name=name)
+    """The prepared log; made anew where it is of other logs or settings."""
+    config = recipe(name, groups).data
+    try:
+        return prepare(config, name=name)
+    except DatasetError:
+        return prepare(config, name=name, overwrite=True)
 
 
 def pair(name: str) -> tuple[Dataset, Dataset]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stratarec.embedding import Embeddings
-from stratarec.jagged import Batch, InverseJagged, JaggedTensor, JaggedWindows, KeyedJagged
+from stratarec.jagged import Batch, JaggedTensor, JaggedWindows, KeyedJagged
 from stratarec.kernels import dedup
 
 # Ids a bag, on average, up to which looking them up again is cheaper than the two passes of an expansion.
@@ -62,19 +62,22 @@ def look_up(batch: Batch, sequences: tuple[str, ...]) -> Lookup:
             bags[key] = unique[key]
             if key in sequences:
                 windows[key] = (bags[key].offsets[:-1], bags[key].lengths())
-        for key, bag in _short(group, unique, sequences).items():
+        for key, bag in _short(unique, group.inverse, bags, sequences).items():
             bags[key] = bag
             del inverses[key]
     return Lookup(features=_joined(bags, batch.size), inverses=inverses, windows=windows)
 
 
-def _short(group: InverseJagged, unique: KeyedJagged, sequences: tuple[str, ...]) -> dict[str, JaggedTensor]:
+def _short(
+    unique: KeyedJagged, inverse: Tensor, bags: Mapping[str, JaggedTensor], sequences: tuple[str, ...]
+) -> dict[str, JaggedTensor]:
     """The pooled features of few ids a bag, expanded."""
-    pooled = [key for key in unique.keys if key not in sequences]
-    keys = [key for key in pooled if unique[key].values.numel() <= _FEW * unique.batch_size]
+    most = _FEW * unique.batch_size
+    keys = [key for key in unique.keys if key not in sequences and bags[key].values.numel() <= most]
     if not keys:
         return {}
-    expanded = unique.select(keys).take(group.inverse)
+    chosen = unique if len(keys) == len(unique.keys) else KeyedJagged.from_features({key: bags[key] for key in keys})
+    expanded = chosen.take(inverse)
     return {key: expanded[key] for key in keys}
 
 
