@@ -149,7 +149,8 @@ def test_sums_go_part_by_part_and_leave_zeros_out() -> None:
 def test_slots_hold_the_rows_and_a_sixteenth_more(rows: int, ways: int) -> None:
     slots = Slots.holding(rows, ways)
     assert rows <= slots.in_sets < rows + ways
-    assert slots.overflow == pytest.approx(slots.total / 16, abs=1)
+    assert slots.overflow % ways == 0
+    assert slots.overflow == pytest.approx(slots.total / 16, abs=ways)
     assert Slots.within(slots.total, ways) == slots
 
 

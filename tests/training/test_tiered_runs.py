@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def content(root: Path, **train: Any) -> dict[str, Any]:
     """Tables of up to a few thousand rows, batches that use a small part of them."""
-    found = tiny(root, batch_size=64, eval_every=40, **train)
+    found = tiny(root, **{"batch_size": 64, "eval_every": 40, **train})
     found["data"]["source"]["scale"] = 0.05
     found["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
     found["model"]["embedding_dim"] = 16
