@@ -37,12 +37,18 @@ def row_chunks(rows: int) -> Iterator[NDArray[np.int64]]:
 
 
 def set_rows(bits: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
-    """The rows whose bit is set, ascending, in chunks."""
+    """The rows whose bit is set, ascending, in chunks.
+
+    Only bytes that are not zero are unpacked: a few changed rows of 10^9 cost one pass over 125 MB.
+    """
     step = _CHUNK_ROWS // 8
     for first in range(0, len(bits), step):
         chunk = bits[first : first + step]
-        if chunk.any():
-            yield np.flatnonzero(np.unpackbits(chunk, bitorder="little")) + first * 8
+        places = np.flatnonzero(chunk)
+        if len(places):
+            set_bits = np.unpackbits(chunk[places], bitorder="little").reshape(-1, 8)
+            place, bit = np.nonzero(set_bits)
+            yield (places[place] + first) * 8 + bit
 
 
 def clear_bits(bits: NDArray[np.uint8]) -> None:
