@@ -188,6 +188,22 @@ def test_rows_of_batches_in_flight_wait_when_they_do_not_fit_together():
     assert_same(everything(plain), everything(cached))
 
 
+def test_staging_ahead_waits_for_the_backward_pass_that_its_victims_need():
+    model, data = Model(tiers(0.2), "sgd"), batches(3)
+    stager = model.tables.stager
+    stager.open()
+    for features in data[:2]:
+        stager.stage_ahead(features, 1)
+    first = model(data[0]).sum()
+    thread = threading.Thread(target=stager.stage_ahead, args=(data[2], 1))
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive(), "batch 2 was staged before batch 0 had been trained"
+    first.backward()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_two_forwards_before_two_backwards_keep_their_rows():
     plain, cached = Model(None, "sgd"), Model(tiers(0.2), "sgd")
     data = batches()
