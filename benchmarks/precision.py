@@ -1,8 +1,7 @@
-"""Low-precision homes under a float32 cache: bytes, quality and speed against float32.
+"""Low-precision homes under a float32 cache: bytes and speed against float32.
 
 Bytes: a child process builds the tables, writes every row, fills the cache, and compares what the collection says it
-holds with what the process really grew by. Quality: whole runs of a recipe, the seeds paired, on the synthetic Criteo
-shape and, where it is there, on the click log. Speed: the embedding step against FBGEMM's float32, and whole training
+holds with what the process really grew by. Speed: the embedding step against FBGEMM's float32, and whole training
 steps against our own float32, in alternation.
 """
 
@@ -14,27 +13,22 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.embedding import EPS, FEATURES, RATE, Contenders, make_ids
+from benchmarks.precision_quality import SHARES, criteo_shape
 from benchmarks.timing import alternate, spread
 from benchmarks.train import take_turns, tiered_sides
 from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import PrepareConfig, prepare
-from stratarec.data.sources.synthetic import CRITEO_ROWS, SyntheticConfig
-from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.jagged import KeyedJagged
-from stratarec.recipe import Recipe
-from stratarec.training.trainer import Trainer
 
-SHARES = {"int8": 0.05, "int4": 0.01}
 CODECS = {kind: CodecConfig(kind=kind, state="bf16") for kind in SHARES}
 # Tables of fewer rows stay whole in float32: their cache could not hold what batches in flight use.
 _LEAST_ROWS = 50_000
@@ -100,47 +94,6 @@ def _look_up(collection: TieredEmbeddingBagCollection, first: int, last: int) ->
     collection(jagged).pooled.sum().backward()
 
 
-def quality(dataset: Path, recipe: Path, changes: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Test AUC of float32, and of both codecs with both roundings, a line each."""
-    opened = Dataset.open(dataset)
-    fixed = [*changes, f"data.path={dataset}", "train.eval_every=0", "train.checkpoint.every_minutes=0"]
-    kinds: list[tuple[str, str, list[str]]] = [("fp32", "", [])]
-    for kind, share in SHARES.items():
-        for rounding in ("stochastic", "nearest"):
-            memory = [
-                f"memory.precision={kind}", f"memory.rounding={rounding}", f"memory.cache.fraction={share}",
-                "memory.state=bf16",
-            ]  # fmt: skip
-            kinds.append((kind, rounding, memory))
-    rows = []
-    for kind, rounding, memory in kinds:
-        aucs, losses, cached = [], [], 0.0
-        for seed in seeds:
-            with tempfile.TemporaryDirectory() as run:
-                made = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
-                trainer = Trainer(made, opened)
-                result = trainer.train()
-            aucs.append(result["test"]["auc"])
-            losses.append(result["test"]["log_loss"])
-            cached = _cached_share(trainer)
-        rows.append({
-            "data": recipe.stem, "kind": kind, "rounding": rounding, "auc": mean(aucs), "log_loss": mean(losses),
-            "auc_by_seed": aucs, "cache_share": cached,
-        })  # fmt: skip
-        print(f"{recipe.stem} {kind} {rounding}: AUC {mean(aucs):.5f}", file=sys.stderr, flush=True)
-    for row in rows:
-        row["auc_delta"] = row["auc"] - rows[0]["auc"]
-    return rows
-
-
-def _cached_share(trainer: Trainer) -> float:
-    """Slots over rows, of the tables that do not lie whole in level 0."""
-    if trainer.plan is None:
-        return 1.0
-    tiered = [placed for placed in trainer.plan.tables if placed.tier != "level0"]
-    return sum(placed.cache_rows for placed in tiered) / max(sum(placed.rows for placed in tiered), 1)
-
-
 def embedding_cell(width: int, batch: int, rounds: int, cap: int) -> dict[str, Any]:
     """The embedding step: int8 + 5 % against FBGEMM's and our float32."""
     sizes = [min(rows, cap) for rows in CRITEO_ROWS]
@@ -191,45 +144,26 @@ def train_cell(dataset: Dataset, rounds: int, stretch: int) -> dict[str, Any]:
     return {**{f"{name}_ms": value for name, value in found.items()}, "ratio_fp32": found["fp32"] / found["int8"]}
 
 
-def synthetic(folder: Path, samples: int, cap: int) -> Dataset:
-    """The Criteo shape."""
-    source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
-    vocabulary = VocabularyConfig(min_count=1, tail_buckets=16)
-    split = SplitConfig(by="fraction", valid=0.0, test=0.2)
-    return prepare(PrepareConfig(source=source, path=str(folder), vocabulary=vocabulary, split=split))
-
-
-def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
-    """Bytes, quality (on the click log too, with ``--data`` its prepared directory) and speed."""
+def run(quick: bool) -> dict[str, Any]:
+    """Bytes and speed; `precision_quality` has what it costs."""
     size = _GIB // 4 if quick else 17 * _GIB // 4
     weighed = [bytes_cell(kind, width, size) for kind, width in (("int8", 64), ("int4", 64), ("int4", 256))]
     rounds, cap = (6, 100_000) if quick else (25, 1_000_000)
     cells = [embedding_cell(64, batch, rounds, cap) for batch in (2048, 16384)]
     with tempfile.TemporaryDirectory() as folder:
-        dataset = synthetic(Path(folder) / "data", 200_000 if quick else 2_500_000, cap)
+        dataset = criteo_shape(Path(folder) / "data", 200_000 if quick else 1_000_000, cap)
         speed = train_cell(dataset, rounds=4 if quick else 10, stretch=5 if quick else 10)
-        seeds = (1,) if quick else (1, 2, 3)
-        recipes = Path(__file__).parents[1] / "recipes"
-        learned = quality(Path(folder) / "data", recipes / "demo.yaml", [], seeds)
-    if data is not None:
-        learned += quality(data, recipes / "globo.yaml", [], seeds)
-
-    def worst(kind: str) -> float:
-        return min(row["auc_delta"] for row in learned if row["kind"] == kind and row["rounding"] == "stochastic")
-
     return {
-        "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "seeds": seeds, "float32_bytes": size},
+        "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "float32_bytes": size},
         "metrics": {
             "bytes_ratio_int8_d64": weighed[0]["bytes_ratio"],
             "bytes_ratio_int4_d64": weighed[1]["bytes_ratio"],
             "bytes_ratio_int4_d256": weighed[2]["bytes_ratio"],
-            "auc_delta_int8": worst("int8"),
-            "auc_delta_int4": worst("int4"),
             "embedding_ratio_int8_fbgemm_fp32": min(cell["ratio_fbgemm"] for cell in cells),
             "embedding_ratio_int8_fp32": min(cell["ratio_fp32"] for cell in cells),
             "train_ratio_int8_fp32": speed["ratio_fp32"],
         },
-        "samples": {"rows": learned, "bytes": weighed, "embedding": cells, "train": speed},
+        "samples": {"rows": cells, "bytes": weighed, "train": speed},
     }
 
 

@@ -18,11 +18,13 @@ from stratarec.errors import ConfigError
 BENCHMARKS = {
     "blockstore": "benchmarks.blockstore",
     "clicks": "benchmarks.clicks",
+    "dedup_quality": "benchmarks.dedup_quality",
     "dedup_reader": "benchmarks.dedup_reader",
     "dedup_storage": "benchmarks.dedup_storage",
     "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
     "precision": "benchmarks.precision",
+    "precision_quality": "benchmarks.precision_quality",
     "tiers": "benchmarks.tiers",
     "train": "benchmarks.train",
 }

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.precision import synthetic
+from benchmarks.precision_quality import criteo_shape
 from benchmarks.train import Side, take_turns, tiered_sides
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import CodecConfig
@@ -86,7 +86,7 @@ def run(quick: bool) -> dict[str, Any]:
     codec = CodecConfig(kind="int8", state="bf16")
     cells = ((8, 2), (37, 2), (8, 0))
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        dataset = synthetic(Path(folder) / "data", 200_000 if quick else 1_500_000, cap)
+        dataset = criteo_shape(Path(folder) / "data", 200_000 if quick else 1_500_000, cap)
         contenders: dict[str, Any] = {"dram": None}
         for times, lookahead in cells:
             name = f"{times}x_lookahead_{lookahead}"

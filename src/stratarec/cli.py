@@ -127,12 +127,12 @@ def evaluate(args: argparse.Namespace) -> None:
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.run import open_run
 
-    trained = open_run(args.run, args.data)
     progress = make_progress(quiet=args.quiet)
-    for split in args.split:
+    with open_run(args.run, args.data) as trained:
         precision = trained.recipe.train.precision
-        metrics, _, _ = evaluate_split(trained.model, trained.dataset, split, precision=precision, progress=progress)
-        _print_metrics(split, metrics.to_dict())
+        for split in args.split:
+            found, _, _ = evaluate_split(trained.model, trained.dataset, split, precision=precision, progress=progress)
+            _print_metrics(split, found.to_dict())
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -141,9 +141,9 @@ def predict(args: argparse.Namespace) -> None:
     from stratarec.training.predict import predict as run
     from stratarec.training.run import open_run
 
-    trained = open_run(args.run, args.data)
     output = Path(args.output or Path(args.run) / f"predictions-{args.split}.parquet")
-    rows = run(trained, args.split, output, make_progress(quiet=args.quiet))
+    with open_run(args.run, args.data) as trained:
+        rows = run(trained, args.split, output, make_progress(quiet=args.quiet))
     print(f"{rows:,} scores in {output}")
 
 
@@ -152,7 +152,8 @@ def export(args: argparse.Namespace) -> None:
     from stratarec.training.export import export as run
     from stratarec.training.run import open_run
 
-    print(f"exported {run(open_run(args.run), Path(args.output or Path(args.run) / 'export'))}")
+    with open_run(args.run) as trained:
+        print(f"exported {run(trained, Path(args.output or Path(args.run) / 'export'))}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.planning.bytes import (
     Parts,
@@ -76,7 +74,6 @@ def test_a_record_has_weights_parameters_and_state_without_padding(
     assert record_bytes(codec, shape(width, kind)) == expected
 
 
-@pytest.mark.skipif(importlib.util.find_spec("stratarec.embedding.codecs.record") is None, reason="no record codec")
 @given(
     kind=st.sampled_from(["fp32", "fp16", "bf16", "int8", "int4"]),
     parameters=st.sampled_from(["fp16", "fp32"]),
@@ -88,9 +85,8 @@ def test_a_record_has_weights_parameters_and_state_without_padding(
 def test_a_record_is_what_the_codec_writes(
     kind: str, parameters: str, state: str, width: int, row_state: bool, full_state: bool
 ) -> None:
-    record = importlib.import_module("stratarec.embedding.codecs.record")
     config = CodecConfig(kind=kind, parameters=parameters, state=state)  # type: ignore[arg-type]
-    codec = record.RecordCodec(config, width=width, row_state=row_state, full_state=full_state)
+    codec = RecordCodec(config, width=width, row_state=row_state, full_state=full_state)
     row = RowShape(width=width, row_state=row_state, full_state=full_state)
     assert record_bytes(config, row) == codec.record_bytes
     assert record_bytes(config, row) - weight_bytes(config, width) - parameter_bytes(config) == (

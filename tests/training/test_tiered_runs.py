@@ -19,6 +19,7 @@ from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
+from stratarec.errors import CheckpointError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
@@ -86,17 +87,48 @@ def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Pat
         np.testing.assert_array_equal(values, right[name], err_msg=name)
 
 
+def test_reading_a_run_leaves_no_files_behind(home: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    made = recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)
+    train(made, plan=in_log(made, "int8"))
+    before = sorted(rows.iterdir())
+    assert before
+    for command in (
+        ["evaluate"],
+        ["predict", "-o", str(tmp_path / "s.parquet")],
+        ["export", "-o", str(tmp_path / "e")],
+    ):
+        assert main([command[0], "-q", str(tmp_path / "a"), *command[1:]]) == 0
+    broken = last(tmp_path / "a") / "tables"
+    next(broken.rglob("resident.safetensors")).write_bytes(b"damaged")
+    assert main(["evaluate", "-q", str(tmp_path / "a")]) != 0
+    assert sorted(rows.iterdir()) == before
+
+
+def test_a_damaged_plan_of_a_run_is_named(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(recipe(home, tmp_path / "a", INT8, max_steps=5))
+    for text in ("[]", '{"plan": 3}', "{"):
+        (tmp_path / "a" / "plan.json").write_text(text)
+        assert main(["evaluate", "-q", str(tmp_path / "a")]) != 0
+        assert "plan.json" in capsys.readouterr().err
+
+
+def test_other_tiers_take_up_a_checkpoint_only_before_they_train(home: Path, tmp_path: Path) -> None:
+    train(recipe(home, tmp_path / "a", INT8, max_steps=5))
+    trained = train(recipe(home, tmp_path / "b", {}, max_steps=5))
+    with pytest.raises(CheckpointError, match="has other tiers than these tables, which were trained"):
+        trained._restore(last(tmp_path / "a"))
+
+
 def all_rows(run: Path) -> dict[str, Any]:
     """Weights and state of every table of a run's last checkpoint, whatever its tiers."""
-    trained = open_run(run)
-    collection = trained.model.embeddings
-    found = {
-        f"{table.name}.{part}": value.numpy().copy()
-        for table in collection.tables
-        for part, value in collection.table(table.name).items()
-    }
-    collection.close()
-    return found
+    with open_run(run) as trained:
+        collection = trained.model.embeddings
+        return {
+            f"{table.name}.{part}": value.numpy().copy()
+            for table in collection.tables
+            for part, value in collection.table(table.name).items()
+        }
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -63,16 +63,25 @@ class Group:
             table_features=np.arange(len(self.features), dtype=np.int64),
         )
         self.workspace = kernel.Workspace()
+        self._keys: tuple[str, ...] = ()
+        self._places = np.empty(0, dtype=np.int64)
+
+    def _key_places(self, keys: tuple[str, ...]) -> NDArray[np.int64]:
+        """Where each of the group's features is among `keys`, which are the same from batch to batch."""
+        if keys != self._keys:
+            places = {name: place for place, name in enumerate(keys)}
+            self._places = np.array([places[name] for _, name in self.features], dtype=np.int64)
+            self._keys = keys
+        return self._places
 
     def lookups(self, features: KeyedJagged, values: Ids) -> kernel.Lookups:
         """The group's share of a batch; `values` are ids, or the slots that staging put in their place."""
-        places = {name: place for place, name in enumerate(features.keys)}
         return kernel.Lookups(
             values=values,
             offsets=None if features.offsets is None else features.offsets.numpy(),
             weights=None if features.weights is None else features.weights.detach().numpy(),
             batch=features.batch_size,
-            key=np.array([places[name] for _, name in self.features], dtype=np.int64),
+            key=self._key_places(features.keys),
         )
 
     def forward(self, features: KeyedJagged, values: Ids, out: NDArray[np.float32]) -> list[Tensor]:
@@ -186,15 +195,17 @@ class DenseGroup(Group):
         self._span = {
             table.name: (begin, begin + size) for table, begin, size in zip(tables, first, rows, strict=False)
         }
+        self._viewed = False
         for table in tables:
             bound = table.num_embeddings**-0.5
-            weights = self.views(table.name)["weight"].numpy()
+            begin, end = (place * width for place in self._span[table.name])
+            weights = level0.weights[begin:end].reshape(-1, width)
             fill_uniform(weights, key=table_key(seed, table.name), low=-bound, high=bound)
 
     def views(self, table: str) -> dict[str, Tensor]:
         """``weight`` ``[R, D]`` and the optimizer state of a table, sharing level 0's memory."""
-        # Whoever holds a view may write it, which nothing here would see.
-        set_bits(self._changed, np.arange(*self._span[table], dtype=np.int64))
+        # Whoever holds a view may write it at any time, which nothing here would see: from now on all rows are saved.
+        self._viewed = True
         return state_views(self.level0, self._optimizer, *self._span[table])
 
     def update(
@@ -202,7 +213,9 @@ class DenseGroup(Group):
         rule: kernel.RowUpdate,
     ) -> None:  # fmt: skip
         super().update(features, values, pooled, rows, rule)
-        kernel.mark_rows(self.layout, self.lookups(features, values), self._changed)
+        # Before the first checkpoint there is nothing that changes would be counted from.
+        if self._chain.started:
+            kernel.mark_rows(self.layout, self.lookups(features, values), self._changed)
 
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
         """Write all rows, or those that changed since `previous`, into the new directory; returns the manifest."""
@@ -211,7 +224,7 @@ class DenseGroup(Group):
         total = self.level0.slots
         files = self._chain.save(
             home,
-            None if previous is None else previous / "home",
+            None if previous is None or self._viewed else previous / "home",
             SlotRecords(self.level0, self.codec),
             lambda: row_chunks(total),
             lambda: set_rows(self._changed),

@@ -126,11 +126,11 @@ class TieredEmbeddingBagCollection(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of memory for rows and all that describes them; file space is not in it."""
-        return sum(size for part, size in self.bytes_by_part().items() if part != "home_block")
+        return self.bytes_by_memory()["dram"]
 
     def bytes_by_memory(self) -> dict[str, int]:
         """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
-        total: Counter[str] = Counter()
+        total: Counter[str] = Counter(dram=0)
         for group in self._groups:
             parts = group.nbytes
             files = parts.pop("home_block", 0)
@@ -223,10 +223,12 @@ class TieredEmbeddingBagCollection(nn.Module):
         Raises
         ------
         CheckpointError
-            When a file is missing or damaged, or the tables are others.
+            When a file is missing or damaged, the tables are others, or they lie in other tiers and this collection
+            has been trained, so that rows which the checkpoint lacks no longer have their initial values.
         """
+        fresh = not (self.step or self.stager.batches)
         self.step, self.stager.batches = int(manifest["step"]), int(manifest["batches"])
-        return load_groups(self._groups, directory, manifest["groups"], self.stager.batches)
+        return load_groups(self._groups, directory, manifest["groups"], self.stager.batches, fresh=fresh)
 
     def close(self) -> None:
         """Give back the files and threads of stores; the collection is of no use afterwards."""

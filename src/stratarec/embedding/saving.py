@@ -39,20 +39,25 @@ def save_groups(groups: Sequence[AnyGroup], directory: Path, previous: Path | No
 
 
 def load_groups(
-    groups: Sequence[AnyGroup], directory: Path, manifests: Sequence[Mapping[str, Any]], write: int
+    groups: Sequence[AnyGroup], directory: Path, manifests: Sequence[Mapping[str, Any]], write: int, *, fresh: bool
 ) -> bool:
     """Take all rows from a checkpoint; returns whether they lie as they did, so that training goes on bit by bit.
 
     Raises
     ------
     CheckpointError
-        When a file is missing or damaged, or a table is not in the checkpoint or has another size.
+        When a file is missing or damaged, a table is not in the checkpoint or has another size, or the layout is
+        another and the groups are not `fresh` from their constructor.
     """
     _check_tables(groups, manifests)
     if len(groups) == len(manifests) and all(map(_same_layout, groups, manifests)):
         for group, manifest in zip(groups, manifests, strict=True):
             group.restore(directory / manifest["name"], manifest)
         return True
+    if not fresh:
+        raise CheckpointError(
+            f"{directory} has other tiers than these tables, which were trained; load it into new ones"
+        )
     targets = {table.name: (group, first) for group in groups for table, first in _first_rows(group)}
     for manifest in manifests:
         for rows, level0 in saved_rows(directory / manifest["name"], manifest):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,6 @@ class Staged:
     features: KeyedJagged
     values: NDArray[np.int32] | NDArray[np.int64]
     batch: int
-    __weakref__: object = field(init=False, repr=False, default=None)
 
 
 class Stager:
@@ -92,8 +91,12 @@ class Stager:
         self.batches += 1
         with self._changed:
             self._open.add(batch)
-        for group in self.groups:
-            group.stage(features, values, batch=batch, horizon=horizon, settle=settle)
+        try:
+            for group in self.groups:
+                group.stage(features, values, batch=batch, horizon=horizon, settle=settle)
+        except BaseException:
+            self._done(batch)
+            raise
         staged = Staged(features, values, batch)
         # A forward pass without a backward pass must not hold its slots forever.
         weakref.finalize(staged, self._done, batch).atexit = False

@@ -24,10 +24,12 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
         for placed in plan.tables
         if placed.tier != "level0"
     }
+    # A plan has one number of ways; a table whole in level 0 has none.
+    ways = max((placed.ways for placed in plan.tables if placed.tier != "level0"), default=memory.cache.ways)
     return TierConfig(
         tables=tables,
         policy=plan.policy,
-        ways=memory.cache.ways,
+        ways=ways,
         lookahead=plan.lookahead,
         mapped_path=Path(memory.mapped.path) / name if memory.mapped else None,
         log_path=Path(memory.block.path) / name if memory.block else None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import shutil
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def saved_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
     if not path.is_file():
         return None
     content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("plan"), dict):
+        raise DatasetError(f"{path} is no plan of a run; restore it, or start anew with --overwrite")
     if content.get("memory") != recipe.to_dict()["memory"]:
         return None
     plan = Plan.from_dict(content["plan"], str(path))
@@ -74,12 +77,26 @@ def new_model(recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: st
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """A model with the weights of a checkpoint, and what it was trained on."""
+    """A model with the weights of a checkpoint, and what it was trained on; a context manager that closes it."""
 
     recipe: Recipe
     dataset: Dataset
     model: CTRModel
     checkpoint: Path
+
+    def close(self) -> None:
+        """Give back what the tables take, files too; the model is of no use afterwards."""
+        tiers = self.model.embeddings.tiers
+        self.model.embeddings.close()
+        for path in (tiers.mapped_path, tiers.log_path):
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def __enter__(self) -> TrainedModel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def open_run(path: str | Path, data: str | Path | None = None) -> TrainedModel:
@@ -106,9 +123,15 @@ def open_run(path: str | Path, data: str | Path | None = None) -> TrainedModel:
         difference = checkpoint.first_difference(own.table_rows(), state["identity"]["tables"], "rows")
         raise DatasetError(f"{own.path} does not fit {found}: {difference}")
     plan = saved_plan(path, recipe, own) or new_plan(recipe, own)
-    model = new_model(recipe, own, plan, f"{recipe.name}-reading-{os.getpid()}")
-    checkpoint.load(found).into(model)
-    return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found)
+    # Stores with files are read in a directory of this process alone: the run itself may still be training.
+    model = new_model(recipe, own, plan, f"{recipe.name}-reading-{uuid.uuid4().hex[:12]}")
+    trained = TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found)
+    try:
+        checkpoint.load(found).into(model)
+    except BaseException:
+        trained.close()
+        raise
+    return trained
 
 
 def chosen_checkpoint(path: Path) -> Path:

@@ -36,7 +36,6 @@ _RESIDENT = "resident.safetensors"
 class CacheTraffic:
     """What staging did so far."""
 
-    lookups: int = 0
     rows_in: int = 0
     rows_out: int = 0
 
@@ -90,7 +89,7 @@ class RowCache:
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes of every part, under the names that a plan uses."""
+        """Bytes of every part."""
         home = self.store.memory()
         return {
             "level0": self.level0.nbytes,
@@ -134,20 +133,24 @@ class RowCache:
         """
         arguments = (group, self.layout, self.state, lookups, out)
         done = kernel.stage(*arguments, batch=batch, horizon=horizon, workspace=self._workspace)
-        if done.bad >= 0:
-            return done.bad
-        if done.stuck.any():
-            settle()
-            done = kernel.stage(*arguments, batch=batch, horizon=batch, workspace=self._workspace, before=done)
-            if done.stuck.any():
-                raise TrainingError(self._too_small(group, lookups, int(done.stuck.argmax())))
-        outgoing, incoming = kernel.moves(self.layout, done, self._workspace)
+        try:
+            if done.bad < 0 and done.stuck.any():
+                settle()
+                done = kernel.stage(*arguments, batch=batch, horizon=batch, workspace=self._workspace, before=done)
+        finally:
+            # A row that was given a slot must be in it, whatever becomes of the batch.
+            self._move(done, batch)
+        if done.bad < 0 and done.stuck.any():
+            raise TrainingError(self._too_small(group, lookups, int(done.stuck.argmax())))
+        return done.bad
+
+    def _move(self, staging: kernel.Staging, batch: int) -> None:
+        outgoing, incoming = kernel.moves(self.layout, staging, self._workspace)
         self._send_home(outgoing, batch)
-        self._bring_in(incoming)
-        self.traffic.lookups += len(lookups.values)
+        if len(incoming):
+            self._load(incoming, self.level0)
         self.traffic.rows_in += len(incoming)
         self.traffic.rows_out += len(outgoing)
-        return -1
 
     def _too_small(self, group: Group, lookups: Lookups, table: int) -> str:
         features = group.table_features[group.table_start[table] : group.table_start[table + 1]]
@@ -187,10 +190,6 @@ class RowCache:
             f"state is not a finite number that {self.codec.config.kind} can hold; lower the learning rate or give the "
             "table a wider precision"
         )
-
-    def _bring_in(self, moves: kernel.Moves) -> None:
-        if len(moves):
-            self._load(moves, self.level0)
 
     def _load(self, moves: kernel.Moves, level0: Level0) -> None:
         """Records, or the initial values of rows that have none, into slots of `level0`."""

@@ -43,9 +43,14 @@ class Chain:
         # older checkpoint may write other records to the same places.
         self._token = ""
 
+    @property
+    def started(self) -> bool:
+        """Whether there is a checkpoint that changes are counted from."""
+        return bool(self._token)
+
     def continues(self, previous: Path | None) -> bool:
         """Whether `previous` is the checkpoint that changes are counted from."""
-        if previous is None or not self._token:
+        if previous is None or not self.started:
             return False
         try:
             return bool(read_json(previous / _NAME)["token"] == self._token)

@@ -92,7 +92,7 @@ class Staging:
     stuck : ndarray
         ``[T]`` ids that found no room; stage again with a later horizon.
     bad : int
-        Place in the batch's values of an id outside its table, or -1; then nothing was moved.
+        Place in the batch's values of an id outside its table, or -1. Nothing of that table moves; others may.
     """
 
     rows_in: Ints

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from stratarec.kernels.random.cpu import GOLDEN, mix
+from stratarec.kernels.random.cpu import GOLDEN, mix, row_key, unit
 from stratarec.kernels.team import BODY, run_team, take
 
 U = np.uint64
@@ -244,12 +244,6 @@ def stage(
     run_team(launch, threads, stage_tables, given)
 
 
-@njit(nogil=True, cache=True, inline="always")
-def row_key(table_key, row):
-    """As `kernels.random` keys the noise of a row."""
-    return mix(table_key ^ mix(U(row) * GOLDEN + U(1)))
-
-
 @njit(nogil=True, cache=True)
 def compact(room, count, first_row, table_key, row, slot, group_row, group_slot, table, noise_key):
     """Join the tables' lists: row in the group, slot, table, and the key of the row's noise. Returns their number."""
@@ -275,8 +269,7 @@ def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_sta
             slot = U(slots[i])
             bound = bounds[U(tables[i])]
             for d in range(D):
-                bits = mix(keys[i] + d * GOLDEN) >> U(40)
-                weights[slot * D + d] = -bound + (bound + bound) * (np.float32(bits) * np.float32(1.0 / (1 << 24)))
+                weights[slot * D + d] = -bound + (bound + bound) * unit(keys[i], d)
                 if has_full:
                     full_state[slot * D + d] = np.float32(0.0)
             if has_row:

@@ -17,13 +17,24 @@ def mix(state):
     return state ^ (state >> uint64(31))
 
 
+@njit(nogil=True, cache=True, inline="always")
+def row_key(key, row):
+    """The key of one row's noise."""
+    return mix(key ^ mix(uint64(row) * GOLDEN + uint64(1)))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def unit(key, column):
+    """u in [0, 1) with 24 bits, a function of a row's key and the column."""
+    return np.float32(mix(key + uint64(column) * GOLDEN) >> uint64(40)) * np.float32(1.0 / (1 << 24))
+
+
 @njit(nogil=True, cache=True)
 def fill_uniform(out, first_row, key, low, high):
-    """out[r, d] = low + (high - low) * u(key, first_row + r, d), u in [0, 1) with 24 bits."""
+    """out[r, d] = low + (high - low) * u(key, first_row + r, d)."""
     rows, width = out.shape
     span = np.float32(high - low)
     for r in range(rows):
-        row_key = mix(key ^ mix(uint64(first_row + r) * GOLDEN + uint64(1)))
+        noise = row_key(key, first_row + r)
         for d in range(width):
-            bits = mix(row_key + uint64(d) * GOLDEN) >> uint64(40)
-            out[r, d] = np.float32(low) + span * (np.float32(bits) * np.float32(1.0 / (1 << 24)))
+            out[r, d] = np.float32(low) + span * unit(noise, d)

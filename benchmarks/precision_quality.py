@@ -1,0 +1,104 @@
+"""Test AUC of low-precision tables against float32: whole runs, paired seeds, both roundings.
+
+On the synthetic Criteo shape, and on the Globo click log with ``--data`` (its prepared directory). Nothing is timed, so
+other work on the machine does not matter.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.sources.synthetic import SyntheticConfig
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.recipe import Recipe
+from stratarec.training.trainer import Trainer
+
+SHARES = {"int8": 0.05, "int4": 0.01}
+RECIPES = Path(__file__).parents[1] / "recipes"
+# The log has 34 thousand distinct values in all. Small batches, staged when they come, need the smallest cache.
+_GLOBO_STEPS = 4000
+_GLOBO = [
+    "train.batch_size=1024", "memory.lookahead=0",
+    f"train.dense.schedule.total_steps={_GLOBO_STEPS}", f"train.embedding.schedule.total_steps={_GLOBO_STEPS}",
+]  # fmt: skip
+
+
+def quality(
+    name: str, dataset: Path, recipe: Path, changes: Sequence[str], seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Test AUC of float32, and of both codecs with both roundings, a line each."""
+    opened = Dataset.open(dataset)
+    fixed = [*changes, f"data.path={dataset}", "train.eval_every=0", "train.checkpoint.every_minutes=0"]
+    kinds: list[tuple[str, str, list[str]]] = [("fp32", "", [])]
+    for kind, share in SHARES.items():
+        for rounding in ("stochastic", "nearest"):
+            memory = [
+                f"memory.precision={kind}", f"memory.rounding={rounding}", f"memory.cache.fraction={share}",
+                "memory.state=bf16",
+            ]  # fmt: skip
+            kinds.append((kind, rounding, memory))
+    rows = []
+    for kind, rounding, memory in kinds:
+        aucs, losses, cached = [], [], 0.0
+        for seed in seeds:
+            with tempfile.TemporaryDirectory() as run:
+                made = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
+                trainer = Trainer(made, opened)
+                result = trainer.train()
+            aucs.append(result["test"]["auc"])
+            losses.append(result["test"]["log_loss"])
+            cached = _cached_share(trainer)
+        rows.append({
+            "data": name, "kind": kind, "rounding": rounding, "auc": mean(aucs), "log_loss": mean(losses),
+            "auc_by_seed": aucs, "cache_share": cached,
+        })  # fmt: skip
+        print(f"{name} {kind} {rounding}: AUC {mean(aucs):.5f}", file=sys.stderr, flush=True)
+    for row in rows:
+        row["auc_delta"] = row["auc"] - rows[0]["auc"]
+    return rows
+
+
+def _cached_share(trainer: Trainer) -> float:
+    """Slots over rows, of the tables that do not lie whole in level 0."""
+    if trainer.plan is None:
+        return 1.0
+    tiered = [placed for placed in trainer.plan.tables if placed.tier != "level0"]
+    return sum(placed.cache_rows for placed in tiered) / max(sum(placed.rows for placed in tiered), 1)
+
+
+def criteo_shape(folder: Path, samples: int, cap: int) -> Dataset:
+    """The Criteo shape."""
+    source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
+    vocabulary = VocabularyConfig(min_count=1, tail_buckets=16)
+    split = SplitConfig(by="fraction", valid=0.0, test=0.2)
+    return prepare(PrepareConfig(source=source, path=str(folder), vocabulary=vocabulary, split=split))
+
+
+def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
+    """Three seeds each; `quick` has one, of few samples."""
+    seeds = (1,) if quick else (1, 2, 3)
+    with tempfile.TemporaryDirectory() as folder:
+        criteo_shape(Path(folder) / "data", 200_000 if quick else 2_500_000, 100_000 if quick else 1_000_000)
+        rows = quality("synthetic", Path(folder) / "data", RECIPES / "demo.yaml", [], seeds)
+    if data is not None:
+        steps = 50 if quick else _GLOBO_STEPS
+        rows += quality("globo", data, RECIPES / "globo.yaml", [*_GLOBO, f"train.max_steps={steps}"], seeds)
+    return {
+        "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "seeds": seeds, "globo": _GLOBO},
+        "metrics": {
+            f"auc_delta_{row['kind']}{'' if row['rounding'] == 'stochastic' else '_nearest'}_{row['data']}": row[
+                "auc_delta"
+            ]
+            for row in rows
+            if row["rounding"]
+        },
+        "samples": {"rows": rows},
+    }
