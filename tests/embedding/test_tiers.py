@@ -140,8 +140,9 @@ def test_a_bad_id_in_one_table_leaves_every_row_as_it_was(in_memory):
     data = batches()
     train(model, data[:100], 0)
     wrong = batches(1, seed=3)[0]
-    # The rows of the other table are staged by then, and others sent home for them.
-    wrong.values[wrong.values.numel() // 2 :] += ROWS["user"]
+    # The other table's rows are given slots all the same, and others sent home for them.
+    first = list(KEYS).index("friend") * SAMPLES
+    wrong.values[wrong.bag_offsets()[first] : wrong.bag_offsets()[first + SAMPLES]] += ROWS["user"]
     for _ in range(2):
         with pytest.raises(ConfigError, match="is outside table"):
             model(wrong)
