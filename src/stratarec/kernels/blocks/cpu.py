@@ -12,6 +12,7 @@ from numba import njit, types, uint64
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import GOLDEN, mix
 from stratarec.kernels.records.cpu import copy_bytes
+from stratarec.kernels.team import take
 
 AHEAD = 16
 U = np.uint64
@@ -223,6 +224,26 @@ def read_cells(
             copy_bytes(scratch_data, U(source), out, U(entry * shape.record_bytes), U(shape.record_bytes))
             i += 1
     return -1
+
+
+@njit(nogil=True, cache=True)
+def read_pieces(
+    descriptors, sequences, cells, entries, rows, piece, counter, scratch, scratch_tags, scratch_data, shape, out
+):
+    """`read_cells` of `piece` of the cells after another, by number from `counter`, until none is left.
+
+    Threads share the counter, so that one whose reads come late leaves the rest to the others.
+    """
+    while True:
+        first = take(counter) * piece
+        if first >= len(cells):
+            return -1
+        last = min(first + piece, len(cells))
+        bad = read_cells(
+            descriptors, sequences, cells, entries, rows, first, last, scratch, scratch_tags, scratch_data, shape, out
+        )
+        if bad >= 0:
+            return bad
 
 
 @njit(nogil=True, cache=True)

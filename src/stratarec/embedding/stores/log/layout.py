@@ -25,7 +25,7 @@ class LogConfig:
     """Bytes of one segment file; 0 for a 64th of the records, between the buffer's size and 4 GiB."""
     buffer_bytes: int = 4 << 20
     """Rows are gathered in DRAM up to so many bytes (twice that, with compaction's own) and written at once."""
-    threads: int = 32
+    threads: int = 64
     """Reads in flight."""
     budget_bytes: int = 0
     """The most file space in the store's directory; 0 for as much as the file system has."""
