@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 
 # Set before torch loads its threads: with two test processes on two cores, threads that spin steal each other's time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -11,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from recipes import DISK_BYTES
 
 SHARED_DATA = Path(os.environ.get("STRATAREC_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -28,3 +33,21 @@ def poisoned_memory() -> None:
     """`torch.empty` gives NaN (and the largest integers), so that output left unwritten shows."""
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A disk of 4 MiB: a tmpfs in a mount namespace that lives as long as the test."""
+    script = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs /mnt && echo ready && exec cat"
+    if not shutil.which("unshare"):
+        pytest.skip("no unshare here to mount a small disk with")
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        try:
+            if holder.stdout.readline() != b"ready\n":
+                pytest.skip("user and mount namespaces are not permitted here")
+            yield Path(f"/proc/{holder.pid}/root/mnt")
+        finally:
+            holder.stdin.close()

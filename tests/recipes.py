@@ -18,6 +18,16 @@ from stratarec.training import checkpoint
 KILLS = int(os.environ.get("STRATAREC_KILLS", "5"))
 """How often the tests that kill a run do so."""
 
+DISK_BYTES = 4 << 20
+"""Of the fixture `small_disk`."""
+
+
+def fill_disk(path: Path, free: int) -> None:
+    """Leave `free` bytes on a small disk, by a file at its top."""
+    used = sum(file.stat().st_blocks * 512 for file in path.parent.rglob("*"))
+    with path.open("wb") as file:
+        file.write(bytes(DISK_BYTES - used - free))
+
 
 def tiny(root: Path, **train: Any) -> dict[str, Any]:
     """A recipe of a few thousand samples under `root`; `train` changes its training section."""

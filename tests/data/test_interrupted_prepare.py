@@ -4,48 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import fill_disk, tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.progress import SilentProgress
-
-DISK_BYTES = 4 << 20
-
-
-@pytest.fixture
-def small_disk() -> Iterator[Path]:
-    """A disk of 4 MiB: a tmpfs in a mount namespace that lives as long as the test."""
-    script = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs /mnt && echo ready && exec cat"
-    if not shutil.which("unshare"):
-        pytest.skip("no unshare here to mount a small disk with")
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        try:
-            if holder.stdout.readline() != b"ready\n":
-                pytest.skip("user and mount namespaces are not permitted here")
-            yield Path(f"/proc/{holder.pid}/root/mnt")
-        finally:
-            holder.stdin.close()
-
-
-def fill(path: Path, free: int) -> None:
-    """Leave `free` bytes on a small disk."""
-    used = sum(file.stat().st_blocks * 512 for file in path.parent.rglob("*"))
-    with path.open("wb") as file:
-        file.write(bytes(DISK_BYTES - used - free))
 
 
 def identities(folder: Path) -> dict[str, tuple[int, int]]:
@@ -67,7 +38,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     recipe.write_text(yaml.safe_dump(content))
     assert main(["prepare", "-q", str(recipe)]) == 0
     earlier = Dataset.open(small_disk / "data").fingerprint
-    fill(small_disk / "filler", free)
+    fill_disk(small_disk / "filler", free)
     capsys.readouterr()
     again = ["prepare", "-q", "--overwrite", str(recipe), "data.source.seed=8"]
     assert main(again) == 2

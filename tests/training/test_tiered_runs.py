@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from recipes import KILLS, assert_same_model, last, start, table_values, tiny
+from recipes import KILLS, assert_same_model, fill_disk, last, start, table_values, tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
@@ -182,6 +182,36 @@ def test_the_run_prints_planned_and_used_bytes(home: Path, tmp_path: Path, capsy
     assert main(["evaluate", "-q", str(tmp_path / "a")]) == 0
     auc = next(line for line in capsys.readouterr().out.splitlines() if "AUC" in line)
     assert f"{result['test']['auc']:.6f}" in auc
+
+
+def test_a_disk_that_fills_in_mid_run_ends_it_at_its_last_checkpoint(
+    home: Path, tmp_path: Path, small_disk: Path
+) -> None:
+    def made(name: str, rows: Path) -> Recipe:
+        block = {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}
+        return recipe(home, tmp_path / name, block, checkpoint={"every_steps": 9, "keep": 2}, epochs=8)
+
+    whole = made("whole", tmp_path / "rows")
+    train(whole, plan=in_log(whole, "int8"))
+    filled = made("filled", small_disk / "rows")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(filled.to_dict()))
+    in_log(whole, "int8").save(tmp_path / "plan.json")
+    command = (tmp_path / "r.yaml", "--plan", str(tmp_path / "plan.json"))
+    process = start(*command)
+    while process.poll() is None and not checkpoint.steps(tmp_path / "filled" / "checkpoints"):
+        time.sleep(0.01)
+    fill_disk(small_disk / "filler", 0)
+    _, errors = process.communicate()
+    line = errors.decode().splitlines()[-1]
+    assert process.returncode == 2, errors.decode()
+    assert str(small_disk / "rows") in line
+    assert "No space left on device" in line
+    assert "Traceback" not in errors.decode()
+    (small_disk / "filler").unlink()
+    final = start(*command)
+    _, errors = final.communicate()
+    assert final.returncode == 0, errors.decode()
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "filled"))
 
 
 @pytest.mark.slow

@@ -154,8 +154,7 @@ class _Cache:
 
 def _key(kind: str, path: str) -> str:
     make_directory(Path(path))
-    place = Path(path).resolve()
-    return f"{kind}|{place.stat().st_dev}|{place}"
+    return f"{kind}|{Path(path).stat().st_dev}|{Path(path).resolve()}"
 
 
 def _free_bytes(path: str) -> int:
