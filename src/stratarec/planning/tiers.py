@@ -28,7 +28,7 @@ from stratarec.kernels.threads import use_torch_threads
 from stratarec.planning.config import MemoryConfig
 
 READ_BYTES = 4096
-PARALLEL_READS = 32
+PARALLEL_READS = 64
 _ROW_FLOATS = 64
 _DRAM_BYTES = 256 << 20
 _FILE_BYTES = 256 << 20
