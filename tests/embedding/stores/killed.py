@@ -23,8 +23,8 @@ from stratarec.testing.stores import new_directory, random_records
 ROWS, RECORD_BYTES = 4000, 110
 
 
-def open_store(root: Path, threads: int) -> LogRecords:
-    config = LogConfig(segment_bytes=1 << 16, buffer_bytes=1 << 14, threads=threads)
+def open_store(root: Path, depth: int) -> LogRecords:
+    config = LogConfig(segment_bytes=1 << 16, buffer_bytes=1 << 14, depth=depth)
     return LogRecords(root / "store", rows=ROWS, record_bytes=RECORD_BYTES, config=config)
 
 
@@ -49,7 +49,7 @@ def work(root: Path) -> None:
     """Go on from the newest checkpoint, forever."""
     for leftover in root.glob(".step-*"):
         shutil.rmtree(leftover)
-    store, previous = open_store(root, threads=4), newest(root)
+    store, previous = open_store(root, depth=4), newest(root)
     step = restore(store, previous)
     out = np.empty((300, RECORD_BYTES), np.uint8)
     while True:
@@ -69,7 +69,7 @@ def work(root: Path) -> None:
 
 def verify(root: Path) -> int:
     """The step of the newest checkpoint, which holds exactly what was written up to then."""
-    store = open_store(root, threads=1)
+    store = open_store(root, depth=1)
     step = restore(store, newest(root))
     expected = np.zeros((ROWS, RECORD_BYTES), np.uint8)
     for number in range(1, step + 1):

@@ -20,7 +20,7 @@ from stratarec.testing.stores import RecordStoreMachine, RecordStoreTests, rando
 
 
 def over_log(directory: Path, rows: int, record_bytes: int, capacity: int) -> RecordStore:
-    config = LogConfig(segment_bytes=16384, buffer_bytes=8192, threads=2)
+    config = LogConfig(segment_bytes=16384, buffer_bytes=8192, depth=2)
     log = LogRecords(directory, rows=rows, record_bytes=record_bytes, config=config)
     return CachedRecords(log, capacity_rows=capacity)
 
@@ -77,7 +77,7 @@ def test_recently_written_rows_are_served_from_dram_and_reads_admit_nothing() ->
 
 
 def test_clean_rows_are_not_written_twice(tmp_path: Path) -> None:
-    inner = LogRecords(tmp_path, rows=100, record_bytes=500, config=LogConfig(buffer_bytes=4096, threads=1))
+    inner = LogRecords(tmp_path, rows=100, record_bytes=500, config=LogConfig(buffer_bytes=4096, depth=1))
     store = CachedRecords(inner, capacity_rows=20)
     store.write(np.arange(20), np.ones((20, 500), np.uint8))
     store.flush()
@@ -90,7 +90,7 @@ def test_clean_rows_are_not_written_twice(tmp_path: Path) -> None:
 
 
 def test_a_refused_eviction_loses_nothing(tmp_path: Path) -> None:
-    config = LogConfig(segment_bytes=8192, buffer_bytes=4096, threads=1, budget_bytes=24576)
+    config = LogConfig(segment_bytes=8192, buffer_bytes=4096, depth=1, budget_bytes=24576)
     store = CachedRecords(LogRecords(tmp_path, rows=400, record_bytes=500, config=config), capacity_rows=16)
     done: list[int] = []
 

@@ -15,7 +15,7 @@ from stratarec.errors import CheckpointError, StorageError
 from stratarec.testing.stores import assert_same_contents, damage, new_directory, random_records, read_all
 
 ROWS, RECORD_BYTES = 300, 110
-CONFIG = LogConfig(segment_bytes=16384, buffer_bytes=16384, threads=2)
+CONFIG = LogConfig(segment_bytes=16384, buffer_bytes=16384, depth=2)
 
 
 def open_store(directory: Path) -> LogRecords:

@@ -16,7 +16,7 @@ from stratarec.errors import ConfigError, StorageError
 from stratarec.testing.stores import assert_same_contents, new_directory, random_records, read_all
 
 ROWS, RECORD_BYTES = 4000, 260
-SMALL = {"segment_bytes": 65536, "buffer_bytes": 16384, "threads": 2}
+SMALL = {"segment_bytes": 65536, "buffer_bytes": 16384, "depth": 2}
 
 
 def open_store(directory: Path, **config: int) -> LogRecords:

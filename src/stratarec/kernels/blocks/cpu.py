@@ -12,7 +12,6 @@ from numba import njit, types, uint64
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import GOLDEN, mix
 from stratarec.kernels.records.cpu import copy_bytes
-from stratarec.kernels.team import take
 
 AHEAD = 16
 U = np.uint64
@@ -20,7 +19,7 @@ BASE, FIRST, NEXT, LIMIT = 0, 1, 2, 3
 HEADER = 8
 
 # A symbol, not a ctypes pointer: machine code that holds an address cannot be cached.
-_pread = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
+pread = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
 
 
 @njit(nogil=True, cache=True)
@@ -173,77 +172,12 @@ def find(rows, locations, first_state, first_data, second_state, second_data, sh
 def read_checked(descriptor, sequence, first, blocks, words, shape):
     """Read `blocks` blocks from `first` on into `words` (aligned) and check them; -1, or which of them failed."""
     block_bytes = shape.block_words * 8
-    got = _pread(np.int32(descriptor), words.ctypes.data, U(blocks * block_bytes), first * block_bytes)
+    got = pread(np.int32(descriptor), words.ctypes.data, U(blocks * block_bytes), first * block_bytes)
     whole = max(got, 0) // block_bytes
     bad = first_damaged(words, shape, whole, sequence, first)
     if bad < 0 and whole < blocks:
         return whole
     return bad
-
-
-@njit(nogil=True, cache=True)
-def read_cells(
-    descriptors, sequences, cells, entries, rows, first, last, scratch, scratch_tags, scratch_data, shape, out
-):
-    """Read the records of cells[first:last] (ascending) into their entries of `out`; -1, or the block that failed.
-
-    Each block is read once, neighbouring blocks by one call, into `scratch` (aligned, some blocks long). A slice that
-    begins within a block leaves it to the slice before, which reads on to the block's end. Blocks are numbered through
-    all segments.
-    """
-    per_block, segment = shape.per_block, shape.segment_blocks
-    most = len(scratch) // shape.block_words
-    i, end = first, last
-    while i < last and i > 0 and cells[i] // per_block == cells[i - 1] // per_block:
-        i += 1
-    while end > i and end < len(cells) and cells[end] // per_block == cells[end - 1] // per_block:
-        end += 1
-    while i < end:
-        begin = cells[i] // per_block
-        slot = begin // segment
-        stop = begin + 1
-        j = i + 1
-        while j < end:
-            block = cells[j] // per_block
-            if block > stop or block - begin >= most or block // segment != slot:
-                break
-            stop = max(stop, block + 1)
-            j += 1
-        inside = begin - slot * segment
-        bad = read_checked(descriptors[slot], sequences[slot], inside, stop - begin, scratch, shape)
-        if bad >= 0:
-            return begin + bad
-        while i < j:
-            local = cells[i] - begin * per_block
-            block = local // per_block
-            k = local - block * per_block
-            entry = entries[i]
-            if tag_of(scratch_tags, shape, block, k) != U(rows[entry] + 1):
-                return begin + block
-            source = record_place(shape, block, k)
-            copy_bytes(scratch_data, U(source), out, U(entry * shape.record_bytes), U(shape.record_bytes))
-            i += 1
-    return -1
-
-
-@njit(nogil=True, cache=True)
-def read_pieces(
-    descriptors, sequences, cells, entries, rows, piece, counter, scratch, scratch_tags, scratch_data, shape, out
-):
-    """`read_cells` of `piece` of the cells after another, by number from `counter`, until none is left.
-
-    Threads share the counter, so that one whose reads come late leaves the rest to the others.
-    """
-    while True:
-        first = take(counter) * piece
-        if first >= len(cells):
-            return -1
-        last = min(first + piece, len(cells))
-        bad = read_cells(
-            descriptors, sequences, cells, entries, rows, first, last, scratch, scratch_tags, scratch_data, shape, out
-        )
-        if bad >= 0:
-            return bad
 
 
 @njit(nogil=True, cache=True)

@@ -25,15 +25,15 @@ class LogConfig:
     """Bytes of one segment file; 0 for a 64th of the records, between the buffer's size and 4 GiB."""
     buffer_bytes: int = 4 << 20
     """Rows are gathered in DRAM up to so many bytes (twice that, with compaction's own) and written at once."""
-    threads: int = 64
-    """Reads in flight."""
+    depth: int = 128
+    """Reads under way at once."""
     budget_bytes: int = 0
     """The most file space in the store's directory; 0 for as much as the file system has."""
     most_amplification: float = 1.5
     """File bytes over the bytes of blocks that live rows need, beyond four segments; what is over it is compacted."""
 
     def __post_init__(self) -> None:
-        for name, least in (("segment_bytes", 0), ("buffer_bytes", 4096), ("threads", 1), ("budget_bytes", 0)):
+        for name, least in (("segment_bytes", 0), ("buffer_bytes", 4096), ("depth", 1), ("budget_bytes", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"log.{name} is {getattr(self, name)}, expected at least {least}")
         if self.most_amplification < 1.1:

@@ -1,6 +1,6 @@
 """The log store: what its parts do together.
 
-Three things go on at once: the caller reads or writes, the pool reads, and the compactor moves rows. `_lock` guards the
+Two things go on at once: the caller reads or writes, and the compactor moves rows. `_lock` guards the
 locations, the segment table and the buffers, and is held for microseconds; `_moving` is held by whoever moves rows, for
 as long as a pass takes. Whoever takes both takes `_moving` first.
 
@@ -50,7 +50,7 @@ class LogRecords:
     record_bytes : int
         Bytes of one record.
     config : LogConfig
-        Sizes, threads and budget.
+        Sizes, depth of reads and budget.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class LogRecords:
         self._locations = Locations(self.layout)
         self._compactor = Compactor(self.segments, self._locations, self._lock)
         self._back = self._compactor.appender
-        self._reader = Reader(self.layout, self.config.threads)
+        self._reader = Reader(self.layout, self.config.depth)
         self._chain = Chain()
         self._background = Background(self._compact_quietly)
 
