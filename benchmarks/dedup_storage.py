@@ -120,8 +120,8 @@ def cell(name: str) -> dict[str, Any]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Globo for the metrics, Trivago beside it; `quick` is Trivago alone."""
-    rows = [cell(name) for name in (("trivago",) if quick else ("globo", "trivago"))]
+    """What Globo's log has for the metrics, the whole recipe and Trivago beside it; `quick` is Trivago alone."""
+    rows = [cell(name) for name in (("trivago",) if quick else ("globo_bare", "globo", "trivago"))]
     names = [name for name in rows[0] if name.startswith("ratio_")]
     beside = {f"{row['log']}_{name}": row[name] for row in rows[1:] for name in names}
     return {

@@ -35,8 +35,9 @@ def click_log(path: Path, clicks: int = 300) -> pl.DataFrame:
     return frame.sort("timestamp", maintain_order=True)
 
 
-def samples(path: Path, workspace: Path, start: int = 0) -> list[pl.DataFrame]:
-    source = ClicksSource(ClicksConfig(paths=(str(path),), contexts=("device",), negatives=2, memory="3h"), "error")
+def samples(path: Path, workspace: Path, start: int = 0, dense: tuple[str, ...] | None = None) -> list[pl.DataFrame]:
+    config = ClicksConfig(paths=(str(path),), contexts=("device",), negatives=2, memory="3h", dense=dense)
+    source = ClicksSource(config, "error")
     return [chunk.frame for chunk in source.chunks(workspace, start)]
 
 
@@ -68,6 +69,18 @@ def test_dense_features_are_those_of_earlier_clicks(tmp_path: Path) -> None:
         assert row["popularity"] == window_counts(times, items, place, HOUR).get(item, 0)
         assert row["recent_popularity"] == window_counts(times, items, place, HOUR // 6).get(item, 0)
         assert row["item_age"] == click.time - times[items == item].min()
+
+
+def test_dense_features_can_be_chosen(tmp_path: Path) -> None:
+    click_log(tmp_path / "log.parquet")
+    everything = pl.concat(samples(tmp_path / "log.parquet", tmp_path / "all"))
+    some = pl.concat(samples(tmp_path / "log.parquet", tmp_path / "some", dense=("moves", "popularity")))
+    config = ClicksConfig(contexts=("device",))
+    assert_frame_equal(
+        some, everything.drop([name for name in config.countable if name not in ("moves", "popularity")])
+    )
+    with pytest.raises(ConfigError, match=r"data.source.dense names 'luck'.*there are popularity, .*device_popularity"):
+        ClicksConfig(contexts=("device",), dense=("luck",))
 
 
 def test_chunks_may_have_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,8 @@ class ClicksConfig:
     """How far back moves between items, the user's clicks, the session and `long_popularity` are counted."""
     history_length: int = 50
     """L, how many of the user's earlier clicks make the `history` feature; 0 for no history."""
+    dense: tuple[str, ...] | None = None
+    """Which of the numbers that are counted from earlier clicks a sample holds; null for all of them."""
     seed: int = 0
     """Of the negatives."""
 
@@ -81,11 +83,26 @@ class ClicksConfig:
             raise ConfigError(f"data.source.negatives is {self.negatives}, expected 0 or more")
         if self.history_length < 0:
             raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
+        strange = sorted(set(self.dense or ()) - set(self.countable))
+        if strange:
+            raise ConfigError(
+                f"data.source.dense names {strange[0]!r}, which is not counted; there are {', '.join(self.countable)}"
+            )
         window = in_unit(self.popularity_window, self.time_unit, "data.source.popularity_window")
         if in_unit(self.memory, self.time_unit, "data.source.memory") < window:
             raise ConfigError(
                 f"data.source.memory is {self.memory}, expected at least popularity_window ({self.popularity_window})"
             )
+
+    @property
+    def countable(self) -> tuple[str, ...]:
+        """The numbers that `dense` chooses from."""
+        return (*DENSE, *(f"{name}_popularity" for name in self.contexts))
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Those that it chooses, in the order of `countable`."""
+        return tuple(name for name in self.countable if self.dense is None or name in self.dense)
 
 
 class ClicksSource:
@@ -100,17 +117,13 @@ class ClicksSource:
         self.total_bytes = sum(file.size for file in self._files)
         self.schema = Schema(
             label="label",
-            dense=tuple(DenseFeature(name=name) for name in self._dense),
+            dense=tuple(DenseFeature(name=name) for name in config.counted),
             sparse=tuple(self._sparse()),
             time=config.time,
             time_unit=config.time_unit,
             session=config.session,
             user=config.user,
         )
-
-    @property
-    def _dense(self) -> tuple[str, ...]:
-        return (*DENSE, *(f"{name}_popularity" for name in self._config.contexts))
 
     def _sparse(self) -> Iterator[SparseFeature]:
         config = self._config
@@ -233,7 +246,11 @@ class ClicksSource:
         birth = items.to_frame().join(born, on=config.item, how="left", maintain_order="left")["born"]
         age = ((frame[config.time] - birth) / second).to_numpy()
         dense = np.column_stack([counts[kept], age, known]).astype(np.float32)
-        columns = [pl.Series(name, dense[:, f]).fill_nan(None) for f, name in enumerate(self._dense)]
+        columns = [
+            pl.Series(name, dense[:, f]).fill_nan(None)
+            for f, name in enumerate(config.countable)
+            if name in config.counted
+        ]
         return frame.with_columns(items, pl.Series("label", label[kept]), *columns)
 
     def _hashed(self, clicks: pl.DataFrame) -> Clicks:
