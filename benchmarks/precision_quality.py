@@ -82,6 +82,12 @@ def criteo_shape(folder: Path, samples: int, cap: int) -> Dataset:
     return prepare(PrepareConfig(source=source, path=str(folder), vocabulary=vocabulary, split=split))
 
 
+def metric_name(row: dict[str, Any]) -> str:
+    """Stochastic rounding, which is the default, is not named."""
+    rounding = "" if row["rounding"] == "stochastic" else f"_{row['rounding']}"
+    return f"auc_delta_{row['kind']}{rounding}_{row['data']}"
+
+
 def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
     """Three seeds each; `quick` has one, of few samples."""
     seeds = (1,) if quick else (1, 2, 3)
@@ -93,12 +99,6 @@ def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
         rows += quality("globo", data, RECIPES / "globo.yaml", [*_GLOBO, f"train.max_steps={steps}"], seeds)
     return {
         "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "seeds": seeds, "globo": _GLOBO},
-        "metrics": {
-            f"auc_delta_{row['kind']}{'' if row['rounding'] == 'stochastic' else '_nearest'}_{row['data']}": row[
-                "auc_delta"
-            ]
-            for row in rows
-            if row["rounding"]
-        },
+        "metrics": {metric_name(row): row["auc_delta"] for row in rows if row["rounding"]},
         "samples": {"rows": rows},
     }

@@ -29,7 +29,8 @@ from stratarec.planning.apply import tier_config
 from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.planning.planner import make_plan
 
-WIDTH, BATCH = 64, 4096
+# The width of the published benchmark model on this data (MLPerf DLRM).
+WIDTH, BATCH = 128, 4096
 ROW_BYTES = 4 * WIDTH + 4
 _CHUNK = 1 << 16
 
