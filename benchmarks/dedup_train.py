@@ -74,7 +74,7 @@ def gate(name: str, pooling: str, folder: str) -> None:
         for batch in islice(stream, 5):
             model = side.trainer.model
             lookup = look_up(batch, model.network.sequence_keys)
-            pooled = expand_pooled(model.embeddings(lookup.features), lookup.inverses, batch.size)
+            pooled = expand_pooled(model.embeddings(lookup.features), lookup, batch.size)
             plain = batch.expanded(keys)
             if not torch.equal(pooled, model.embeddings(plain.sparse).pooled):
                 raise AssertionError(f"{name}, {pooling}: pooled vectors of distinct values differ from expanded ones")

@@ -36,33 +36,47 @@ def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int,
             assert values[moved[u] : moved[u] + length[u]].tolist() == list(range(start[u], start[u] + length[u]))
 
 
-@pytest.mark.parametrize("in_order", [False, True])
+@fast
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30))
+def test_runs_end_where_some_inverse_changes(samples: list[tuple[int, int]]) -> None:
+    inverses = [torch.tensor(part, dtype=torch.int32) for part in zip(*samples, strict=True)]
+    for chosen in (inverses, inverses[:1]):
+        assert dedup.find_runs(chosen).tolist() == reference.find_runs([part.tolist() for part in chosen])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
-    ("width", "groups"), [(7, [[(2, 3)]]), (40, [[(0, 17)], [(17, 3), (30, 10)]]), (5, []), (33, [[(0, 33)]])]
+    ("width", "spans"), [(7, [(2, 3)]), (40, [(0, 17), (17, 3), (30, 10)]), (33, [(0, 33)]), (64, [(48, 16)])]
 )
+@pytest.mark.parametrize("starts", [[0, 50], list(range(51)), [0, 1, 9, 20, 21, 49, 50]])
 def test_expand_and_fold_are_the_reference_bitwise(
-    in_order: bool, threads: int, width: int, groups: list[list[tuple[int, int]]]
+    threads: int, width: int, spans: list[tuple[int, int]], starts: list[int]
 ) -> None:
     draws = torch.Generator().manual_seed(width)
-    size, rows = 50, 53
-    inverses = [torch.randint(0, 9, (size,), generator=draws, dtype=torch.int32) for _ in groups]
-    pooled, gradient = torch.randn(rows, width, generator=draws), torch.randn(size, width, generator=draws)
-    if in_order:
-        inverses = [torch.tensor(reference.renumber(inverse.tolist())[0], dtype=torch.int32) for inverse in inverses]
-        rows, pooled = size, pooled[:size]
-    spans = dedup.Spans(width, list(zip(groups, inverses, strict=True)), size)
-    assert spans.in_place == in_order or not groups
-    plain = [
-        ([column for first, count in group for column in range(first, first + count)], inverse)
-        for group, inverse in zip(groups, inverses, strict=True)
-    ]
+    pooled, gradient = torch.randn(50, width, generator=draws), torch.randn(50, width, generator=draws)
+    columns = [column for first, count in spans for column in range(first, first + count)]
+    made, runs = dedup.Spans(width, spans, torch.tensor(starts)), len(starts) - 1
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        expected = reference.expand(pooled, plain, size)
-        assert torch.equal(spans.expand(pooled), expected)
-        assert torch.equal(spans.fold(gradient, rows), reference.fold(gradient, plain, rows))
+        expected = reference.expand(pooled, columns, starts)
+        assert torch.equal(made.expand(pooled), expected)
+        folded, expected = made.fold(gradient), reference.fold(gradient, columns, starts)
+        folded[runs:, columns] = 0  # not written
+        assert torch.equal(folded, expected)
+    finally:
+        torch.set_num_threads(kept)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("width", [1, 16, 37])
+def test_sums_of_rows_are_the_reference_bitwise(threads: int, width: int) -> None:
+    draws = torch.Generator().manual_seed(width)
+    gradient, inverse = torch.randn(60, width, generator=draws), torch.randint(0, 9, (60,), generator=draws).int()
+    kept = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(dedup.sum_rows(gradient, inverse, 11), reference.sum_rows(gradient, inverse, 11))
     finally:
         torch.set_num_threads(kept)
 

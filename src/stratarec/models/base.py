@@ -13,7 +13,7 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
 from stratarec.jagged import Batch
-from stratarec.models.dedup import Lookup, expand_pooled, gather_windows, look_up
+from stratarec.models.dedup import History, Lookup, Windows, expand_pooled, look_up
 from stratarec.models.sequence import HistoryConfig, build_pooling
 
 
@@ -67,10 +67,7 @@ class Score(nn.Module):
 
 
 class Network(nn.Module):
-    """The dense part of a model: pools histories, then leaves the rest to `score`.
-
-    It sees tensors alone, so that it can be exported.
-    """
+    """The dense part of a model: pools histories, then leaves the rest to `score`."""
 
     def __init__(
         self,
@@ -89,36 +86,29 @@ class Network(nn.Module):
         )
         self.score = score(len(schema.dense), len(pooled_keys) + len(sequences))
 
-    def forward(
-        self, dense: Tensor, pooled: Tensor, *sequences: Tensor, inverses: Sequence[Tensor | None] = ()
-    ) -> Tensor:
-        """``[B]`` logits.
+    def forward(self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = ()) -> Tensor:
+        """``[B]`` logits from dense ``[B, F_dense]``, pooled embeddings ``[B, F * D]`` and the unpooled histories."""
+        vectors = pooled.view(len(pooled), -1, self.width)
+        extra = [
+            pooling(vectors[:, target], history)
+            for pooling, target, history in zip(self.poolings, self.targets, histories, strict=True)
+        ]
+        return self._logits(dense, vectors, extra)
 
-        Parameters
-        ----------
-        dense : Tensor
-            ``[B, F_dense]``.
-        pooled : Tensor
-            ``[B, F * D]`` pooled embeddings.
-        sequences : Tensor
-            For each history rows ``[U, L, D]`` and mask ``[U, L]``.
-        inverses : sequence of Tensor or None
-            For each history ``[B]``, which of the U each sample has; None or left out where U is B.
-        """
+    def padded(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
+        """As `forward` from tensors alone, for export: rows ``[B, L, D]`` and mask ``[B, L]`` of each history."""
         vectors = pooled.view(pooled.shape[0], -1, self.width)
         extra = [
-            pooling(vectors[:, target], rows, mask, inverse).unsqueeze(1)
-            for pooling, target, rows, mask, inverse in zip(
-                self.poolings,
-                self.targets,
-                sequences[::2],
-                sequences[1::2],
-                inverses or [None] * len(self.targets),
-                strict=True,
+            pooling.padded(vectors[:, target], rows, mask)  # type: ignore[operator]
+            for pooling, target, rows, mask in zip(
+                self.poolings, self.targets, sequences[::2], sequences[1::2], strict=True
             )
         ]
+        return self._logits(dense, vectors, extra)
+
+    def _logits(self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor]) -> Tensor:
         if extra:
-            vectors = torch.cat([vectors, *(vector.to(vectors.dtype) for vector in extra)], dim=1)
+            vectors = torch.cat([vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1)
         logits: Tensor = self.score(dense, vectors)
         return logits.float()
 
@@ -141,22 +131,18 @@ class CTRModel(nn.Module):
 
     def forward(self, batch: Batch, lookup: Lookup | None = None) -> Tensor:
         """``[B]`` float32 logits; `lookup` is what `look_up` gave for the batch, where that was done ahead of time."""
-        inputs, inverses = self.vectors(batch, lookup or self.look_up(batch))
-        return self.network(*inputs, inverses=inverses)  # type: ignore[no-any-return]
+        return self.network(*self.vectors(batch, lookup or self.look_up(batch)))  # type: ignore[no-any-return]
 
     def look_up(self, batch: Batch) -> Lookup:
         """The ids that the tables will be asked for, each distinct value of a group once."""
         return look_up(batch, self.network.sequence_keys)
 
-    def vectors(self, batch: Batch, lookup: Lookup) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-        """What the network takes: dense, pooled, rows and mask of each history; and the histories' inverses."""
+    def vectors(self, batch: Batch, lookup: Lookup) -> tuple[Tensor, Tensor, list[History]]:
+        """What the network takes: dense, pooled, and the unpooled histories."""
         found = self.embeddings(lookup.features)
-        pooled = expand_pooled(found, lookup.inverses, batch.size)
-        padded: list[Tensor] = []
+        histories = []
         for key in self.network.sequence_keys:
-            sequence = found.sequences[key]
-            start, length = lookup.windows.get(key, (sequence.offsets[:-1], sequence.lengths()))
-            longest = max(int(length.max()) if len(length) else 0, 1)
-            rows = gather_windows(sequence.values, start, length, longest)
-            padded += [rows, torch.arange(longest) < length.unsqueeze(1)]
-        return (batch.dense, pooled, *padded), tuple(lookup.inverses.get(key) for key in self.network.sequence_keys)
+            bags = found.sequences[key]
+            windows = lookup.windows.get(key) or Windows(start=bags.offsets[:-1], length=bags.lengths())
+            histories.append(History(rows=bags.values, windows=windows))
+        return batch.dense, expand_pooled(found, lookup, batch.size), histories
