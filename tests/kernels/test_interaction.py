@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.interaction import dot_interaction
+from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
 from stratarec.kernels.interaction.reference import dot_interaction as plain
+from stratarec.kernels.interaction.reference import run_interaction as plain_runs
 from stratarec.kernels.random import fill_uniform, table_key
 from stratarec.kernels.random.reference import mix, uniform_row
 from stratarec.kernels.random.vector import mix_array
@@ -30,6 +31,45 @@ def test_interaction_and_gradients_equal_the_reference(batch: int, features: int
         torch.autograd.grad(found, inputs, gradient), torch.autograd.grad(expected, inputs, gradient), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shared", ["01", "1", "0", "0110", "101111011", "111111"])
+@pytest.mark.parametrize("width", [3, 16, 32])
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("starts", [[0, 1], [0, 5, 6, 20], list(range(21)), [0, *range(2, 300, 3), 300]])
+def test_products_of_runs_equal_the_reference_at_any_number_of_threads(
+    shared: str, width: int, dense: bool, starts: list[int]
+) -> None:
+    torch.manual_seed(0)
+    flags, runs = [flag == "1" for flag in shared], torch.tensor(starts)
+    front = torch.randn(starts[-1], width, requires_grad=True) if dense else None
+    pooled = torch.randn(starts[-1], len(flags), width, requires_grad=True)
+    inputs = [part for part in (front, pooled) if part is not None]
+    columns = split_columns(tuple(flags), dense=dense, width=width)
+    expected = plain_runs(front, pooled, flags, runs, columns)
+    gradients = [torch.randn_like(part) for part in expected]
+    theirs = torch.autograd.grad(expected, inputs, gradients)
+    kept, outcomes = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found = run_interaction(front, pooled, flags, runs)
+            mine = torch.autograd.grad(found, inputs, gradients)
+            mine[-1][len(starts) - 1 :, flags] = 0  # not written
+            outcomes.append((*found, *mine))
+    finally:
+        torch.set_num_threads(kept)
+    for one, two in zip(*outcomes, strict=True):
+        assert torch.equal(one, two)
+    for one, other in zip(outcomes[0], (*expected, *theirs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_runs_refuse_other_shapes() -> None:
+    with pytest.raises(ConfigError, match=r"pooled \(4, 3, 8\), 2 flags and runs of 4 samples"):
+        run_interaction(None, torch.randn(4, 3, 8), [True, False], torch.tensor([0, 4]))
+    with pytest.raises(ConfigError, match=r"3 flags and runs of 5 samples"):
+        run_interaction(None, torch.randn(4, 3, 8), [True, False, True], torch.tensor([0, 5]))
 
 
 @pytest.mark.parametrize("features", [1, 3])

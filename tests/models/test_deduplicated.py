@@ -10,7 +10,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
-from stratarec.models.dedup import expand_pooled, look_up
+from stratarec.models.dedup import look_up
 
 ROWS = {"item": 60, "os": 5, "tags": 9}
 KEYS = ("item", "os", "tags", "history")
@@ -95,7 +95,9 @@ def test_pooled_vectors_have_the_bits_of_the_expanded_path(
     grouped = numbered(grouped) if spare is None else grouped
     lookup = look_up(grouped, model.network.sequence_keys)
     with torch.no_grad():
-        found = expand_pooled(model.embeddings(lookup.features), lookup, grouped.size)
+        _, found, _, runs = model.vectors(grouped, lookup)
+        if runs is not None:
+            found = runs.expand(found.view(grouped.size, -1, model.network.width)).flatten(1)
         expected = model.embeddings(grouped.expanded(KEYS).sparse).pooled
     assert torch.equal(found, expected)
     fewer = lookup.features.values.numel() < grouped.expanded(KEYS).sparse.values.numel()

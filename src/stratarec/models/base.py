@@ -13,7 +13,7 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
 from stratarec.jagged import Batch
-from stratarec.models.dedup import History, Lookup, Windows, expand_pooled, look_up
+from stratarec.models.dedup import History, Lookup, Runs, Windows, look_up
 from stratarec.models.sequence import HistoryConfig, build_pooling
 
 
@@ -60,7 +60,10 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
 
 
 class Score(nn.Module):
-    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
+    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``.
+
+    A third argument says which vectors samples share, or is None.
+    """
 
     out: nn.Linear
     """The last layer."""
@@ -86,14 +89,30 @@ class Network(nn.Module):
         )
         self.score = score(len(schema.dense), len(pooled_keys) + len(sequences))
 
-    def forward(self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = ()) -> Tensor:
-        """``[B]`` logits from dense ``[B, F_dense]``, pooled embeddings ``[B, F * D]`` and the unpooled histories."""
+    def forward(
+        self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
+    ) -> Tensor:
+        """``[B]`` logits.
+
+        Parameters
+        ----------
+        dense : Tensor
+            ``[B, F_dense]``.
+        pooled : Tensor
+            ``[B, F * D]`` pooled embeddings; may be overwritten.
+        histories : sequence of History
+            Unpooled histories.
+        runs : Runs
+            Which pooled embeddings samples share; by default none.
+        """
         vectors = pooled.view(len(pooled), -1, self.width)
+        if runs is not None and any(runs.shared[target] for target in self.targets):
+            vectors, runs = runs.expand(vectors), None
         extra = [
             pooling(vectors[:, target], history)
             for pooling, target, history in zip(self.poolings, self.targets, histories, strict=True)
         ]
-        return self._logits(dense, vectors, extra)
+        return self._logits(dense, vectors, extra, runs)
 
     def padded(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
         """As `forward` from tensors alone, for export: rows ``[B, L, D]`` and mask ``[B, L]`` of each history."""
@@ -106,10 +125,11 @@ class Network(nn.Module):
         ]
         return self._logits(dense, vectors, extra)
 
-    def _logits(self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor]) -> Tensor:
+    def _logits(self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor], runs: Runs | None = None) -> Tensor:
         if extra:
             vectors = torch.cat([vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1)
-        logits: Tensor = self.score(dense, vectors)
+            runs = runs and runs.beside(len(extra))
+        logits: Tensor = self.score(dense, vectors, runs)
         return logits.float()
 
 
@@ -137,12 +157,14 @@ class CTRModel(nn.Module):
         """The ids that the tables will be asked for, each distinct value of a group once."""
         return look_up(batch, self.network.sequence_keys)
 
-    def vectors(self, batch: Batch, lookup: Lookup) -> tuple[Tensor, Tensor, list[History]]:
-        """What the network takes: dense, pooled, and the unpooled histories."""
+    def vectors(self, batch: Batch, lookup: Lookup) -> tuple[Tensor, Tensor, list[History], Runs | None]:
+        """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
         found = self.embeddings(lookup.features)
         histories = []
         for key in self.network.sequence_keys:
             bags = found.sequences[key]
             windows = lookup.windows.get(key) or Windows(start=bags.offsets[:-1], length=bags.lengths())
             histories.append(History(rows=bags.values, windows=windows))
-        return batch.dense, expand_pooled(found, lookup, batch.size), histories
+        # A group may have more distinct values than there are samples.
+        pooled = found.pooled if len(found.pooled) == batch.size else found.pooled[: batch.size]
+        return batch.dense, pooled, histories, Runs.of(lookup, found.pooled_keys)

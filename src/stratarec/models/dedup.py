@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratarec.embedding import Embeddings
 from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.kernels import dedup
 from stratarec.kernels.attention import Pairs
@@ -176,20 +175,39 @@ def _joined(parts: Sequence[KeyedJagged], size: int) -> KeyedJagged:
     return KeyedJagged(keys=keys, values=values, offsets=offsets, batch_size=bags)
 
 
-def expand_pooled(found: Embeddings, lookup: Lookup, size: int) -> Tensor:
-    """``[B, sum of dims]`` pooled vectors of every sample.
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Which of a batch's vectors are the same for all samples of a run; of those, row r is run r's.
 
-    ``found.pooled`` may be overwritten: only the result is to be used.
+    Parameters
+    ----------
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+    shared : tuple of bool
+        ``[F]``.
     """
-    pooled = found.pooled if len(found.pooled) == size else found.pooled[:size]
-    if lookup.starts is None:
-        return pooled
-    spans, first = [], 0
-    for key, width in zip(found.pooled_keys, found.dims, strict=True):
-        spans += [(first, width)] if key in lookup.shared else []
-        first += width
-    out: Tensor = _Expand.apply(pooled, dedup.Spans(first, spans, lookup.starts))  # type: ignore[no-untyped-call]
-    return out
+
+    starts: Tensor
+    shared: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, lookup: Lookup, keys: Sequence[str]) -> Runs | None:
+        """The runs of the pooled features `keys`; None where none is shared."""
+        if lookup.starts is None:
+            return None
+        return cls(starts=lookup.starts, shared=tuple(key in lookup.shared for key in keys))
+
+    def expand(self, vectors: Tensor) -> Tensor:
+        """``[B, F, D]`` of which every vector is its sample's; the memory of `vectors` may be overwritten."""
+        width = vectors.shape[2]
+        spans = [(place * width, width) for place, shared in enumerate(self.shared) if shared]
+        columns = dedup.Spans(vectors[0].numel(), spans, self.starts)
+        out: Tensor = _Expand.apply(vectors.flatten(1), columns)  # type: ignore[no-untyped-call]
+        return out.view(vectors.shape)
+
+    def beside(self, others: int) -> Runs:
+        """The same runs with `others` more vectors behind, which are not shared."""
+        return Runs(starts=self.starts, shared=(*self.shared, *[False] * others))
 
 
 class _Expand(torch.autograd.Function):

@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stratarec.kernels.dedup import relu_runs
 
 
 def initialize(module: nn.Module, seed: int) -> None:
@@ -34,3 +37,27 @@ class MLP(nn.Sequential):
             inputs = size
         super().__init__(*layers)
         self.outputs = inputs
+
+    def of_runs(self, own: Tensor, common: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
+        """``[B, outputs]`` of inputs some columns of which are the same for all samples of a run.
+
+        The first layer is linear: the product of the common columns is computed once a run and then added.
+
+        Parameters
+        ----------
+        own, common : Tensor
+            ``[B, .]`` and ``[R, .]``.
+        columns : pair of Tensor
+            Which columns of the input they are.
+        starts : Tensor
+            ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+        """
+        first, _, *rest = self
+        assert isinstance(first, nn.Linear)
+        weights = [first.weight.index_select(1, chosen) for chosen in columns]
+        hidden = relu_runs(
+            functional.linear(own, weights[0], first.bias), functional.linear(common, weights[1]), starts
+        )  # fmt: skip
+        for layer in rest:
+            hidden = layer(hidden)
+        return hidden

@@ -70,7 +70,7 @@ class TargetAttention(nn.Module):
         return pooled
 
     def _first(self, target: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The first layer's share of queries ``[B, H]`` and keys ``[..., H]``, and its weight ``[H, D]`` of products."""
+        """The first layer's shares of queries ``[B, H]`` and keys ``[..., H]``, its weight ``[H, D]`` of products."""
         first = self.score[0]
         assert isinstance(first, nn.Linear)
         query, key, difference, product = first.weight.chunk(4, dim=1)

@@ -54,9 +54,12 @@ def find_runs(inverses: Sequence[Tensor]) -> Tensor:
     Sessions lie together in a batch, so runs are nearly as few as distinct values, and copying to the samples of a run,
     or summing over them, needs no index.
     """
-    changes = [np.flatnonzero(np.diff(inverse.numpy())) + 1 for inverse in inverses]
-    inside: NDArray[np.int64] = changes[0] if len(changes) == 1 else np.unique(np.concatenate(changes))
-    return torch.from_numpy(np.concatenate([[0], inside, [inverses[0].numel()]]))
+    changed = np.ones(inverses[0].numel() + 1, dtype=bool)
+    changed[1:-1] = False
+    for inverse in inverses:
+        ids = inverse.numpy()
+        changed[1:-1] |= ids[1:] != ids[:-1]
+    return torch.from_numpy(np.flatnonzero(changed))
 
 
 class Spans:
@@ -100,6 +103,46 @@ class Spans:
         return out
 
 
+def relu_runs(samples: Tensor, runs: Tensor, starts: Tensor) -> Tensor:
+    """``[B, W]`` float32: ``max(samples[b] + runs[r], 0)`` for the samples b of run r; `samples` may be overwritten.
+
+    Parameters
+    ----------
+    samples : Tensor
+        ``[B, W]``.
+    runs : Tensor
+        ``[R, W]``; gradients are summed over a run's samples in ascending order.
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+    """
+    out: Tensor = _ReluRuns.apply(samples.float(), runs.float(), starts)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ReluRuns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, samples: Tensor, runs: Tensor, starts: Tensor) -> Tensor:
+        # Overwritten memory under a new tensor, as nothing that gives `samples` needs it for its backward.
+        flat, threads = _flat(samples), use_torch_threads()
+        tile = _tile(len(runs), threads)
+        cpu.relu_runs(launcher(), threads, flat, _flat(runs), starts.numpy(), samples.shape[1], tile)
+        out = torch.from_numpy(flat).view(samples.shape)
+        ctx.save_for_backward(out, starts)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        out, starts = ctx.saved_tensors
+        columns, threads = out.shape[1], use_torch_threads()
+        samples, runs = RECYCLER.empty(*out.shape), RECYCLER.empty(len(starts) - 1, columns)
+        cpu.relu_gradient(
+            launcher(), threads, _flat(gradient), _flat(out), starts.numpy(), columns, samples.view(-1).numpy(),
+            runs.view(-1).numpy(), _tile(len(runs), threads),
+        )  # fmt: skip
+        return samples, runs, None
+
+
 def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
     """``[rows, W]`` from ``[B, W]``: row r is the sum over samples with ``inverse[b] == r`` in ascending order."""
     out = RECYCLER.empty(rows, gradient.shape[1])
@@ -111,7 +154,7 @@ def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.contiguous().view(-1).numpy()
+    array: NDArray[Any] = tensor.detach().contiguous().view(-1).numpy()
     return array
 
 
