@@ -28,7 +28,10 @@ def initialize(module: nn.Module, seed: int) -> None:
 
 
 class MLP(nn.Sequential):
-    """Linear layers of the given sizes, each followed by a ReLU."""
+    """Linear layers of the given sizes, each followed by a ReLU.
+
+    The input may have more columns than the first layer: they are zeros.
+    """
 
     def __init__(self, inputs: int, sizes: Sequence[int]) -> None:
         layers: list[nn.Module] = []
@@ -37,6 +40,17 @@ class MLP(nn.Sequential):
             inputs = size
         super().__init__(*layers)
         self.outputs = inputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """``[B, outputs]``."""
+        if not len(self):
+            return inputs[:, : self.outputs]
+        first, *rest = self
+        assert isinstance(first, nn.Linear)
+        hidden = functional.linear(inputs, _padded(first.weight, inputs), first.bias)
+        for layer in rest:
+            hidden = layer(hidden)
+        return hidden
 
     def of_runs(self, own: Tensor, common: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
         """``[B, outputs]`` of inputs some columns of which are the same for all samples of a run.
@@ -48,16 +62,25 @@ class MLP(nn.Sequential):
         own, common : Tensor
             ``[B, .]`` and ``[R, .]``.
         columns : pair of Tensor
-            Which columns of the input they are.
+            Which columns of the input they are, those behind left out.
         starts : Tensor
             ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
         """
         first, _, *rest = self
         assert isinstance(first, nn.Linear)
-        weights = [first.weight.index_select(1, chosen) for chosen in columns]
+        weights = [
+            _padded(first.weight.index_select(1, chosen), part)
+            for chosen, part in zip(columns, (own, common), strict=True)
+        ]
         hidden = relu_runs(
             functional.linear(own, weights[0], first.bias), functional.linear(common, weights[1]), starts
         )  # fmt: skip
         for layer in rest:
             hidden = layer(hidden)
         return hidden
+
+
+def _padded(weight: Tensor, inputs: Tensor) -> Tensor:
+    """The weight with zeros for the columns by which `inputs` is wider."""
+    more = inputs.shape[1] - weight.shape[1]
+    return functional.pad(weight, (0, more)) if more else weight

@@ -22,9 +22,16 @@ from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import use_torch_threads
 from stratarec.kernels.vector import blocks
 
+# Products of matrices whose inner size is no multiple of eight floats take up to half as long again.
+_MULTIPLE = 8
+
+
+def _padded(columns: int) -> int:
+    return -(-columns // _MULTIPLE) * _MULTIPLE
+
 
 def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
-    """The dense vector, then the products of all pairs.
+    """The dense vector, then the products of all pairs, then zeros up to a multiple of eight columns.
 
     Parameters
     ----------
@@ -36,8 +43,8 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1; without `dense` V = F and no copy in front. Pairs
-        (i, j), j < i, lie in the order of the lower triangle, the dense vector being number 0.
+        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1, and the zeros; without `dense` V = F and no copy in front.
+        Pairs (i, j), j < i, lie in the order of the lower triangle, the dense vector being number 0.
 
     Raises
     ------
@@ -92,7 +99,8 @@ def run_interaction(
     Returns
     -------
     tuple of Tensor
-        Float32 columns of each sample ``[B, .]`` and of each run ``[R, .]``; `split_columns` says which they are.
+        Float32 columns of each sample ``[B, .]`` and of each run ``[R, .]``; `split_columns` says which they are. Zeros
+        follow up to a multiple of eight.
 
     Raises
     ------
@@ -124,7 +132,7 @@ class _Interaction(torch.autograd.Function):
         batch, features, width = pooled.shape
         first = int(dense is not None)
         vectors = features + first
-        columns = first * width + vectors * (vectors - 1) // 2
+        columns = _padded(first * width + vectors * (vectors - 1) // 2)
         flat = _flat(pooled)
         front = flat[:0] if dense is None else _flat(dense)
         out = RECYCLER.empty(batch, columns)
@@ -160,8 +168,8 @@ class _RunInteraction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         batch, features, width = pooled.shape
         columns = split_columns(shared, dense=dense is not None, width=width)
-        own_out = RECYCLER.empty(batch, len(columns[0]))
-        common_out = RECYCLER.empty(starts.numel() - 1, len(columns[1]))
+        own_out = RECYCLER.empty(batch, _padded(len(columns[0])))
+        common_out = RECYCLER.empty(starts.numel() - 1, _padded(len(columns[1])))
         flat, threads = _flat(pooled), use_torch_threads()
         ctx.given = (
             flat[:0] if dense is None else _flat(dense), flat, int(dense is not None), width, features,
@@ -169,8 +177,8 @@ class _RunInteraction(torch.autograd.Function):
         )  # fmt: skip
         ctx.types, ctx.shape = (None if dense is None else dense.dtype, pooled.dtype), pooled.shape
         runs.kernels(*blocks(width)).forward(
-            launcher(), threads, *ctx.given, own_out.view(-1).numpy(), common_out.view(-1).numpy(),
-            _tile(len(common_out), threads),
+            launcher(), threads, *ctx.given, own_out.view(-1).numpy(), common_out.view(-1).numpy(), own_out.shape[1],
+            common_out.shape[1], _tile(len(common_out), threads),
         )  # fmt: skip
         return own_out, common_out
 
@@ -182,8 +190,8 @@ class _RunInteraction(torch.autograd.Function):
         dense_out = torch.empty(batch if dense_type else 0, width)
         pooled_out, threads = RECYCLER.empty(batch, features, width), use_torch_threads()
         runs.kernels(*blocks(width)).backward(
-            launcher(), threads, *ctx.given, _flat(own), _flat(common), dense_out.view(-1).numpy(),
-            pooled_out.view(-1).numpy(), _tile(len(common), threads),
+            launcher(), threads, *ctx.given, _flat(own), _flat(common), own.shape[1], common.shape[1],
+            dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(), _tile(len(common), threads),
         )  # fmt: skip
         return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type), None, None
 

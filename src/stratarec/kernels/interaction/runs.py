@@ -53,9 +53,15 @@ def put(lanes, found, place, target, row, features, chosen, D):
 
 
 @njit(**BODY)
+def fill_zeros(out, begin, end):
+    for column in range(begin, end):
+        out[column] = np.float32(0.0)
+
+
+@njit(**BODY)
 def forward(
     member, lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_out, common_out,
-    scratches, tile,
+    columns, common_columns, scratches, tile,
 ):  # fmt: skip
     """own_out[b] = dense[b], own vectors' pairs, each with all common vectors; common_out[r] = pairs of the latter."""
     literally(lanes)
@@ -68,13 +74,13 @@ def forward(
             break
         for run in range(low, min(low + tile, runs)):
             pick(lanes, pooled, U(run), F, common, scratch, mine, D)
-            place = U(run) * (V - mine) * (V - mine - U(1)) // U(2)
+            place = U(run * common_columns)
             for i in range(mine + U(1), V):
                 products_with(lanes, scratch, i, mine, i, D, common_out, place)
                 place += i - mine
-            columns = front * D + mine * (mine - U(1)) // U(2) + mine * (V - mine)
+            fill_zeros(common_out, place, U((run + 1) * common_columns))
             for b in range(U(starts[run]), U(starts[run + 1])):
-                place = b * columns
+                place = b * U(columns)
                 copy(lanes, dense, b * D, scratch, 0, front * D)
                 copy(lanes, dense, b * D, own_out, place, front * D)
                 pick(lanes, pooled, b, F, own, scratch, front, D)
@@ -85,6 +91,7 @@ def forward(
                 for i in range(mine):
                     products_with(lanes, scratch, i, mine, V, D, own_out, place)
                     place += V - mine
+                fill_zeros(own_out, place, (b + U(1)) * U(columns))
 
 
 @njit(**BODY)
@@ -118,14 +125,13 @@ def cross_gradient(lanes, scratch, mine, V, D, gradient, place, found):
 @njit(**BODY)
 def backward(
     member, lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_gradients,
-    common_gradients, dense_out, pooled_out, scratches, totals, tile,
+    common_gradients, columns, common_columns, dense_out, pooled_out, scratches, totals, tile,
 ):  # fmt: skip
     """Gradients of `forward`'s inputs; those of common vectors are summed over a run's samples in order."""
     literally(lanes)
     D, F, front, runs = U(lanes if whole else width), U(features), U(first), len(starts) - 1
     mine, V = front + U(len(own)), front + U(len(own)) + U(len(common))
     pairs = mine * (mine - U(1)) // U(2)
-    columns = front * D + pairs + mine * (V - mine)
     scratch, found = scratches[member], totals[member]
     while True:
         low = take(counter) * tile
@@ -138,7 +144,7 @@ def backward(
             for b in range(U(starts[run]), U(starts[run + 1])):
                 copy(lanes, dense, b * D, scratch, 0, front * D)
                 pick(lanes, pooled, b, F, own, scratch, front, D)
-                place = b * columns
+                place = b * U(columns)
                 for d in range(front * D, mine * D, U(lanes)):
                     store(found, d, broadcast(np.float32(0.0), lanes))
                 copy(lanes, own_gradients, place, found, 0, front * D)
@@ -147,7 +153,7 @@ def backward(
                 cross_gradient(lanes, scratch, mine, V, D, own_gradients, start + pairs, found)
                 copy(lanes, found, 0, dense_out, b * D, front * D)
                 put(lanes, found, front, pooled_out, b, F, own, D)
-            place = U(run) * (V - mine) * (V - mine - U(1)) // U(2)
+            place = U(run * common_columns)
             pairs_gradient(lanes, scratch, mine, V, D, common_gradients, place, found)
             put(lanes, found, mine, pooled_out, U(run), F, common, D)
 
@@ -158,25 +164,26 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def run_forward(
-        launch, threads, dense, pooled, first, width, features, own, common, starts, own_out, common_out, tile
-    ):
+        launch, threads, dense, pooled, first, width, features, own, common, starts, own_out, common_out, columns,
+        common_columns, tile,
+    ):  # fmt: skip
         counter, scratches = np.zeros(1, np.int64), np.empty((threads, (features + first) * width + 16), np.float32)
         given = (
             lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_out, common_out,
-            scratches, tile,
+            columns, common_columns, scratches, tile,
         )  # fmt: skip
         run_team(launch, threads, forward, given)
 
     @njit(nogil=True, cache=True)
     def run_backward(
         launch, threads, dense, pooled, first, width, features, own, common, starts, own_gradients, common_gradients,
-        dense_out, pooled_out, tile,
+        columns, common_columns, dense_out, pooled_out, tile,
     ):  # fmt: skip
         counter, scratches = np.zeros(1, np.int64), np.empty((threads, (features + first) * width + 16), np.float32)
         totals = np.empty_like(scratches)
         given = (
             lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_gradients,
-            common_gradients, dense_out, pooled_out, scratches, totals, tile,
+            common_gradients, columns, common_columns, dense_out, pooled_out, scratches, totals, tile,
         )  # fmt: skip
         run_team(launch, threads, backward, given)
 
