@@ -24,6 +24,15 @@ def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
     assert (place == -1).all()
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_a_column_is_gathered_beside_others(kind: type) -> None:
+    column, rows = np.arange(9, dtype=np.float32), np.array([3, 3, 0, 8], dtype=kind)
+    out = np.full((4, 3), np.nan, dtype=np.float32)
+    dedup.gather_column(column, rows, out, 1)
+    assert out[:, 1].tolist() == column[rows].tolist()
+    assert np.isnan(out[:, [0, 2]]).all()
+
+
 @fast
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12))
 def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int, int]]) -> None:

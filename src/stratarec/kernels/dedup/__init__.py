@@ -38,6 +38,14 @@ def renumber(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> tuple[NDA
     return inverse, used[:count]
 
 
+def gather_column(column: NDArray[np.float32], rows: NDArray[Any], out: NDArray[np.float32], place: int) -> None:
+    """``out[i, place] = column[rows[i]]`` for `out` ``[B, F]``, C-contiguous: one pass instead of a copy and a pass.
+
+    Rows are not checked: the caller's are those of the column.
+    """
+    cpu.gather_column(column, rows, out.reshape(-1), out.shape[1], place)
+
+
 def join_windows(
     start: NDArray[np.int64], length: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -31,6 +31,15 @@ def renumber(pointers, place, inverse, used):
 
 
 @njit(nogil=True, cache=True)
+def gather_column(column, rows, out, stride, place):
+    """out[place + i * stride] = column[rows[i]]."""
+    p = U(place)
+    for i in range(len(rows)):
+        out[p] = column[U(rows[i])]
+        p += U(stride)
+
+
+@njit(nogil=True, cache=True)
 def join_windows(start, length, order, moved, begin, size):
     """Join windows that overlap or touch into ranges ``begin[r]:begin[r] + size[r]`` of their values.
 
