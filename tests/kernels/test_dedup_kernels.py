@@ -99,6 +99,13 @@ def test_rectified_sums_of_samples_and_runs_are_the_reference(threads: int, widt
     torch.testing.assert_close(mine[1], theirs[1], rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_no_number_is_not_rectified_to_zero() -> None:
+    samples = torch.tensor([[1.0, float("nan")], [-1.0, 2.0]])
+    found = dedup.relu_runs(samples, torch.zeros(1, 2), torch.tensor([0, 2]))
+    assert found[0].isnan().tolist() == [False, True]
+    assert found[1].tolist() == [0.0, 2.0]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("width", [1, 16, 37])
 def test_sums_of_rows_are_the_reference_bitwise(threads: int, width: int) -> None:

@@ -159,3 +159,24 @@ def test_one_sample_and_empty_histories(pooling: str) -> None:
     grouped = grouped.replace(groups=(grouped.groups[0], history))
     torch.testing.assert_close(model(grouped), model(grouped.expanded(KEYS)))
     model(grouped).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "config", [models()[1], DCNv2Config(embedding_dim=8, history=HistoryConfig(pooling="target_attention"))]
+)
+def test_a_candidate_that_samples_share(config: ModelConfig) -> None:
+    """The item itself may be constant in a session; the network then needs it for every sample."""
+    pair = [build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd"), seed=2) for _ in "ab"]
+    plain = batch(seed=4)
+    item = keyed(("item",), [[7], [3], [3], []])
+    own = KeyedJagged(keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=torch.zeros(1).long(), batch_size=40)
+    shared = InverseJagged(unique=item, inverse=torch.arange(40, dtype=torch.int32) // 10)
+    grouped = plain.replace(sparse=own, groups=(shared, *plain.groups))
+    losses = []
+    for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
+        losses.append(functional.binary_cross_entropy_with_logits(model(given), given.label))
+        losses[-1].backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    for table in ROWS:
+        one, other = (model.embeddings.table(table)["weight"] for model in pair)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
