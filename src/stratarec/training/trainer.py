@@ -86,7 +86,7 @@ class Trainer:
             torch.set_num_threads(self.config.threads)
         torch.use_deterministic_algorithms(True)
         # Else every new tensor is filled first; nothing here reads memory that it has not written.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.manual_seed(self.config.seed)
         self.position = Position()
         self.run = recipe.run
