@@ -22,7 +22,6 @@ from benchmarks.sessions import pair, recipe, with_run
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.jagged import Batch
-from stratarec.models.dedup import expand_pooled, look_up
 from stratarec.training.trainer import Trainer
 
 LIMIT = 1e-3
@@ -73,8 +72,9 @@ def gate(name: str, pooling: str, folder: str) -> None:
     with torch.no_grad():
         for batch in islice(stream, 5):
             model = side.trainer.model
-            lookup = look_up(batch, model.network.sequence_keys)
-            pooled = expand_pooled(model.embeddings(lookup.features), lookup.inverses, batch.size)
+            _, pooled, _, runs = model.vectors(batch, model.look_up(batch))
+            if runs is not None:
+                pooled = runs.expand(pooled.view(batch.size, -1, model.network.width)).flatten(1)
             plain = batch.expanded(keys)
             if not torch.equal(pooled, model.embeddings(plain.sparse).pooled):
                 raise AssertionError(f"{name}, {pooling}: pooled vectors of distinct values differ from expanded ones")

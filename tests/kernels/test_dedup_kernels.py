@@ -24,6 +24,15 @@ def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
     assert (place == -1).all()
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_a_column_is_gathered_beside_others(kind: type) -> None:
+    column, rows = np.arange(9, dtype=np.float32), np.array([3, 3, 0, 8], dtype=kind)
+    out = np.full((4, 3), np.nan, dtype=np.float32)
+    dedup.gather_column(column, rows, out, 1)
+    assert out[:, 1].tolist() == column[rows].tolist()
+    assert np.isnan(out[:, [0, 2]]).all()
+
+
 @fast
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12))
 def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int, int]]) -> None:
@@ -36,33 +45,76 @@ def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int,
             assert values[moved[u] : moved[u] + length[u]].tolist() == list(range(start[u], start[u] + length[u]))
 
 
-@pytest.mark.parametrize("in_order", [False, True])
+@fast
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30))
+def test_runs_end_where_some_inverse_changes(samples: list[tuple[int, int]]) -> None:
+    inverses = [torch.tensor(part, dtype=torch.int32) for part in zip(*samples, strict=True)]
+    for chosen in (inverses, inverses[:1]):
+        assert dedup.find_runs(chosen).tolist() == reference.find_runs([part.tolist() for part in chosen])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
-    ("width", "groups"), [(7, [[(2, 3)]]), (40, [[(0, 17)], [(17, 3), (30, 10)]]), (5, []), (33, [[(0, 33)]])]
+    ("width", "spans"), [(7, [(2, 3)]), (40, [(0, 17), (17, 3), (30, 10)]), (33, [(0, 33)]), (64, [(48, 16)])]
 )
+@pytest.mark.parametrize("starts", [[0, 50], list(range(51)), [0, 1, 9, 20, 21, 49, 50]])
 def test_expand_and_fold_are_the_reference_bitwise(
-    in_order: bool, threads: int, width: int, groups: list[list[tuple[int, int]]]
+    threads: int, width: int, spans: list[tuple[int, int]], starts: list[int]
 ) -> None:
     draws = torch.Generator().manual_seed(width)
-    size, rows = 50, 53
-    inverses = [torch.randint(0, 9, (size,), generator=draws, dtype=torch.int32) for _ in groups]
-    pooled, gradient = torch.randn(rows, width, generator=draws), torch.randn(size, width, generator=draws)
-    if in_order:
-        inverses = [torch.tensor(reference.renumber(inverse.tolist())[0], dtype=torch.int32) for inverse in inverses]
-        rows, pooled = size, pooled[:size]
-    spans = dedup.Spans(width, list(zip(groups, inverses, strict=True)), size)
-    assert spans.in_place == in_order or not groups
-    plain = [
-        ([column for first, count in group for column in range(first, first + count)], inverse)
-        for group, inverse in zip(groups, inverses, strict=True)
-    ]
+    pooled, gradient = torch.randn(50, width, generator=draws), torch.randn(50, width, generator=draws)
+    columns = [column for first, count in spans for column in range(first, first + count)]
+    made, runs = dedup.Spans(width, spans, torch.tensor(starts)), len(starts) - 1
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        expected = reference.expand(pooled, plain, size)
-        assert torch.equal(spans.expand(pooled), expected)
-        assert torch.equal(spans.fold(gradient, rows), reference.fold(gradient, plain, rows))
+        expected = reference.expand(pooled, columns, starts)
+        assert torch.equal(made.expand(pooled), expected)
+        folded, expected = made.fold(gradient), reference.fold(gradient, columns, starts)
+        folded[runs:, columns] = 0  # not written
+        assert torch.equal(folded, expected)
+    finally:
+        torch.set_num_threads(kept)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("width", [1, 16, 37])
+@pytest.mark.parametrize("starts", [[0, 50], list(range(51)), [0, 1, 9, 20, 21, 49, 50]])
+def test_rectified_sums_of_samples_and_runs_are_the_reference(threads: int, width: int, starts: list[int]) -> None:
+    draws = torch.Generator().manual_seed(width)
+    samples, gradient = torch.randn(50, width, generator=draws), torch.randn(50, width, generator=draws)
+    runs = torch.randn(len(starts) - 1, width, generator=draws).requires_grad_()
+    samples.requires_grad_()
+    expected = reference.relu_runs(samples, runs, starts)
+    theirs = torch.autograd.grad(expected, (samples, runs), gradient)
+    kept = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = dedup.relu_runs(samples.clone(), runs, torch.tensor(starts))
+        mine = torch.autograd.grad(found, (samples, runs), gradient)
+    finally:
+        torch.set_num_threads(kept)
+    assert torch.equal(found, expected)
+    assert torch.equal(mine[0], theirs[0])
+    torch.testing.assert_close(mine[1], theirs[1], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_number_is_not_rectified_to_zero() -> None:
+    samples = torch.tensor([[1.0, float("nan")], [-1.0, 2.0]])
+    found = dedup.relu_runs(samples, torch.zeros(1, 2), torch.tensor([0, 2]))
+    assert found[0].isnan().tolist() == [False, True]
+    assert found[1].tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("width", [1, 16, 37])
+def test_sums_of_rows_are_the_reference_bitwise(threads: int, width: int) -> None:
+    draws = torch.Generator().manual_seed(width)
+    gradient, inverse = torch.randn(60, width, generator=draws), torch.randint(0, 9, (60,), generator=draws).int()
+    kept = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(dedup.sum_rows(gradient, inverse, 11), reference.sum_rows(gradient, inverse, 11))
     finally:
         torch.set_num_threads(kept)
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.interaction import dot_interaction
+from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
 from stratarec.kernels.interaction.reference import dot_interaction as plain
+from stratarec.kernels.interaction.reference import run_interaction as plain_runs
 from stratarec.kernels.random import fill_uniform, table_key
 from stratarec.kernels.random.reference import mix, uniform_row
 from stratarec.kernels.random.vector import mix_array
@@ -23,13 +24,59 @@ def test_interaction_and_gradients_equal_the_reference(batch: int, features: int
     front = torch.randn(batch, width, requires_grad=True) if dense else None
     pooled = torch.randn(batch, features, width, requires_grad=True)
     inputs = [part for part in (front, pooled) if part is not None]
-    found, expected = dot_interaction(front, pooled), plain(front, pooled)
+    expected = plain(front, pooled)
+    found, padding = dot_interaction(front, pooled).split_with_sizes([expected.shape[1], -expected.shape[1] % 8], dim=1)
+    assert not padding.any()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     gradient = torch.randn_like(expected)
     for mine, theirs in zip(
         torch.autograd.grad(found, inputs, gradient), torch.autograd.grad(expected, inputs, gradient), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shared", ["01", "1", "0", "0110", "101111011", "111111"])
+@pytest.mark.parametrize("width", [3, 16, 32])
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("starts", [[0, 1], [0, 5, 6, 20], list(range(21)), [0, *range(2, 300, 3), 300]])
+def test_products_of_runs_equal_the_reference_at_any_number_of_threads(
+    shared: str, width: int, dense: bool, starts: list[int]
+) -> None:
+    torch.manual_seed(0)
+    flags, runs = [flag == "1" for flag in shared], torch.tensor(starts)
+    front = torch.randn(starts[-1], width, requires_grad=True) if dense else None
+    pooled = torch.randn(starts[-1], len(flags), width, requires_grad=True)
+    inputs = [part for part in (front, pooled) if part is not None]
+    columns = split_columns(tuple(flags), dense=dense, width=width)
+    expected = plain_runs(front, pooled, flags, runs, columns)
+    gradients = [torch.randn_like(part) for part in expected]
+    theirs = torch.autograd.grad(expected, inputs, gradients)
+    kept, outcomes = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            padded = run_interaction(front, pooled, flags, runs)
+            assert all(
+                part.shape[1] % 8 == 0 and not part[:, len(own) :].any()
+                for part, own in zip(padded, columns, strict=True)
+            )
+            found = [part[:, : len(own)] for part, own in zip(padded, columns, strict=True)]
+            mine = torch.autograd.grad(found, inputs, gradients)
+            mine[-1][len(starts) - 1 :, flags] = 0  # not written
+            outcomes.append((*found, *mine))
+    finally:
+        torch.set_num_threads(kept)
+    for one, two in zip(*outcomes, strict=True):
+        assert torch.equal(one, two)
+    for one, other in zip(outcomes[0], (*expected, *theirs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_runs_refuse_other_shapes() -> None:
+    with pytest.raises(ConfigError, match=r"pooled \(4, 3, 8\), 2 flags and runs of 4 samples"):
+        run_interaction(None, torch.randn(4, 3, 8), [True, False], torch.tensor([0, 4]))
+    with pytest.raises(ConfigError, match=r"3 flags and runs of 5 samples"):
+        run_interaction(None, torch.randn(4, 3, 8), [True, False, True], torch.tensor([0, 5]))
 
 
 @pytest.mark.parametrize("features", [1, 3])
@@ -42,7 +89,8 @@ def test_interaction_takes_bfloat16_and_computes_in_float32(
     front = None if front_type is None else torch.randn(4, 8).to(front_type).requires_grad_()
     pooled = torch.randn(4, features, 8).to(pooled_type).requires_grad_()
     exact = [None if part is None else part.detach().float().requires_grad_() for part in (front, pooled)]
-    found, expected = dot_interaction(front, pooled), plain(exact[0], exact[1])  # type: ignore[arg-type]
+    expected = plain(exact[0], exact[1])  # type: ignore[arg-type]
+    found = dot_interaction(front, pooled)[:, : expected.shape[1]]
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     gradient = torch.randn_like(expected)

@@ -10,7 +10,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
-from stratarec.models.dedup import expand_pooled, look_up
+from stratarec.models.dedup import look_up
 
 ROWS = {"item": 60, "os": 5, "tags": 9}
 KEYS = ("item", "os", "tags", "history")
@@ -38,10 +38,11 @@ def numbered(batch: Batch) -> Batch:
     return batch.replace(groups=tuple(group.compact() for group in batch.groups))
 
 
-def batch(size: int = 40, seed: int = 0, spare: int = 0) -> Batch:
+def batch(size: int = 40, seed: int = 0, spare: int = 0, scattered: bool = False) -> Batch:
     """Samples of few sessions: item of each own, os and tags in one group, histories as overlapping windows.
 
-    `spare` adds distinct values that no sample points at, so that there may be more of them than samples.
+    `spare` adds distinct values that no sample points at, so that there may be more of them than samples; `scattered`
+    samples do not lie together by session.
     """
     draws = torch.Generator().manual_seed(seed)
     distinct, windows = 5 + spare, 7 + spare
@@ -57,13 +58,16 @@ def batch(size: int = 40, seed: int = 0, spare: int = 0) -> Batch:
     history = JaggedWindows(
         key="history", values=torch.tensor(ids(60, 60), dtype=torch.int32), start=start, length=length
     )
+    inverses = [torch.tensor(ids(most, size), dtype=torch.int32) for most in (5, 7)]
+    if not scattered:
+        inverses = [inverse.sort().values for inverse in inverses]
     return Batch(
         label=torch.tensor(ids(2, size)).float(),
         dense=torch.rand(size, 1, generator=draws),
         sparse=KeyedJagged(keys=("item",), values=torch.tensor(ids(60, size)), offsets=None, batch_size=size),
         groups=(
-            InverseJagged(unique=context, inverse=torch.tensor(ids(5, size), dtype=torch.int32)),
-            InverseJagged(unique=history, inverse=torch.tensor(ids(7, size), dtype=torch.int32)),
+            InverseJagged(unique=context, inverse=inverses[0]),
+            InverseJagged(unique=history, inverse=inverses[1]),
         ),
     )
 
@@ -80,17 +84,24 @@ def name(config: ModelConfig) -> str:
     return f"{config.kind}-{config.history.pooling}"
 
 
+@pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("spare", [0, 50, None])
 @pytest.mark.parametrize("config", models(), ids=name)
-def test_pooled_vectors_have_the_bits_of_the_expanded_path(config: ModelConfig, spare: int | None) -> None:
+def test_pooled_vectors_have_the_bits_of_the_expanded_path(
+    config: ModelConfig, spare: int | None, scattered: bool
+) -> None:
     model = build_model(config, schema(), ROWS, seed=3)
-    grouped = numbered(batch()) if spare is None else batch(spare=spare)
+    grouped = batch(spare=spare or 0, scattered=scattered)
+    grouped = numbered(grouped) if spare is None else grouped
     lookup = look_up(grouped, model.network.sequence_keys)
     with torch.no_grad():
-        found = expand_pooled(model.embeddings(lookup.features), lookup.inverses, grouped.size)
+        _, found, _, runs = model.vectors(grouped, lookup)
+        if runs is not None:
+            found = runs.expand(found.view(grouped.size, -1, model.network.width)).flatten(1)
         expected = model.embeddings(grouped.expanded(KEYS).sparse).pooled
     assert torch.equal(found, expected)
-    assert lookup.features.values.numel() < grouped.expanded(KEYS).sparse.values.numel() or spare
+    fewer = lookup.features.values.numel() < grouped.expanded(KEYS).sparse.values.numel()
+    assert fewer or spare or scattered, "nothing was looked up once for several samples"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -100,7 +111,7 @@ def test_training_on_distinct_values_is_training_on_expanded_batches(config: Mod
     pair = [build_model(config, schema(), ROWS, optimizer=rule, seed=3) for _ in range(2)]
     tolerance = 1e-5 if precision == "float32" else 2e-2
     for step in range(5):
-        grouped = numbered(batch(seed=step)) if step % 2 else batch(seed=step)
+        grouped = numbered(batch(seed=step)) if step % 2 else batch(seed=step, scattered=step == 2)
         losses, gradients = [], []
         for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
             model.zero_grad()
@@ -119,12 +130,13 @@ def test_training_on_distinct_values_is_training_on_expanded_batches(config: Mod
         torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_rows_that_two_groups_share_get_one_update(pooling: str) -> None:
+def test_rows_that_two_groups_share_get_one_update(pooling: str, scattered: bool) -> None:
     """Row-wise Adagrad sees the sum of a row's gradients once; two updates of the parts would differ."""
     config = DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling))  # type: ignore[arg-type]
     pair = [build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(learning_rate=0.1), seed=1) for _ in "ab"]
-    grouped = batch(seed=9)
+    grouped = batch(seed=9, scattered=scattered)
     for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
         functional.binary_cross_entropy_with_logits(model(given), given.label).backward()
     one, other = (dict(model.embeddings.named_state()) for model in pair)
@@ -147,3 +159,24 @@ def test_one_sample_and_empty_histories(pooling: str) -> None:
     grouped = grouped.replace(groups=(grouped.groups[0], history))
     torch.testing.assert_close(model(grouped), model(grouped.expanded(KEYS)))
     model(grouped).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "config", [models()[1], DCNv2Config(embedding_dim=8, history=HistoryConfig(pooling="target_attention"))]
+)
+def test_a_candidate_that_samples_share(config: ModelConfig) -> None:
+    """The item itself may be constant in a session; the network then needs it for every sample."""
+    pair = [build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd"), seed=2) for _ in "ab"]
+    plain = batch(seed=4)
+    item = keyed(("item",), [[7], [3], [3], []])
+    own = KeyedJagged(keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=torch.zeros(1).long(), batch_size=40)
+    shared = InverseJagged(unique=item, inverse=torch.arange(40, dtype=torch.int32) // 10)
+    grouped = plain.replace(sparse=own, groups=(shared, *plain.groups))
+    losses = []
+    for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
+        losses.append(functional.binary_cross_entropy_with_logits(model(given), given.label))
+        losses[-1].backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    for table in ROWS:
+        one, other = (model.embeddings.table(table)["weight"] for model in pair)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -98,12 +98,13 @@ def test_what_lies_in_the_padding_changes_neither_score_nor_gradient(config: Mod
     if pooling == "transformer":
         torch.nn.init.normal_(model.network.poolings[0].position)  # type: ignore[arg-type]
     with torch.no_grad():
-        (dense, pooled, rows, mask), _ = model.vectors(batch_of(HISTORIES), model.look_up(batch_of(HISTORIES)))
+        dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.look_up(batch_of(HISTORIES)))
+        rows, mask = history.padded()
     found = []
     for filling in (0.0, 1e3):
         padded = torch.where(mask.unsqueeze(-1), rows, filling).requires_grad_()
         model.zero_grad()
-        scores = model.network(dense, pooled, padded, mask)
+        scores = model.network.padded(dense, pooled, padded, mask)
         scores.square().sum().backward()
         assert padded.grad is not None
         assert (padded.grad[~mask] == 0).all()
@@ -111,7 +112,24 @@ def test_what_lies_in_the_padding_changes_neither_score_nor_gradient(config: Mod
         found.append((scores.detach(), padded.grad[mask], *weights))
     for plain, filled in zip(*found, strict=True):
         torch.testing.assert_close(plain, filled, rtol=1e-5, atol=1e-6)
-    assert (model.network.poolings[0](pooled[:, :4], rows, mask)[1] == 0).all(), "an empty history is no zero"
+    assert (model.network.poolings[0].padded(pooled[:, :4], rows, mask)[1] == 0).all()  # type: ignore[operator], "an empty history is no zero"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+@pytest.mark.parametrize("pooling", POOLINGS[1:])
+def test_padded_histories_score_and_train_as_jagged_ones(config: ModelConfig, pooling: Any) -> None:
+    model = build_model(with_history(config, pooling), schema(), ROWS)
+    found = []
+    for padded in (False, True):
+        dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.look_up(batch_of(HISTORIES)))
+        if padded:
+            scores = model.network.padded(dense, pooled, *history.padded())
+        else:
+            scores = model.network(dense, pooled, [history])
+        (gradient,) = torch.autograd.grad(scores.square().sum(), history.rows)
+        found.append((scores.detach(), gradient))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

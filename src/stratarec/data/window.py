@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stratarec.data.blocks import SESSIONS, Block, events, pointer
 from stratarec.data.dataset import Dataset
 from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
-from stratarec.kernels.dedup import join_windows, renumber
+from stratarec.kernels.dedup import gather_column, join_windows, renumber
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +105,13 @@ def slice_places(start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray
 
 def _pointers(name: str, blocks: Sequence[Block]) -> tuple[NDArray[np.int32], int]:
     """Pointers into the block's tables one after another, and how many rows those have."""
-    shift, parts = 0, []
-    for block in blocks:
-        parts.append(block.samples[pointer(name)].to_numpy() + np.int32(shift))
-        shift += block.tables[name].num_rows
-    return np.concatenate(parts), shift
+    parts = [block.samples[pointer(name)].to_numpy() for block in blocks]
+    pointers = np.empty(sum(len(part) for part in parts), dtype=np.int32)
+    shift = first = 0
+    for part, block in zip(parts, blocks, strict=True):
+        np.add(part, np.int32(shift), out=pointers[first : first + len(part)])
+        first, shift = first + len(part), shift + block.tables[name].num_rows
+    return pointers, shift
 
 
 def _group_table(name: str, features: Sequence[str], blocks: Sequence[Block], dataset: Dataset) -> Table:
@@ -150,9 +152,10 @@ def _column(column: pa.ChunkedArray) -> Column:
 def assemble(held: Sequence[tuple[Window, NDArray[np.int64]]], dataset: Dataset, *, expand: bool) -> Batch:
     """A batch of the given rows of one or several windows."""
     schema, size = dataset.schema, sum(len(rows) for _, rows in held)
-    dense = np.empty((size, len(schema.dense)), dtype=np.float32)
-    for f, feature in enumerate(schema.dense):
-        dense[:, f] = np.concatenate([_dense(window, feature.name, rows) for window, rows in held])
+    dense, first = np.empty((size, len(schema.dense)), dtype=np.float32), 0
+    for window, rows in held:
+        _fill_dense(window, rows, [feature.name for feature in schema.dense], dense[first : first + len(rows)])
+        first += len(rows)
     users = [window.user[rows] for window, rows in held if window.user is not None]
     if expand:
         parts = [[_resolve(window, feature.name, rows) for window, rows in held] for feature in schema.sparse]
@@ -172,11 +175,15 @@ def assemble(held: Sequence[tuple[Window, NDArray[np.int64]]], dataset: Dataset,
     )
 
 
-def _dense(window: Window, name: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    if name in window.dense:
-        return window.dense[name][rows]
-    table = next(table for table in window.groups.values() if name in table.dense)
-    return table.dense[name][table.pointers[rows]]
+def _fill_dense(window: Window, rows: NDArray[np.int64], names: Sequence[str], out: NDArray[np.float32]) -> None:
+    """``out[i, f]`` = feature f of sample ``rows[i]``."""
+    pointers = {key: table.pointers[rows] for key, table in window.groups.items() if table.dense}
+    for f, name in enumerate(names):
+        if name in window.dense:
+            gather_column(window.dense[name], rows, out, f)
+        else:
+            key = next(key for key in pointers if name in window.groups[key].dense)
+            gather_column(window.groups[key].dense[name], pointers[key], out, f)
 
 
 def _resolve(window: Window, name: str, rows: NDArray[np.int64]) -> tuple[Column, NDArray[Any]]:

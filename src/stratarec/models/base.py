@@ -13,7 +13,7 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
 from stratarec.jagged import Batch
-from stratarec.models.dedup import Lookup, expand_pooled, gather_windows, look_up
+from stratarec.models.dedup import History, Lookup, Runs, Windows, look_up
 from stratarec.models.sequence import HistoryConfig, build_pooling
 
 
@@ -60,17 +60,17 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
 
 
 class Score(nn.Module):
-    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
+    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``.
+
+    A third argument says which vectors samples share, or is None.
+    """
 
     out: nn.Linear
     """The last layer."""
 
 
 class Network(nn.Module):
-    """The dense part of a model: pools histories, then leaves the rest to `score`.
-
-    It sees tensors alone, so that it can be exported.
-    """
+    """The dense part of a model: pools histories, then leaves the rest to `score`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Network(nn.Module):
         self.score = score(len(schema.dense), len(pooled_keys) + len(sequences))
 
     def forward(
-        self, dense: Tensor, pooled: Tensor, *sequences: Tensor, inverses: Sequence[Tensor | None] = ()
+        self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
     ) -> Tensor:
         """``[B]`` logits.
 
@@ -99,27 +99,37 @@ class Network(nn.Module):
         dense : Tensor
             ``[B, F_dense]``.
         pooled : Tensor
-            ``[B, F * D]`` pooled embeddings.
-        sequences : Tensor
-            For each history rows ``[U, L, D]`` and mask ``[U, L]``.
-        inverses : sequence of Tensor or None
-            For each history ``[B]``, which of the U each sample has; None or left out where U is B.
+            ``[B, F * D]`` pooled embeddings; may be overwritten.
+        histories : sequence of History
+            Unpooled histories.
+        runs : Runs
+            Which pooled embeddings samples share; by default none.
         """
+        vectors = pooled.view(len(pooled), -1, self.width)
+        if runs is not None and any(runs.shared[target] for target in self.targets):
+            vectors, runs = runs.expand(vectors), None
+        extra = [
+            pooling(vectors[:, target], history)
+            for pooling, target, history in zip(self.poolings, self.targets, histories, strict=True)
+        ]
+        return self._logits(dense, vectors, extra, runs)
+
+    def padded(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
+        """As `forward` from tensors alone, for export: rows ``[B, L, D]`` and mask ``[B, L]`` of each history."""
         vectors = pooled.view(pooled.shape[0], -1, self.width)
         extra = [
-            pooling(vectors[:, target], rows, mask, inverse).unsqueeze(1)
-            for pooling, target, rows, mask, inverse in zip(
-                self.poolings,
-                self.targets,
-                sequences[::2],
-                sequences[1::2],
-                inverses or [None] * len(self.targets),
-                strict=True,
+            pooling.padded(vectors[:, target], rows, mask)  # type: ignore[operator]
+            for pooling, target, rows, mask in zip(
+                self.poolings, self.targets, sequences[::2], sequences[1::2], strict=True
             )
         ]
+        return self._logits(dense, vectors, extra)
+
+    def _logits(self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor], runs: Runs | None = None) -> Tensor:
         if extra:
-            vectors = torch.cat([vectors, *(vector.to(vectors.dtype) for vector in extra)], dim=1)
-        logits: Tensor = self.score(dense, vectors)
+            vectors = torch.cat([vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1)
+            runs = runs and runs.beside(len(extra))
+        logits: Tensor = self.score(dense, vectors, runs)
         return logits.float()
 
 
@@ -141,22 +151,20 @@ class CTRModel(nn.Module):
 
     def forward(self, batch: Batch, lookup: Lookup | None = None) -> Tensor:
         """``[B]`` float32 logits; `lookup` is what `look_up` gave for the batch, where that was done ahead of time."""
-        inputs, inverses = self.vectors(batch, lookup or self.look_up(batch))
-        return self.network(*inputs, inverses=inverses)  # type: ignore[no-any-return]
+        return self.network(*self.vectors(batch, lookup or self.look_up(batch)))  # type: ignore[no-any-return]
 
     def look_up(self, batch: Batch) -> Lookup:
         """The ids that the tables will be asked for, each distinct value of a group once."""
         return look_up(batch, self.network.sequence_keys)
 
-    def vectors(self, batch: Batch, lookup: Lookup) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-        """What the network takes: dense, pooled, rows and mask of each history; and the histories' inverses."""
+    def vectors(self, batch: Batch, lookup: Lookup) -> tuple[Tensor, Tensor, list[History], Runs | None]:
+        """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
         found = self.embeddings(lookup.features)
-        pooled = expand_pooled(found, lookup.inverses, batch.size)
-        padded: list[Tensor] = []
+        histories = []
         for key in self.network.sequence_keys:
-            sequence = found.sequences[key]
-            start, length = lookup.windows.get(key, (sequence.offsets[:-1], sequence.lengths()))
-            longest = max(int(length.max()) if len(length) else 0, 1)
-            rows = gather_windows(sequence.values, start, length, longest)
-            padded += [rows, torch.arange(longest) < length.unsqueeze(1)]
-        return (batch.dense, pooled, *padded), tuple(lookup.inverses.get(key) for key in self.network.sequence_keys)
+            bags = found.sequences[key]
+            windows = lookup.windows.get(key) or Windows(start=bags.offsets[:-1], length=bags.lengths())
+            histories.append(History(rows=bags.values, windows=windows))
+        # A group may have more distinct values than there are samples.
+        pooled = found.pooled if len(found.pooled) == batch.size else found.pooled[: batch.size]
+        return batch.dense, pooled, histories, Runs.of(lookup, found.pooled_keys)

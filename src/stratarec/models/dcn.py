@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig, check_sizes
+from stratarec.models.dedup import Runs
 from stratarec.models.layers import MLP
 
 
@@ -67,7 +68,8 @@ class DCNv2Score(Score):
         self.deep = MLP(width, config.deep_mlp)
         self.out = nn.Linear(self.deep.outputs + (0 if self.stacked else width), 1)
 
-    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+        vectors = vectors if runs is None else runs.expand(vectors)
         start = torch.cat([dense, vectors.flatten(1).to(dense.dtype)], dim=1)
         crossed = self.cross(start)
         last = self.deep(crossed) if self.stacked else self._beside(start, crossed)

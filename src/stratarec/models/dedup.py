@@ -1,27 +1,48 @@
 """Look up distinct values once and expand what becomes of them.
 
-A batch with groups is looked up by one call, so that backward is one optimizer step: a group's U bags are the first U
-of R = max(B, U) bags of its features, the others are empty. Embedding tables and caches see an ordinary `KeyedJagged`
-with fewer ids. Expansion is an index-select after pooling; its backward sums the gradients of a distinct value over its
-samples in ascending order, before rows are updated. Features of few ids a bag are the exception: looking an id up costs
-what copying its vector does, so their ids are expanded before the lookup.
+Samples of a session lie together in a batch, so that groups change together: a *run* is neighbouring samples that
+agree in all groups. The features of groups are looked up once a run, and a run's vectors serve all its samples. A batch
+with runs is looked up by one call, so that backward is one optimizer step: a group's R bags are the first R of B bags
+of its features, the others are empty. Embedding tables and caches see an ordinary `KeyedJagged` with fewer ids.
+
+Unpooled histories are looked up once for each event; histories that overlap share these rows.
+
+Shapes: B samples, R runs, U distinct histories, E their events, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stratarec.embedding import Embeddings
-from stratarec.jagged import Batch, JaggedTensor, JaggedWindows, KeyedJagged
+from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.kernels import dedup
+from stratarec.kernels.attention import Pairs
 
-# Ids a bag, on average, up to which looking them up again is cheaper than the two passes of an expansion.
-_FEW = 4
+# Samples a run, on average, that a group must leave: below it, its features are looked up for each sample.
+_LEAST_SAMPLES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Which rows of an unpooled feature a history is: ``rows[start[u]:start[u] + length[u]]``.
+
+    Parameters
+    ----------
+    start, length : Tensor
+        ``[U]`` int64.
+    inverse : Tensor or None
+        ``[B]``, the history of each sample; None where U is B.
+    """
+
+    start: Tensor
+    length: Tensor
+    inverse: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,112 +52,176 @@ class Lookup:
     Parameters
     ----------
     features : KeyedJagged
-        Every feature over R bags.
-    inverses : mapping of str to Tensor
-        ``[B]`` for each feature of a group.
-    windows : mapping of str to pair of Tensor
-        ``[U]`` start and length for each unpooled feature of a group: slices of its rows.
+        Every feature over B bags.
+    starts : Tensor or None
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. None where no feature is looked up by run.
+    shared : frozenset of str
+        Pooled features of which the first R bags are the runs'.
+    windows : mapping of str to Windows
+        The unpooled features of groups.
     """
 
     features: KeyedJagged
-    inverses: Mapping[str, Tensor]
-    windows: Mapping[str, tuple[Tensor, Tensor]]
+    starts: Tensor | None = None
+    shared: frozenset[str] = frozenset()
+    windows: Mapping[str, Windows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The rows of a batch's histories, those of overlapping ones once.
+
+    Parameters
+    ----------
+    rows : Tensor
+        ``[E, D]``.
+    windows : Windows
+        Which of them each history is.
+    """
+
+    rows: Tensor
+    windows: Windows
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """``[U, L, D]`` rows, zeros behind each history, and their mask ``[U, L]``."""
+        start, length = self.windows.start, self.windows.length
+        longest = max(int(length.max()) if len(length) else 0, 1)
+        rows: Tensor = _Gather.apply(self.rows, start, length, longest)  # type: ignore[no-untyped-call]
+        return rows, torch.arange(longest) < length.unsqueeze(1)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Every sample with every event of its history."""
+        start, length = self.windows.start, self.windows.length
+        if self.windows.inverse is not None:
+            start, length = start[self.windows.inverse], length[self.windows.inverse]
+        offsets = torch.zeros(len(length) + 1, dtype=torch.int64)
+        torch.cumsum(length, 0, out=offsets[1:])
+        return Pairs(first=start, offsets=offsets)
+
+    def expand(self, vectors: Tensor) -> Tensor:
+        """``[B, D]`` from one vector a history ``[U, D]``; gradients are summed in ascending order of samples."""
+        if self.windows.inverse is None:
+            return vectors
+        out: Tensor = _Rows.apply(vectors, self.windows.inverse)  # type: ignore[no-untyped-call]
+        return out
 
 
 def look_up(batch: Batch, sequences: tuple[str, ...]) -> Lookup:
     """Join the features of a batch and of its groups; `sequences` are looked up without pooling."""
     if not batch.groups:
-        return Lookup(features=batch.sparse, inverses={}, windows={})
-    bags = {key: batch.sparse[key] for key in batch.sparse.keys}
-    inverses, windows = {}, {}
+        return Lookup(features=batch.sparse, windows={})
+    starts, alike = _runs(batch.groups, batch.size)
+    parts, windows = [batch.sparse], {}
+    shared: list[str] = []
     for group in batch.groups:
-        inverses.update(dict.fromkeys(group.keys, group.inverse))
-        if isinstance(group.unique, JaggedWindows) and group.unique.key in sequences:
-            # Windows that overlap share the rows of their values: all values are one bag, which is not pooled.
-            shared = group.unique
-            bags[shared.key] = JaggedTensor(values=shared.values, offsets=torch.tensor([0, shared.values.numel()]))
-            windows[shared.key] = (shared.start, shared.length)
-            continue
-        unique = group.bags()
-        for key in unique.keys:
-            bags[key] = unique[key]
-            if key in sequences:
-                windows[key] = (bags[key].offsets[:-1], bags[key].lengths())
-        for key, bag in _short(unique, group.inverse, bags, sequences).items():
-            bags[key] = bag
-            del inverses[key]
-    return Lookup(features=_joined(bags, batch.size), inverses=inverses, windows=windows)
+        for key in [key for key in group.keys if key in sequences]:
+            values, windows[key] = _unpooled(group, key)
+            parts.append(values)
+        by_run = any(group is other for other in alike)
+        pooled = _pooled(group, group.inverse[starts[:-1]] if by_run else group.inverse, sequences)
+        parts += pooled
+        shared += [key for part in pooled for key in part.keys if by_run]
+    features = _joined(parts, batch.size)
+    return Lookup(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
 
 
-def _short(
-    unique: KeyedJagged, inverse: Tensor, bags: Mapping[str, JaggedTensor], sequences: tuple[str, ...]
-) -> dict[str, JaggedTensor]:
-    """The pooled features of few ids a bag, expanded."""
-    most = _FEW * unique.batch_size
-    keys = [key for key in unique.keys if key not in sequences and bags[key].values.numel() <= most]
+def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, Windows]:
+    """The values of an unpooled feature, and which of them its histories are."""
+    unique = group.unique
+    if isinstance(unique, JaggedWindows):
+        # Windows share values: all of them are one bag.
+        offsets = torch.tensor([0, unique.values.numel()])
+        values = KeyedJagged(keys=unique.keys, values=unique.values, offsets=offsets, batch_size=1)
+        return values, Windows(start=unique.start, length=unique.length, inverse=group.inverse)
+    bags = unique[key]
+    values = KeyedJagged.from_features({key: bags})
+    return values, Windows(start=bags.offsets[:-1], length=bags.lengths(), inverse=group.inverse)
+
+
+def _pooled(group: InverseJagged, rows: Tensor, sequences: tuple[str, ...]) -> list[KeyedJagged]:
+    """The pooled features of a group over the distinct values `rows`."""
+    keys = [key for key in group.keys if key not in sequences]
     if not keys:
-        return {}
-    chosen = unique if len(keys) == len(unique.keys) else KeyedJagged.from_features({key: bags[key] for key in keys})
-    expanded = chosen.take(inverse)
-    return {key: expanded[key] for key in keys}
+        return []
+    taken = group.unique.take(rows)
+    bags = taken.to_keyed() if isinstance(taken, JaggedWindows) else taken
+    return [bags if len(keys) == len(bags.keys) else bags.select(keys)]
 
 
-def _joined(bags: Mapping[str, JaggedTensor], size: int) -> KeyedJagged:
-    """Features of different numbers of bags side by side, each filled up with empty bags."""
-    rows = max([size, *(bag.batch_size for bag in bags.values())])
-    lengths = torch.zeros(len(bags), rows, dtype=torch.int64)
-    for place, bag in enumerate(bags.values()):
-        lengths[place, : bag.batch_size] = bag.lengths()
+def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[InverseJagged]]:
+    """``[R + 1]`` starts of runs, and the groups that are constant in each: as many as leave runs long enough."""
+    starts = torch.tensor([0, size])
+    alike: list[InverseJagged] = []
+    for group in sorted(groups, key=lambda group: group.unique.batch_size):
+        finer = dedup.find_runs([other.inverse for other in (*alike, group)])
+        if (len(finer) - 1) * _LEAST_SAMPLES <= size:
+            starts, alike = finer, [*alike, group]
+    return starts, alike
+
+
+def _joined(parts: Sequence[KeyedJagged], size: int) -> KeyedJagged:
+    """Features over different numbers of bags side by side, each filled up with empty bags."""
+    keys = tuple(key for part in parts for key in part.keys)
+    bags = max([size, *(part.batch_size for part in parts)])
+    lengths, place = torch.zeros(len(keys), bags, dtype=torch.int64), 0
+    for part in parts:
+        block = lengths[place : place + len(part.keys), : part.batch_size]
+        block.copy_(torch.ones(()) if part.offsets is None else part.offsets.diff().view(block.shape))
+        place += len(part.keys)
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
     torch.cumsum(lengths.view(-1), 0, out=offsets[1:])
-    values = torch.cat([bag.values for bag in bags.values()])
-    return KeyedJagged(keys=tuple(bags), values=values, offsets=offsets, batch_size=rows)
+    values = torch.cat([part.values for part in parts])
+    return KeyedJagged(keys=keys, values=values, offsets=offsets, batch_size=bags)
 
 
-def expand_pooled(found: Embeddings, inverses: Mapping[str, Tensor], size: int) -> Tensor:
-    """``[B, sum of dims]`` from ``[R, sum of dims]`` pooled vectors: the columns of each group by its inverse.
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Which of a batch's vectors are the same for all samples of a run; of those, row r is run r's.
 
-    ``found.pooled`` may be overwritten: only the result is to be used.
+    Parameters
+    ----------
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+    shared : tuple of bool
+        ``[F]``.
     """
-    if not inverses:
-        return found.pooled
-    spans: dict[int, tuple[list[tuple[int, int]], Tensor]] = {}
-    first = 0
-    for key, width in zip(found.pooled_keys, found.dims, strict=True):
-        if key in inverses:
-            spans.setdefault(id(inverses[key]), ([], inverses[key]))[0].append((first, width))
-        first += width
-    if not spans and found.pooled.shape[0] == size:
-        return found.pooled
-    out: Tensor = _Expand.apply(found.pooled, dedup.Spans(first, list(spans.values()), size))  # type: ignore[no-untyped-call]
-    return out
 
+    starts: Tensor
+    shared: tuple[bool, ...]
 
-def expand_rows(values: Tensor, inverse: Tensor) -> Tensor:
-    """``[B, ...]`` from ``[U, ...]``: ``values[inverse]``, gradients summed in ascending order of samples."""
-    out: Tensor = _Rows.apply(values.flatten(1), inverse)  # type: ignore[no-untyped-call]
-    return out.view(inverse.numel(), *values.shape[1:])
+    @classmethod
+    def of(cls, lookup: Lookup, keys: Sequence[str]) -> Runs | None:
+        """The runs of the pooled features `keys`; None where none is shared."""
+        if lookup.starts is None:
+            return None
+        return cls(starts=lookup.starts, shared=tuple(key in lookup.shared for key in keys))
 
+    def expand(self, vectors: Tensor) -> Tensor:
+        """``[B, F, D]`` of which every vector is its sample's; the memory of `vectors` may be overwritten."""
+        width = vectors.shape[2]
+        spans = [(place * width, width) for place, shared in enumerate(self.shared) if shared]
+        columns = dedup.Spans(vectors[0].numel(), spans, self.starts)
+        out: Tensor = _Expand.apply(vectors.flatten(1), columns)  # type: ignore[no-untyped-call]
+        return out.view(vectors.shape)
 
-def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
-    """``[U, longest, D]`` from rows ``[E, D]``, zeros behind each window; overlapping windows share rows."""
-    out: Tensor = _Gather.apply(rows, start, length, longest)  # type: ignore[no-untyped-call]
-    return out
+    def beside(self, others: int) -> Runs:
+        """The same runs with `others` more vectors behind, which are not shared."""
+        return Runs(starts=self.starts, shared=(*self.shared, *[False] * others))
 
 
 class _Expand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pooled: Tensor, spans: dedup.Spans) -> Tensor:
-        ctx.spans, ctx.rows = spans, pooled.shape[0]
-        out = spans.expand(pooled)
+        ctx.spans = spans
         # Overwritten memory under a new tensor: autograd refuses an output of a function that is changed in place, and
         # the lookup keeps nothing of it for its backward.
-        return torch.from_numpy(out.numpy()) if out is pooled else out
+        return torch.from_numpy(spans.expand(pooled).numpy())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.spans.fold(gradient.float(), ctx.rows), None
+        return ctx.spans.fold(gradient.float()), None
 
 
 class _Rows(torch.autograd.Function):
@@ -150,9 +235,7 @@ class _Rows(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (inverse,) = ctx.saved_tensors
-        columns = gradient.shape[1]
-        folded = dedup.Spans(columns, [([(0, columns)], inverse)], inverse.numel()).fold(gradient.float(), ctx.rows)
-        return folded.to(gradient.dtype), None
+        return dedup.sum_rows(gradient.float(), inverse, ctx.rows).to(gradient.dtype), None
 
 
 class _Gather(torch.autograd.Function):

@@ -8,8 +8,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.interaction import dot_interaction
+from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
 from stratarec.models.base import Score, VectorsConfig, check_sizes
+from stratarec.models.dedup import Runs
 from stratarec.models.layers import MLP
 
 
@@ -30,7 +31,7 @@ class DLRMConfig(VectorsConfig):
 
 
 class DLRMScore(Score):
-    """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
+    """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``; products of a run's vectors are computed once."""
 
     def __init__(self, config: DLRMConfig, dense: int, features: int) -> None:
         super().__init__()
@@ -42,7 +43,12 @@ class DLRMScore(Score):
         self.top = MLP((width if dense else 0) + count * (count - 1) // 2, config.top_mlp)
         self.out = nn.Linear(self.top.outputs, 1)
 
-    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         front = None if self.bottom is None else self.bottom(dense)
-        logits: Tensor = self.out(self.top(dot_interaction(front, vectors)))
+        if runs is None or not len(self.top):
+            top = self.top(dot_interaction(front, vectors if runs is None else runs.expand(vectors)))
+        else:
+            columns = split_columns(runs.shared, dense=front is not None, width=vectors.shape[2])
+            top = self.top.of_runs(*run_interaction(front, vectors, runs.shared, runs.starts), columns, runs.starts)
+        logits: Tensor = self.out(top)
         return logits.squeeze(-1)

@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stratarec.kernels.dedup import relu_runs
 
 
 def initialize(module: nn.Module, seed: int) -> None:
@@ -25,7 +28,10 @@ def initialize(module: nn.Module, seed: int) -> None:
 
 
 class MLP(nn.Sequential):
-    """Linear layers of the given sizes, each followed by a ReLU."""
+    """Linear layers of the given sizes, each followed by a ReLU.
+
+    The input may have more columns than the first layer: they are zeros.
+    """
 
     def __init__(self, inputs: int, sizes: Sequence[int]) -> None:
         layers: list[nn.Module] = []
@@ -34,3 +40,47 @@ class MLP(nn.Sequential):
             inputs = size
         super().__init__(*layers)
         self.outputs = inputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """``[B, outputs]``."""
+        if not len(self):
+            return inputs[:, : self.outputs]
+        first, *rest = self
+        assert isinstance(first, nn.Linear)
+        hidden = functional.linear(inputs, _padded(first.weight, inputs), first.bias)
+        for layer in rest:
+            hidden = layer(hidden)
+        return hidden
+
+    def of_runs(self, own: Tensor, common: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
+        """``[B, outputs]`` of inputs some columns of which are the same for all samples of a run.
+
+        The first layer is linear: the product of the common columns is computed once a run and then added.
+
+        Parameters
+        ----------
+        own, common : Tensor
+            ``[B, .]`` and ``[R, .]``.
+        columns : pair of Tensor
+            Which columns of the input they are, those behind left out.
+        starts : Tensor
+            ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+        """
+        first, _, *rest = self
+        assert isinstance(first, nn.Linear)
+        weights = [
+            _padded(first.weight.index_select(1, chosen), part)
+            for chosen, part in zip(columns, (own, common), strict=True)
+        ]
+        hidden = relu_runs(
+            functional.linear(own, weights[0], first.bias), functional.linear(common, weights[1]), starts
+        )  # fmt: skip
+        for layer in rest:
+            hidden = layer(hidden)
+        return hidden
+
+
+def _padded(weight: Tensor, inputs: Tensor) -> Tensor:
+    """The weight with zeros for the columns by which `inputs` is wider."""
+    more = inputs.shape[1] - weight.shape[1]
+    return functional.pad(weight, (0, more)) if more else weight

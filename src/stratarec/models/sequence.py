@@ -1,8 +1,10 @@
 """Histories -> one vector a sample.
 
-Shapes: B samples, U distinct histories among them (B where nothing is deduplicated), L longest history of the batch,
-D width. Padding never changes a result, and an empty history gives zeros. What does not depend on the candidate item is
-computed once for each distinct history, then expanded by ``inverse[B]``.
+Shapes: B samples, U distinct histories among them (B where nothing is deduplicated), E their distinct events, N
+pairs of a sample and an event of its history, L longest history of the batch, D width, H a hidden size. An empty
+history gives zeros. What does not depend on the candidate item is computed once for each distinct history or event.
+
+A pooling has two forms: `forward` takes a `History`, `padded` rows and their mask, in plain torch, for `torch.export`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.errors import ConfigError
-from stratarec.models.dedup import expand_rows
+from stratarec.kernels.attention import pair_pool, pair_products, pair_sums
+from stratarec.models.dedup import History
 from stratarec.models.layers import MLP
 
 
@@ -41,8 +44,8 @@ class HistoryConfig:
 class TargetAttention(nn.Module):
     """DIN's activation unit: a row's weight is an MLP of [query, key, query - key, query * key], not normalised.
 
-    The first layer is linear, so its share of the key is computed once for each distinct history and its share of the
-    query once for each sample; only the product needs both.
+    The first layer is linear, so its share of the key is computed once for each event and its share of the query once
+    for each sample; only the product needs both.
     """
 
     def __init__(self, width: int, config: HistoryConfig) -> None:
@@ -50,21 +53,38 @@ class TargetAttention(nn.Module):
         self.score = MLP(4 * width, config.attention_mlp)
         self.out = nn.Linear(self.score.outputs, 1)
 
-    def forward(self, target: Tensor, rows: Tensor, mask: Tensor, inverse: Tensor | None = None) -> Tensor:
-        """``[B, D]`` from the candidate ``[B, D]``, rows ``[U, L, D]``, mask ``[U, L]`` and ``inverse`` ``[B]``."""
-        first, *rest = self.score
-        assert isinstance(first, nn.Linear)
-        query_weight, key_weight, difference, product = first.weight.chunk(4, dim=1)
-        keys = functional.linear(rows, key_weight - difference)
-        if inverse is not None:
-            keys, rows, mask = expand_rows(keys, inverse), expand_rows(rows, inverse), mask[inverse.long()]
-        query = functional.linear(target, query_weight + difference, first.bias)
+    def forward(self, target: Tensor, history: History) -> Tensor:
+        """``[B, D]`` from the candidate ``[B, D]`` and its history."""
+        query, keys, product = self._first(target, history.rows)
+        sums = pair_sums(query, keys, history.pairs)
+        products = pair_products(target, history.rows, history.pairs)
+        weights = self._weights(torch.addmm(sums, products, product.t()))
+        return pair_pool(weights.squeeze(-1), history.rows, history.pairs)
+
+    def padded(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        """``[B, D]`` from the candidate ``[B, D]``, rows ``[B, L, D]`` and mask ``[B, L]``."""
+        query, keys, product = self._first(target, rows)
         hidden = keys + query.unsqueeze(1) + functional.linear(target.unsqueeze(1) * rows, product)
-        for layer in rest:
-            hidden = layer(hidden)
-        weights = self.out(hidden) * mask.unsqueeze(-1)
+        weights = self._weights(hidden) * mask.unsqueeze(-1)
         pooled: Tensor = (weights * rows).sum(1)
         return pooled
+
+    def _first(self, target: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The first layer's shares of queries ``[B, H]`` and keys ``[..., H]``, its weight ``[H, D]`` of products."""
+        first = self.score[0]
+        assert isinstance(first, nn.Linear)
+        query, key, difference, product = first.weight.chunk(4, dim=1)
+        return (
+            functional.linear(target, query + difference, first.bias),
+            functional.linear(rows, key - difference),
+            product,
+        )
+
+    def _weights(self, hidden: Tensor) -> Tensor:
+        for layer in list(self.score)[1:]:
+            hidden = layer(hidden)
+        weights: Tensor = self.out(hidden)
+        return weights
 
 
 class _Block(nn.Module):
@@ -97,8 +117,12 @@ class TransformerPooling(nn.Module):
         self.position = nn.Parameter(torch.zeros(longest, width))
         self.blocks = nn.ModuleList(_Block(width, config.heads) for _ in range(config.layers))
 
-    def forward(self, target: Tensor, rows: Tensor, mask: Tensor, inverse: Tensor | None = None) -> Tensor:
+    def forward(self, target: Tensor, history: History) -> Tensor:
         """As `TargetAttention`; the candidate is not used, so every distinct history is pooled once."""
+        return history.expand(self.padded(target, *history.padded()))
+
+    def padded(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        """``[U, D]`` from rows ``[U, L, D]`` and mask ``[U, L]``."""
         lengths = mask.sum(1, keepdim=True)
         age = (lengths - 1 - torch.arange(rows.shape[1])).clamp(0, len(self.position) - 1)
         rows = rows + self.position[age]
@@ -107,11 +131,10 @@ class TransformerPooling(nn.Module):
         visible[:, 0] = True
         for block in self.blocks:
             rows = block(rows, visible[:, None, None, :])
-        pooled = (rows * mask.unsqueeze(-1)).sum(1) / lengths.clamp(min=1)
-        return pooled if inverse is None else expand_rows(pooled, inverse)
+        return (rows * mask.unsqueeze(-1)).sum(1) / lengths.clamp(min=1)
 
 
-def build_pooling(width: int, longest: int, config: HistoryConfig) -> nn.Module:
+def build_pooling(width: int, longest: int, config: HistoryConfig) -> TargetAttention | TransformerPooling:
     """The module for a pooling other than the mean, which needs none."""
     if config.pooling == "target_attention":
         return TargetAttention(width, config)

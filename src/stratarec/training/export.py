@@ -31,7 +31,7 @@ class _Probability(nn.Module):
         self.network = network
 
     def forward(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
-        return torch.sigmoid(self.network(dense, pooled, *sequences))
+        return torch.sigmoid(self.network.padded(dense, pooled, *sequences))
 
 
 def export(trained: TrainedModel, folder: Path) -> Path:

@@ -85,6 +85,8 @@ class Trainer:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         torch.use_deterministic_algorithms(True)
+        # Else every new tensor is filled first; nothing here reads memory that it has not written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.manual_seed(self.config.seed)
         self.position = Position()
         self.run = recipe.run

@@ -1,6 +1,6 @@
 """Deduplicated batches: pointers to inverse maps, windows to shared values, pooled vectors to samples and back.
 
-Shapes: B samples, U distinct values, R >= B, U rows of a pooled buffer, W its columns, E values under windows, D width.
+Shapes: B samples, R runs of them, U distinct values, W columns of a pooled buffer, E values under windows, D width.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from stratarec.kernels.dedup import cpu
 from stratarec.kernels.memory import RECYCLER
+from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import use_torch_threads
 
-# A cache line of float32: wide spans are cut into pieces of it, so that threads share the work of `fold`.
+# A cache line of float32: columns are cut into pieces of it, so that threads share the work.
 _LINE = 16
-_CHUNKS_PER_THREAD = 4
+_TILES_PER_THREAD = 4
 
 
 def renumber(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -37,6 +38,14 @@ def renumber(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> tuple[NDA
     return inverse, used[:count]
 
 
+def gather_column(column: NDArray[np.float32], rows: NDArray[Any], out: NDArray[np.float32], place: int) -> None:
+    """``out[i, place] = column[rows[i]]`` for `out` ``[B, F]``, C-contiguous: one pass instead of a copy and a pass.
+
+    Rows are not checked: the caller's are those of the column.
+    """
+    cpu.gather_column(column, rows, out.reshape(-1), out.shape[1], place)
+
+
 def join_windows(
     start: NDArray[np.int64], length: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -47,97 +56,143 @@ def join_windows(
     return moved, begin[:ranges], size[:ranges]
 
 
+def find_runs(inverses: Sequence[Tensor]) -> Tensor:
+    """``[R + 1]`` int64: where neighbouring samples differ in any of the inverses ``[B]``, from 0 to B.
+
+    Sessions lie together in a batch, so runs are nearly as few as distinct values, and copying to the samples of a run,
+    or summing over them, needs no index.
+    """
+    changed = np.ones(inverses[0].numel() + 1, dtype=bool)
+    changed[1:-1] = False
+    for inverse in inverses:
+        ids = inverse.numpy()
+        changed[1:-1] |= ids[1:] != ids[:-1]
+    return torch.from_numpy(np.flatnonzero(changed))
+
+
 class Spans:
-    """Which columns of a pooled buffer are deduplicated, and by which inverse map.
+    """Which columns of a pooled buffer hold one row a run of samples instead of one a sample.
 
     Parameters
     ----------
     columns : int
         W.
-    groups : sequence
-        Pairs of ``(first column, width)`` spans and an inverse ``[B]``; spans do not overlap.
-    size : int
-        B.
+    spans : sequence
+        Pairs of first column and width; they do not overlap.
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``, at least one.
     """
 
-    def __init__(self, columns: int, groups: Sequence[tuple[Sequence[tuple[int, int]], Tensor]], size: int) -> None:
-        self.columns, self.size = columns, size
-        own = sorted((first, width, number) for number, (spans, _) in enumerate(groups) for first, width in spans)
-        self._inverses = [inverse.numpy().astype(np.int32, copy=False) for _, inverse in groups]
-        self._own = _merged(own)
-
-    @property
-    def in_place(self) -> bool:
-        """Whether `expand` may overwrite its input: inverses number by first appearance, as the loader's do."""
-        places = np.arange(self.size)
-        return all(bool((inverse <= places).all()) for inverse in self._inverses)
+    def __init__(self, columns: int, spans: Sequence[tuple[int, int]], starts: Tensor) -> None:
+        self.columns, self.starts = columns, starts.numpy()
+        self.size = int(self.starts[-1])
+        self._spans = _merged(sorted(spans))
 
     def expand(self, pooled: Tensor) -> Tensor:
-        """``[R, W]`` -> ``[B, W]``: `pooled` itself, overwritten, where `in_place` and R is B; else a new tensor."""
-        if pooled.shape[0] == self.size and self.in_place and pooled.is_contiguous():
-            first, width, inverse = self._arrays()
-            use_torch_threads()
-            cpu.expand(_flat(pooled), self.columns, inverse, first, width, self.size)
-            return pooled
-        out = pooled[: self.size].clone()
-        for first_column, columns, number in self._own:
-            places = slice(first_column, first_column + columns)
-            out[:, places] = pooled[:, places].index_select(0, torch.from_numpy(self._inverses[number]))
-        return out
+        """``[B, W]`` of which the spans are filled for each sample: `pooled` itself, overwritten."""
+        first, width = _pieces(self._spans)
+        cpu.expand(
+            launcher(), use_torch_threads(), pooled.view(-1).numpy(), self.columns, self.starts, first, width
+        )  # fmt: skip
+        return pooled
 
-    def fold(self, gradient: Tensor, rows: int) -> Tensor:
-        """``[B, W]`` -> ``[R, W]``: gradients of a distinct value summed over its samples in ascending order.
+    def fold(self, gradient: Tensor) -> Tensor:
+        """``[B, W]`` -> ``[B, W]``: in the spans, gradients summed over a run's samples in ascending order.
 
-        R is at least B unless the spans cover every column.
+        The spans of rows beyond the number of runs hold anything.
         """
-        out = RECYCLER.empty(rows, self.columns)
-        kept = min(rows, self.size)
-        out[:kept] = gradient[:kept]
-        out[kept:] = 0
-        first, width, inverse = self._arrays()
-        use_torch_threads()
-        cpu.fold(_flat(gradient), self.columns, inverse, first, width, out.view(-1).numpy(), self.size, rows)
+        out = RECYCLER.empty(self.size, self.columns)
+        first, width = (np.array(part, dtype=np.int64) for part in zip(*self._spans, strict=True))
+        threads = use_torch_threads()
+        tile = _tile(len(self.starts) - 1, threads)
+        cpu.fold(
+            launcher(), threads, _flat(gradient), self.columns, self.starts, first, width, out.view(-1).numpy(), tile
+        )  # fmt: skip
         return out
 
-    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-        """First column, width and inverse of each piece."""
-        pieces = _pieces(self._own)
-        table = np.array(pieces, dtype=np.int64).reshape(-1, 3)
-        inverses = [self._inverses[number] for _, _, number in pieces]
-        rows = np.stack(inverses) if inverses else np.zeros((0, self.size), dtype=np.int32)
-        return table[:, 0].copy(), table[:, 1].copy(), rows
+
+def relu_runs(samples: Tensor, runs: Tensor, starts: Tensor) -> Tensor:
+    """``[B, W]`` float32: ``max(samples[b] + runs[r], 0)`` for the samples b of run r; `samples` may be overwritten.
+
+    Parameters
+    ----------
+    samples : Tensor
+        ``[B, W]``.
+    runs : Tensor
+        ``[R, W]``; gradients are summed over a run's samples in ascending order.
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+    """
+    out: Tensor = _ReluRuns.apply(samples.float(), runs.float(), starts)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ReluRuns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, samples: Tensor, runs: Tensor, starts: Tensor) -> Tensor:
+        # Overwritten memory under a new tensor, as nothing that gives `samples` needs it for its backward.
+        flat, threads = _flat(samples), use_torch_threads()
+        tile = _tile(len(runs), threads)
+        cpu.relu_runs(launcher(), threads, flat, _flat(runs), starts.numpy(), samples.shape[1], tile)
+        out = torch.from_numpy(flat).view(samples.shape)
+        ctx.save_for_backward(out, starts)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        out, starts = ctx.saved_tensors
+        columns, threads = out.shape[1], use_torch_threads()
+        samples, runs = RECYCLER.empty(*out.shape), RECYCLER.empty(len(starts) - 1, columns)
+        cpu.relu_gradient(
+            launcher(), threads, _flat(gradient), _flat(out), starts.numpy(), columns, samples.view(-1).numpy(),
+            runs.view(-1).numpy(), _tile(len(runs), threads),
+        )  # fmt: skip
+        return samples, runs, None
+
+
+def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
+    """``[rows, W]`` from ``[B, W]``: row r is the sum over samples with ``inverse[b] == r`` in ascending order."""
+    out = RECYCLER.empty(rows, gradient.shape[1])
+    cpu.sum_rows(
+        launcher(), use_torch_threads(), _flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
+        rows, _LINE,
+    )  # fmt: skip
+    return out
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.contiguous().view(-1).numpy()
+    array: NDArray[Any] = tensor.detach().contiguous().view(-1).numpy()
     return array
 
 
-def _merged(spans: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Neighbouring spans of one group as one."""
-    found: list[tuple[int, int, int]] = []
-    for first, width, number in spans:
-        if found and found[-1][0] + found[-1][1] == first and found[-1][2] == number:
-            found[-1] = (found[-1][0], found[-1][1] + width, number)
+def _tile(count: int, threads: int) -> int:
+    return max(-(-count // (threads * _TILES_PER_THREAD)), 1)
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Neighbouring spans as one."""
+    found: list[tuple[int, int]] = []
+    for first, width in spans:
+        if found and sum(found[-1]) == first:
+            found[-1] = (found[-1][0], found[-1][1] + width)
         else:
-            found.append((first, width, number))
+            found.append((first, width))
     return found
 
 
-def _pieces(spans: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    return [
-        (first + done, min(_LINE, width - done), number)
-        for first, width, number in spans
-        for done in range(0, width, _LINE)
-    ]
+def _pieces(spans: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    pieces = [(first + done, min(_LINE, width - done)) for first, width in spans for done in range(0, width, _LINE)]
+    table = np.array(pieces, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0].copy(), table[:, 1].copy()
 
 
 def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
     """``[U, longest, D]`` from rows ``[E, D]``, with zeros behind each window."""
-    out = RECYCLER.empty(start.numel(), longest, rows.shape[1])
-    chunks = use_torch_threads() * _CHUNKS_PER_THREAD
+    out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), use_torch_threads()
     cpu.gather_windows(
-        _flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest, chunks, out.view(-1).numpy()
+        launcher(), threads, _flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
+        _tile(start.numel(), threads), out.view(-1).numpy(),
     )  # fmt: skip
     return out
 
@@ -145,9 +200,9 @@ def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) ->
 def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int) -> Tensor:
     """``[E, D]`` from ``[U, longest, D]``: the sum over the windows that cover each value, in ascending order."""
     longest, width = gradient.shape[1:]
-    out = RECYCLER.empty(values, width)
-    chunks = use_torch_threads()
+    out, threads = RECYCLER.empty(values, width), use_torch_threads()
     cpu.scatter_windows(
-        _flat(gradient), width, start.numpy(), length.numpy(), longest, chunks, out.view(-1).numpy(), values
+        launcher(), threads, _flat(gradient), width, start.numpy(), length.numpy(), longest, _tile(values, threads),
+        out.view(-1).numpy(), values,
     )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""Numba bodies for deduplicated batches: renumber pointers, join windows, expand and fold columns, gather windows.
+"""Numba bodies for deduplicated batches: renumber pointers, join windows, expand and fold runs, gather windows.
 
 Every sum is over samples (or windows) in ascending order and every output element belongs to one thread, so the bits do
 not depend on the number of threads.
@@ -7,7 +7,9 @@ not depend on the number of threads.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
+
+from stratarec.kernels.team import BODY, run_team, take
 
 U = np.uint64
 
@@ -26,6 +28,15 @@ def renumber(pointers, place, inverse, used):
     for i in range(count):
         place[used[i]] = -1
     return count
+
+
+@njit(nogil=True, cache=True)
+def gather_column(column, rows, out, stride, place):
+    """out[place + i * stride] = column[rows[i]]."""
+    p = U(place)
+    for i in range(len(rows)):
+        out[p] = column[U(rows[i])]
+        p += U(stride)
 
 
 @njit(nogil=True, cache=True)
@@ -53,44 +64,149 @@ def join_windows(start, length, order, moved, begin, size):
     return ranges
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def expand(pooled, stride, inverse, first, width, size):
-    """pooled[b] = pooled[inverse[g, b]] in columns ``first[g]:first[g] + width[g]``, in place.
+@njit(**BODY)
+def expand_spans(member, counter, pooled, stride, starts, first, width):
+    """pooled[b] = pooled[r] in columns ``first[g]:first[g] + width[g]`` for the samples b of run r, in place.
 
-    Numbers by first appearance never exceed their place, so from the last sample to the first no source is overwritten
-    before it is read.
+    A run's number never exceeds the place of its first sample, so from the last run to the first no source is
+    overwritten before it is read.
     """
-    S = U(stride)
-    for g in prange(len(first)):
-        for back in range(U(size)):
-            b = U(size) - U(1) - back
-            source, target = U(inverse[g, b]) * S, b * S
-            for d in range(U(first[g]), U(first[g] + width[g])):
-                pooled[target + d] = pooled[source + d]
-
-
-@njit(parallel=True, nogil=True, cache=True)
-def fold(gradient, stride, inverse, first, width, out, size, rows):
-    """The transpose of `expand` in its columns: out[r] = sum of gradient[b] over b with ``inverse[g, b] == r``."""
-    S = U(stride)
-    for g in prange(len(first)):
+    S, runs = U(stride), len(starts) - 1
+    while True:
+        g = take(counter)
+        if g >= len(first):
+            break
         begin, end = U(first[g]), U(first[g] + width[g])
+        for back in range(runs):
+            run = runs - 1 - back
+            source = U(run) * S
+            for b in range(starts[run + 1] - 1, starts[run] - 1, -1):
+                target = U(b) * S
+                for d in range(begin, end):
+                    pooled[target + d] = pooled[source + d]
+
+
+@njit(nogil=True, cache=True)
+def expand(launch, threads, pooled, stride, starts, first, width):
+    run_team(launch, threads, expand_spans, (np.zeros(1, np.int64), pooled, stride, starts, first, width))
+
+
+@njit(**BODY)
+def fold_runs(member, counter, gradient, stride, starts, first, width, out, tile):
+    """The transpose of `expand`: out[r] = sum of gradient[b] over the run's samples in the spans, gradient[b] outside.
+
+    The spans of rows beyond the number of runs are not written.
+    """
+    S, runs = U(stride), len(starts) - 1
+    while True:
+        low = take(counter) * tile
+        if low >= runs:
+            break
+        for run in range(low, min(low + tile, runs)):
+            done = U(0)
+            for g in range(len(first)):
+                begin, end = U(first[g]), U(first[g] + width[g])
+                for b in range(U(starts[run]), U(starts[run + 1])):
+                    for d in range(done, begin):
+                        out[b * S + d] = gradient[b * S + d]
+                target = U(run) * S
+                for d in range(begin, end):
+                    out[target + d] = gradient[U(starts[run]) * S + d]
+                for b in range(U(starts[run] + 1), U(starts[run + 1])):
+                    for d in range(begin, end):
+                        out[target + d] += gradient[b * S + d]
+                done = end
+            for b in range(U(starts[run]), U(starts[run + 1])):
+                for d in range(done, S):
+                    out[b * S + d] = gradient[b * S + d]
+
+
+@njit(nogil=True, cache=True)
+def fold(launch, threads, gradient, stride, starts, first, width, out, tile):
+    given = (np.zeros(1, np.int64), gradient, stride, starts, first, width, out, tile)
+    run_team(launch, threads, fold_runs, given)
+
+
+@njit(**BODY)
+def relu_tiles(member, counter, samples, runs, starts, columns, tile):
+    """samples[b] = max(samples[b] + runs[r], 0) for the samples of each run, in place."""
+    W, count = U(columns), len(starts) - 1
+    while True:
+        low = take(counter) * tile
+        if low >= count:
+            break
+        for run in range(low, min(low + tile, count)):
+            for b in range(U(starts[run]), U(starts[run + 1])):
+                for d in range(W):
+                    found = samples[b * W + d] + runs[U(run) * W + d]
+                    # Asked this way, what is no number stays so.
+                    samples[b * W + d] = np.float32(0.0) if found <= np.float32(0.0) else found
+
+
+@njit(nogil=True, cache=True)
+def relu_runs(launch, threads, samples, runs, starts, columns, tile):
+    run_team(launch, threads, relu_tiles, (np.zeros(1, np.int64), samples, runs, starts, columns, tile))
+
+
+@njit(**BODY)
+def relu_gradient_tiles(member, counter, gradient, out, starts, columns, samples, runs, tile):
+    """samples[b] = gradient[b], or 0 where out[b] <= 0; runs[r] = their sum over the run's samples, ascending."""
+    W, count = U(columns), len(starts) - 1
+    while True:
+        low = take(counter) * tile
+        if low >= count:
+            break
+        for run in range(low, min(low + tile, count)):
+            target = U(run) * W
+            for d in range(W):
+                runs[target + d] = np.float32(0.0)
+            for b in range(U(starts[run]), U(starts[run + 1])):
+                for d in range(W):
+                    # Loaded in any case: a loop with a load that may not happen is not vectorised.
+                    passed = gradient[b * W + d]
+                    passed = np.float32(0.0) if out[b * W + d] <= np.float32(0.0) else passed
+                    samples[b * W + d] = passed
+                    runs[target + d] += passed
+
+
+@njit(nogil=True, cache=True)
+def relu_gradient(launch, threads, gradient, out, starts, columns, samples, runs, tile):
+    given = (np.zeros(1, np.int64), gradient, out, starts, columns, samples, runs, tile)
+    run_team(launch, threads, relu_gradient_tiles, given)
+
+
+@njit(**BODY)
+def sum_columns(member, counter, gradient, columns, inverse, out, rows, tile):
+    """out[r] = sum of gradient[i] over i with ``inverse[i] == r``, ascending; `tile` columns at a time."""
+    W = U(columns)
+    while True:
+        first = take(counter) * tile
+        if first >= columns:
+            break
+        begin, end = U(first), U(min(first + tile, columns))
         for r in range(U(rows)):
             for d in range(begin, end):
-                out[r * S + d] = np.float32(0.0)
-        for b in range(U(size)):
-            source, target = b * S, U(inverse[g, b]) * S
+                out[r * W + d] = np.float32(0.0)
+        for i in range(U(len(inverse))):
+            source, target = i * W, U(inverse[i]) * W
             for d in range(begin, end):
                 out[target + d] += gradient[source + d]
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def gather_windows(rows, width, start, length, longest, chunks, out):
+@njit(nogil=True, cache=True)
+def sum_rows(launch, threads, gradient, columns, inverse, out, rows, tile):
+    run_team(launch, threads, sum_columns, (np.zeros(1, np.int64), gradient, columns, inverse, out, rows, tile))
+
+
+@njit(**BODY)
+def gather_tiles(member, counter, rows, width, start, length, longest, tile, out):
     """out[u, l] = rows[start[u] + l] for l < length[u], zeros behind; a window lies in one piece of `rows`."""
-    D = U(width)
-    count = len(start)
-    for chunk in prange(chunks):
-        for u in range(count * chunk // chunks, count * (chunk + 1) // chunks):
+    D, count = U(width), len(start)
+    while True:
+        first = take(counter) * tile
+        if first >= count:
+            break
+        for u in range(first, min(first + tile, count)):
             source, target = U(start[u]) * D, U(u) * U(longest) * D
             filled, end = U(length[u]) * D, U(longest) * D
             for d in range(filled):
@@ -99,12 +215,20 @@ def gather_windows(rows, width, start, length, longest, chunks, out):
                 out[target + d] = np.float32(0.0)
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def scatter_windows(gradient, width, start, length, longest, chunks, out, values):
+@njit(nogil=True, cache=True)
+def gather_windows(launch, threads, rows, width, start, length, longest, tile, out):
+    run_team(launch, threads, gather_tiles, (np.zeros(1, np.int64), rows, width, start, length, longest, tile, out))
+
+
+@njit(**BODY)
+def scatter_tiles(member, counter, gradient, width, start, length, longest, tile, out, values):
     """The transpose of `gather_windows`: out[e] = sum of gradient[u, e - start[u]] over windows u, ascending."""
     D = U(width)
-    for chunk in prange(chunks):
-        low, high = values * chunk // chunks, values * (chunk + 1) // chunks
+    while True:
+        low = take(counter) * tile
+        if low >= values:
+            break
+        high = min(low + tile, values)
         for d in range(U(low) * D, U(high) * D):
             out[d] = np.float32(0.0)
         for u in range(len(start)):
@@ -114,3 +238,9 @@ def scatter_windows(gradient, width, start, length, longest, chunks, out, values
                 target = U(begin) * D
                 for d in range(U(end - begin) * D):
                     out[target + d] += gradient[source + d]
+
+
+@njit(nogil=True, cache=True)
+def scatter_windows(launch, threads, gradient, width, start, length, longest, tile, out, values):
+    given = (np.zeros(1, np.int64), gradient, width, start, length, longest, tile, out, values)
+    run_team(launch, threads, scatter_tiles, given)

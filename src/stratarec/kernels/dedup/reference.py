@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import torch
 from torch import Tensor
 
 
-def expand(pooled: Tensor, inverses: list[tuple[list[int], Tensor]], size: int) -> Tensor:
-    """``[size, W]``: the columns of each pair come from its inverse, the others from the row itself."""
-    out = pooled[:size].clone()
-    for columns, inverse in inverses:
-        out[:, columns] = pooled[inverse.long()][:, columns]
+def find_runs(inverses: list[list[int]]) -> list[int]:
+    """Where neighbouring samples differ, from 0 to B."""
+    samples = list(zip(*inverses, strict=True))
+    return [b for b in range(len(samples)) if not b or samples[b] != samples[b - 1]] + [len(samples)]
+
+
+def expand(pooled: Tensor, columns: list[int], starts: list[int]) -> Tensor:
+    """``[B, W]``: `columns` come from the row of the sample's run, the others from its own."""
+    out = pooled.clone()
+    for run, (first, last) in enumerate(pairwise(starts)):
+        out[first:last, columns] = pooled[run, columns]
     return out
 
 
-def fold(gradient: Tensor, inverses: list[tuple[list[int], Tensor]], rows: int) -> Tensor:
-    """``[rows, W]``: the columns of each pair summed over samples in ascending order."""
+def fold(gradient: Tensor, columns: list[int], starts: list[int]) -> Tensor:
+    """``[B, W]``: `columns` summed over a run's samples in ascending order, zeros in rows beyond the runs."""
+    out = gradient.clone()
+    out[:, columns] = 0
+    for run, (first, last) in enumerate(pairwise(starts)):
+        for sample in range(first, last):
+            out[run, columns] += gradient[sample, columns]
+    return out
+
+
+def relu_runs(samples: Tensor, runs: Tensor, starts: list[int]) -> Tensor:
+    """``[B, W]``: the rectified sums of each sample's row and its run's."""
+    lengths = torch.tensor(starts).diff()
+    return (samples + torch.repeat_interleave(runs, lengths, dim=0)).relu()
+
+
+def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
+    """``[rows, W]``: sums over the samples of each row in ascending order."""
     out = gradient.new_zeros(rows, gradient.shape[1])
-    out[: len(gradient)] = gradient
-    for columns, inverse in inverses:
-        out[:, columns] = 0
-        for sample, target in enumerate(inverse.tolist()):
-            out[target, columns] += gradient[sample, columns]
+    for sample, row in enumerate(inverse.tolist()):
+        out[row] += gradient[sample]
     return out
 
 

@@ -5,22 +5,33 @@ Neither the joined vectors nor the full square of products is ever in memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.interaction import cpu
+from stratarec.kernels.interaction import cpu, runs
 from stratarec.kernels.interaction.reference import dot_interaction as _reference
 from stratarec.kernels.memory import RECYCLER
 from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import use_torch_threads
 from stratarec.kernels.vector import blocks
 
+# Products of matrices whose inner size is no multiple of eight floats take up to half as long again.
+_MULTIPLE = 8
+
+
+def _padded(columns: int) -> int:
+    return -(-columns // _MULTIPLE) * _MULTIPLE
+
 
 def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
-    """The dense vector, then the products of all pairs.
+    """The dense vector, then the products of all pairs, then zeros up to a multiple of eight columns.
 
     Parameters
     ----------
@@ -32,8 +43,8 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1; without `dense` V = F and no copy in front. Pairs
-        (i, j), j < i, lie in the order of the lower triangle, the dense vector being number 0.
+        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1, and the zeros; without `dense` V = F and no copy in front.
+        Pairs (i, j), j < i, lie in the order of the lower triangle, the dense vector being number 0.
 
     Raises
     ------
@@ -51,6 +62,66 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     return out
 
 
+@lru_cache(maxsize=16)
+def split_columns(shared: tuple[bool, ...], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
+    """Which columns of `dot_interaction` the two outputs of `run_interaction` are, in their order."""
+    first = int(dense)
+    own = [*range(first), *(first + f for f, common in enumerate(shared) if not common)]
+    common = [first + f for f, common in enumerate(shared) if common]
+
+    def column(one: int, other: int) -> int:
+        high, low = max(one, other), min(one, other)
+        return first * width + high * (high - 1) // 2 + low
+
+    mine = [column(own[i], own[j]) for i in range(len(own)) for j in range(i)]
+    cross = [column(i, j) for i in own for j in common]
+    theirs = [column(common[i], common[j]) for i in range(len(common)) for j in range(i)]
+    beside = [*range(first * width), *mine, *cross]
+    return torch.tensor(beside, dtype=torch.int64), torch.tensor(theirs, dtype=torch.int64)
+
+
+def run_interaction(
+    dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `dot_interaction` where some vectors are the same for all samples of a run: products of those once a run.
+
+    Parameters
+    ----------
+    dense : Tensor or None
+        ``[B, D]``, the bottom MLP's output.
+    pooled : Tensor
+        ``[B, F, D]`` embeddings, contiguous; of shared features row r is run r's, and rows from R on are not read.
+    shared : sequence of bool
+        ``[F]``.
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+
+    Returns
+    -------
+    tuple of Tensor
+        Float32 columns of each sample ``[B, .]`` and of each run ``[R, .]``; `split_columns` says which they are. Zeros
+        follow up to a multiple of eight.
+
+    Raises
+    ------
+    ConfigError
+        When shapes differ.
+
+    Notes
+    -----
+    The gradient of shared features in rows from R on is not written.
+    """
+    fits = pooled.ndim == 3 and len(shared) == pooled.shape[1] and int(starts[-1]) == len(pooled)
+    if not fits or (dense is not None and dense.shape != (pooled.shape[0], pooled.shape[2])):
+        got = None if dense is None else tuple(dense.shape)
+        raise ConfigError(
+            f"run_interaction got dense {got}, pooled {tuple(pooled.shape)}, {len(shared)} flags and runs of "
+            f"{int(starts[-1])} samples, expected [B, D], [B, F, D], F and B"
+        )
+    out: tuple[Tensor, Tensor] = _RunInteraction.apply(dense, pooled, tuple(shared), starts)  # type: ignore[no-untyped-call]
+    return out
+
+
 def _flat(tensor: Tensor) -> Any:
     return tensor.detach().float().contiguous().view(-1).numpy()
 
@@ -61,7 +132,7 @@ class _Interaction(torch.autograd.Function):
         batch, features, width = pooled.shape
         first = int(dense is not None)
         vectors = features + first
-        columns = first * width + vectors * (vectors - 1) // 2
+        columns = _padded(first * width + vectors * (vectors - 1) // 2)
         flat = _flat(pooled)
         front = flat[:0] if dense is None else _flat(dense)
         out = RECYCLER.empty(batch, columns)
@@ -84,3 +155,48 @@ class _Interaction(torch.autograd.Function):
             dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(),
         )  # fmt: skip
         return (dense_out.to(dense_type) if first else None), pooled_out.to(pooled_type)
+
+
+def _tile(runs_: int, threads: int) -> int:
+    return max(min(runs_ // (threads * 4), 32), 1)
+
+
+class _RunInteraction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, dense: Tensor | None, pooled: Tensor, shared: tuple[bool, ...], starts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        batch, features, width = pooled.shape
+        columns = split_columns(shared, dense=dense is not None, width=width)
+        own_out = RECYCLER.empty(batch, _padded(len(columns[0])))
+        common_out = RECYCLER.empty(starts.numel() - 1, _padded(len(columns[1])))
+        flat, threads = _flat(pooled), use_torch_threads()
+        ctx.given = (
+            flat[:0] if dense is None else _flat(dense), flat, int(dense is not None), width, features,
+            *_places(shared), starts.numpy(),
+        )  # fmt: skip
+        ctx.types, ctx.shape = (None if dense is None else dense.dtype, pooled.dtype), pooled.shape
+        runs.kernels(*blocks(width)).forward(
+            launcher(), threads, *ctx.given, own_out.view(-1).numpy(), common_out.view(-1).numpy(), own_out.shape[1],
+            common_out.shape[1], _tile(len(common_out), threads),
+        )  # fmt: skip
+        return own_out, common_out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, own: Tensor, common: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        batch, features, width = ctx.shape
+        dense_type, pooled_type = ctx.types
+        dense_out = torch.empty(batch if dense_type else 0, width)
+        pooled_out, threads = RECYCLER.empty(batch, features, width), use_torch_threads()
+        runs.kernels(*blocks(width)).backward(
+            launcher(), threads, *ctx.given, _flat(own), _flat(common), own.shape[1], common.shape[1],
+            dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(), _tile(len(common), threads),
+        )  # fmt: skip
+        return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type), None, None
+
+
+def _places(shared: tuple[bool, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Features that samples own, and those that they share."""
+    flags = np.array(shared, dtype=bool)
+    return np.flatnonzero(~flags), np.flatnonzero(flags)

@@ -36,7 +36,7 @@ def product(lanes, scratch, one, other, width):
 
 @njit(**BODY)
 def forward(member, lanes, whole, counter, dense, pooled, first, batch, vectors, width, out, columns, scratches):
-    """out[b] = dense[b], then x_i . x_j for i = 1 .. V - 1 and j < i."""
+    """out[b] = dense[b], then x_i . x_j for i = 1 .. V - 1 and j < i, then zeros."""
     literally(lanes)
     D, V = U(lanes if whole else width), U(vectors)
     scratch = scratches[member]
@@ -64,6 +64,8 @@ def forward(member, lanes, whole, counter, dense, pooled, first, batch, vectors,
                 for j in range(whole_fours, i):
                     out[place + j] = total(product(lanes, scratch, i * D, j * D, D))
                 place += i
+            for column in range(place, U((b + 1) * columns)):
+                out[column] = np.float32(0.0)
 
 
 @njit(**BODY)

@@ -14,3 +14,13 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     rows, columns = torch.tril_indices(count, count, offset=-1)
     pairs = products[:, rows, columns]
     return pairs if dense is None else torch.cat([dense, pairs], dim=1)
+
+
+def run_interaction(
+    dense: Tensor | None, pooled: Tensor, shared: list[bool], starts: Tensor, columns: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """`columns` of the interaction: the first of every sample, the second of every run's first sample."""
+    run = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
+    vectors = torch.where(torch.tensor(shared).view(1, -1, 1), pooled[run], pooled)
+    whole = dot_interaction(dense, vectors)
+    return whole[:, columns[0]], whole[starts[:-1]][:, columns[1]]

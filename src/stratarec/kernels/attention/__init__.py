@@ -1,0 +1,158 @@
+"""What attention over histories needs: every sample meets the rows of its own history, without padding or copies.
+
+A *pair* is a sample and one row of its history; a sample's pairs follow one another. Rows are those of distinct
+events: samples of one history, and histories that overlap, read the same ones.
+
+Shapes: B samples, E events, N pairs, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratarec.errors import ConfigError
+from stratarec.kernels.attention import cpu
+from stratarec.kernels.memory import RECYCLER
+from stratarec.kernels.team import launcher
+from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.vector import blocks
+
+_TILES_PER_THREAD = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Sample b's pairs ``offsets[b]:offsets[b + 1]`` are with the events from ``first[b]`` on.
+
+    Parameters
+    ----------
+    first : Tensor
+        ``[B]`` int64.
+    offsets : Tensor
+        ``[B + 1]`` int64, rising, from 0 to N.
+    """
+
+    first: Tensor
+    offsets: Tensor
+
+    @property
+    def samples(self) -> int:
+        return self.first.numel()
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def check(self, samples: Tensor | None, events: Tensor) -> None:
+        """`ConfigError` unless the shapes fit and every pair's event exists."""
+        ends = self.first + self.offsets.diff()
+        last = int(ends.max()) if self.samples else 0
+        if (samples is not None and samples.shape != (self.samples, events.shape[1])) or last > len(events):
+            got = None if samples is None else tuple(samples.shape)
+            raise ConfigError(
+                f"pairs of {self.samples} samples with events up to {last} got samples {got} and events "
+                f"{tuple(events.shape)}"
+            )
+
+
+def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
+    """``[N, D]`` float32: ``samples[b] + events[e]`` of every pair."""
+    pairs.check(samples, events)
+    out: Tensor = _Combine.apply(samples.float(), events.float(), pairs, False)  # type: ignore[no-untyped-call]
+    return out
+
+
+def pair_products(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
+    """``[N, D]`` float32: ``samples[b] * events[e]`` of every pair."""
+    pairs.check(samples, events)
+    out: Tensor = _Combine.apply(samples.float(), events.float(), pairs, True)  # type: ignore[no-untyped-call]
+    return out
+
+
+def pair_pool(weights: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
+    """``[B, D]`` float32: the sum of ``weights[p] * events[e]`` over a sample's pairs; zeros where it has none."""
+    pairs.check(None, events)
+    if weights.shape != (len(pairs),):
+        raise ConfigError(f"{len(pairs)} pairs got weights {tuple(weights.shape)}")
+    out: Tensor = _Pool.apply(weights.float(), events.float(), pairs)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _flat(tensor: Tensor) -> Any:
+    return tensor.detach().contiguous().view(-1).numpy()
+
+
+def _tile(count: int, threads: int) -> int:
+    return max(count // (threads * _TILES_PER_THREAD), 64)
+
+
+def _combine(samples: Tensor, events: Tensor, pairs: Pairs, times: bool) -> Tensor:
+    width, threads = events.shape[1], use_torch_threads()
+    out = RECYCLER.empty(len(pairs), width)
+    cpu.kernels(*blocks(width)).combine(
+        launcher(), threads, times, _flat(samples), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
+        out.view(-1).numpy(), _tile(pairs.samples, threads),
+    )  # fmt: skip
+    return out
+
+
+def _sum_to_samples(term: int, left: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
+    width, threads = events.shape[1], use_torch_threads()
+    out = RECYCLER.empty(pairs.samples, width)
+    cpu.kernels(*blocks(width)).sum_to_samples(
+        launcher(), threads, term, _flat(left), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
+        out.view(-1).numpy(), _tile(pairs.samples, threads),
+    )  # fmt: skip
+    return out
+
+
+def _sum_to_events(term: int, left: Tensor, samples: Tensor, pairs: Pairs, events: int) -> Tensor:
+    width, threads = samples.shape[1], use_torch_threads()
+    out = RECYCLER.empty(events, width)
+    cpu.kernels(*blocks(width)).sum_to_events(
+        launcher(), threads, term, _flat(left), _flat(samples), pairs.first.numpy(), pairs.offsets.numpy(), width,
+        out.view(-1).numpy(), events, _tile(events, threads),
+    )  # fmt: skip
+    return out
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, samples: Tensor, events: Tensor, pairs: Pairs, times: bool) -> Tensor:
+        ctx.pairs, ctx.times = pairs, times
+        # A sum's gradient needs the shapes alone.
+        ctx.save_for_backward(*((samples, events) if times else (samples[:0], events[:0])))
+        ctx.events = len(events)
+        return _combine(samples, events, pairs, times)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        samples, events = ctx.saved_tensors
+        term = cpu.PRODUCT if ctx.times else cpu.PLAIN
+        to_samples = _sum_to_samples(term, gradient, events, ctx.pairs)
+        return to_samples, _sum_to_events(term, gradient, samples, ctx.pairs, ctx.events), None, None
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        ctx.save_for_backward(weights, events)
+        return _sum_to_samples(cpu.SCALED, weights, events, pairs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        weights, events = ctx.saved_tensors
+        pairs: Pairs = ctx.pairs
+        width, threads = events.shape[1], use_torch_threads()
+        dots = torch.empty(len(pairs))
+        cpu.kernels(*blocks(width)).dots(
+            launcher(), threads, _flat(gradient), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
+            dots.numpy(), _tile(pairs.samples, threads),
+        )  # fmt: skip
+        return dots, _sum_to_events(cpu.SCALED, weights, gradient, pairs, len(events)), None

@@ -1,0 +1,142 @@
+"""Numba bodies over (sample, event) pairs: combine both sides of every pair, and sum pairs to either side.
+
+Every output row belongs to one thread and sums over pairs in ascending order, so the bits do not depend on the number
+of threads.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+from numba import literally, njit
+
+from stratarec.kernels.team import BODY, run_team, take
+from stratarec.kernels.vector import add, broadcast, load, multiply, store, total
+
+U = np.uint64
+# What a sum over pairs adds: the pair's own row; its product with the other side's row; that row times one number.
+PLAIN, PRODUCT, SCALED = 0, 1, 2
+
+
+@njit(**BODY)
+def combine(member, lanes, whole, counter, times, samples, events, first, offsets, width, out, tile):
+    """out[p] = samples[b] + events[e], or their product; `tile` samples at a time."""
+    literally(lanes)
+    D, count = U(lanes if whole else width), len(first)
+    while True:
+        begin = take(counter) * tile
+        if begin >= count:
+            break
+        for b in range(begin, min(begin + tile, count)):
+            source = U(first[b]) * D
+            for target in range(U(offsets[b]) * D, U(offsets[b + 1]) * D, D):
+                for block in range(U(0), D, U(lanes)):
+                    one, other = load(samples, U(b) * D + block, lanes), load(events, source + block, lanes)
+                    store(out, target + block, multiply(one, other) if times else add(one, other))
+                source += D
+
+
+@njit(**BODY)
+def term_of(lanes, term, left, p, right, place, D):
+    """One block of what pair p adds; `place` is where the other side's block lies, `p` where the pair's own does."""
+    literally(lanes)
+    if term == PLAIN:
+        return load(left, p, lanes)
+    row = load(right, place, lanes)
+    if term == PRODUCT:
+        return multiply(load(left, p, lanes), row)
+    return multiply(broadcast(left[p // D], lanes), row)
+
+
+@njit(**BODY)
+def sum_to_samples(member, lanes, whole, counter, term, left, events, first, offsets, width, out, tile):
+    """out[b] = sum of the terms of its pairs."""
+    literally(lanes)
+    D, count = U(lanes if whole else width), len(first)
+    while True:
+        begin = take(counter) * tile
+        if begin >= count:
+            break
+        for b in range(begin, min(begin + tile, count)):
+            for block in range(U(0), D, U(lanes)):
+                found = broadcast(np.float32(0.0), lanes)
+                source = U(first[b]) * D + block
+                for p in range(U(offsets[b]) * D + block, U(offsets[b + 1]) * D + block, D):
+                    found = add(found, term_of(lanes, term, left, p, events, source, D))
+                    source += D
+                store(out, U(b) * D + block, found)
+
+
+@njit(**BODY)
+def sum_to_events(member, lanes, whole, counter, term, left, samples, first, offsets, width, out, events, tile):
+    """out[e] = sum of the terms of its pairs; `tile` events at a time, each over all samples whose pairs reach them."""
+    literally(lanes)
+    D = U(lanes if whole else width)
+    while True:
+        low = take(counter) * tile
+        if low >= events:
+            break
+        high = min(low + tile, events)
+        for place in range(U(low) * D, U(high) * D, U(lanes)):
+            store(out, place, broadcast(np.float32(0.0), lanes))
+        for b in range(len(first)):
+            begin, end = max(first[b], low), min(first[b] + offsets[b + 1] - offsets[b], high)
+            if begin >= end:
+                continue
+            p = U(offsets[b] + begin - first[b]) * D
+            for target in range(U(begin) * D, U(end) * D, D):
+                for block in range(U(0), D, U(lanes)):
+                    part = term_of(lanes, term, left, p + block, samples, U(b) * D + block, D)
+                    store(out, target + block, add(load(out, target + block, lanes), part))
+                p += D
+
+
+@njit(**BODY)
+def dots(member, lanes, whole, counter, samples, events, first, offsets, width, out, tile):
+    """out[p] = samples[b] . events[e]."""
+    literally(lanes)
+    D, count = U(lanes if whole else width), len(first)
+    while True:
+        begin = take(counter) * tile
+        if begin >= count:
+            break
+        for b in range(begin, min(begin + tile, count)):
+            source = U(first[b]) * D
+            for p in range(U(offsets[b]), U(offsets[b + 1])):
+                product = np.float32(0.0)
+                for block in range(U(0), D, U(lanes)):
+                    one, other = load(samples, U(b) * D + block, lanes), load(events, source + block, lanes)
+                    product += total(multiply(one, other))
+                out[p] = product
+                source += D
+
+
+@cache
+def kernels(lanes: int, whole: bool) -> SimpleNamespace:
+    """The passes for rows in blocks of `lanes`, compiled at their first call and kept on disk."""
+
+    @njit(nogil=True, cache=True)
+    def run_combine(launch, threads, times, samples, events, first, offsets, width, out, tile):
+        given = (lanes, whole, np.zeros(1, np.int64), times, samples, events, first, offsets, width, out, tile)
+        run_team(launch, threads, combine, given)
+
+    @njit(nogil=True, cache=True)
+    def run_sum_to_samples(launch, threads, term, left, events, first, offsets, width, out, tile):
+        given = (lanes, whole, np.zeros(1, np.int64), term, left, events, first, offsets, width, out, tile)
+        run_team(launch, threads, sum_to_samples, given)
+
+    @njit(nogil=True, cache=True)
+    def run_sum_to_events(launch, threads, term, left, samples, first, offsets, width, out, events, tile):
+        given = (lanes, whole, np.zeros(1, np.int64), term, left, samples, first, offsets, width, out, events, tile)
+        run_team(launch, threads, sum_to_events, given)
+
+    @njit(nogil=True, cache=True)
+    def run_dots(launch, threads, samples, events, first, offsets, width, out, tile):
+        given = (lanes, whole, np.zeros(1, np.int64), samples, events, first, offsets, width, out, tile)
+        run_team(launch, threads, dots, given)
+
+    return SimpleNamespace(
+        combine=run_combine, sum_to_samples=run_sum_to_samples, sum_to_events=run_sum_to_events, dots=run_dots
+    )

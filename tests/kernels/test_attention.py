@@ -1,0 +1,63 @@
+"""Pairs of samples and events: values and gradients as the plain reference gives, the same bits at any threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from stratarec.errors import ConfigError
+from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums, reference
+
+
+def pairs_of(samples: int, events: int, seed: int = 0) -> Pairs:
+    """Windows of up to 6 events that overlap, some of them empty."""
+    draws = torch.Generator().manual_seed(seed)
+    length = torch.randint(0, min(6, events) + 1, (samples,), generator=draws)
+    first = (torch.rand(samples, generator=draws) * (events - length + 1)).long()
+    return Pairs(first=first, offsets=torch.cat([torch.zeros(1).long(), length.cumsum(0)]))
+
+
+def both(name: str, left: Tensor, events: Tensor, pairs: Pairs) -> list[list[Tensor]]:
+    """Output and gradients of the kernel and of the reference."""
+    kernel = {"sums": pair_sums, "products": pair_products, "pool": pair_pool}[name]
+    plain = {"sums": reference.pair_sums, "products": reference.pair_products, "pool": reference.pair_pool}[name]
+    found, inputs = [], [left.requires_grad_(), events.requires_grad_()]
+    for out in (kernel(left, events, pairs), plain(left, events, pairs.first, pairs.offsets)):
+        gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+        found.append([out.detach(), *torch.autograd.grad(out, inputs, gradient)])
+    return found
+
+
+@pytest.mark.parametrize("name", ["sums", "products", "pool"])
+@pytest.mark.parametrize("width", [1, 3, 16, 36])
+@pytest.mark.parametrize(("samples", "events"), [(1, 1), (40, 9), (300, 150), (3, 0)])
+def test_pairs_and_their_gradients_equal_the_reference(name: str, width: int, samples: int, events: int) -> None:
+    pairs = pairs_of(samples, events)
+    draws = torch.Generator().manual_seed(2)
+    left = torch.randn(len(pairs) if name == "pool" else (samples, width), generator=draws)  # type: ignore[arg-type]
+    kept = torch.get_num_threads()
+    runs = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            rows = torch.randn(events, width, generator=torch.Generator().manual_seed(3))
+            found, expected = both(name, left.clone(), rows, pairs)
+            for mine, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+            runs.append(found)
+    finally:
+        torch.set_num_threads(kept)
+    for one, two in zip(*runs, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_pairs_refuse_other_shapes_and_events_that_do_not_exist() -> None:
+    pairs = Pairs(first=torch.tensor([0, 2]), offsets=torch.tensor([0, 2, 4]))
+    rows, samples = torch.randn(4, 3), torch.randn(2, 3)
+    with pytest.raises(ConfigError, match=r"events up to 4 got samples \(2, 3\) and events \(3, 3\)"):
+        pair_sums(samples, rows[:3], pairs)
+    with pytest.raises(ConfigError, match=r"samples \(1, 3\)"):
+        pair_products(samples[:1], rows, pairs)
+    with pytest.raises(ConfigError, match=r"4 pairs got weights \(3,\)"):
+        pair_pool(torch.randn(3), rows, pairs)
