@@ -265,8 +265,8 @@ class RowCache:
         if len(self.state.counts) > 1:
             self.state.counts[slots] = parts["counts"]
         overflow_start = self.layout.slot_start[:-1] + self.layout.sets * self.layout.ways
-        spilled = tables[slots >= overflow_start[tables]]
-        self.state.overflow_rows[:] = np.bincount(spilled, minlength=len(self.names))
+        spilled = np.unique(tables[slots >= overflow_start[tables]])
+        self.state.reach[spilled] = np.minimum(self.layout.overflow_sets, kernel.PROBES)[spilled]
         put_rows(parts, self.level0, slots)
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.cache import cpu
 from stratarec.kernels.embedding import Group, Lookups, lookups_by_table, offsets_or_empty
+from stratarec.kernels.lanes import PADDING
+from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import use_torch_threads
 
 Ints = NDArray[np.int64]
 
+PROBES = cpu.PROBES
 POLICIES = {"lru": cpu.LRU, "lfu": cpu.LFU, "rank": cpu.RANK}
 
 
@@ -48,26 +51,32 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class CacheState:
-    """What the slots hold. `counts` has one entry unless the policy counts."""
+    """What the slots hold. `counts` has one entry unless the policy counts.
+
+    `tags` and `stamps` have `lanes.PADDING` entries behind the last slot, which kernels read and never use.
+    """
 
     tags: NDArray[np.int32]
     stamps: NDArray[np.int32]
     counts: NDArray[np.uint32]
-    overflow_rows: Ints
+    reach: Ints
+    """Of each table: sets of the overflow area that one of its rows may lie in; 0 when the area is empty."""
 
     @classmethod
     def empty(cls, layout: CacheLayout) -> CacheState:
         """All slots free; a stamp of -1 is older than any batch."""
+        tags, stamps = (allocate(layout.slots + PADDING).view(np.int32) for _ in range(2))
+        stamps.fill(-1)
         return cls(
-            np.zeros(layout.slots, dtype=np.int32),
-            np.full(layout.slots, -1, dtype=np.int32),
+            tags,
+            stamps,
             np.zeros(layout.slots if layout.policy == "lfu" else 1, dtype=np.uint32),
             np.zeros(len(layout.sets), dtype=np.int64),
         )
 
     @property
     def nbytes(self) -> int:
-        return int(self.tags.nbytes + self.stamps.nbytes + self.counts.nbytes + self.overflow_rows.nbytes)
+        return int(self.tags.nbytes + self.stamps.nbytes + self.counts.nbytes + self.reach.nbytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +156,7 @@ def stage(
     cpu.stage(
         launcher(), use_torch_threads(), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
         lookups.batch, lookups.key, group.table_start, group.table_features, layout.rows, layout.slot_start,
-        layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.overflow_rows,
+        layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.reach,
         POLICIES[layout.policy], batch, horizon, out, workspace.room, np.argsort(-counts, kind="stable"),
         lists["pending"], lists["in_row"], lists["in_slot"], lists["out_row"], lists["out_slot"], done.rows_in,
         done.rows_out, done.stuck, bad,
@@ -187,7 +196,7 @@ def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], id
     """The slot of each (table, id), or -1 where it is not resident; changes nothing."""
     out = np.empty(len(ids), dtype=np.int64)
     cpu.locate(
-        ids, tables, layout.slot_start, layout.sets, layout.overflow_sets, state.overflow_rows, layout.ways, state.tags,
+        ids, tables, layout.slot_start, layout.sets, layout.overflow_sets, state.reach, layout.ways, state.tags,
         out,
     )  # fmt: skip
     return out
