@@ -91,6 +91,28 @@ def multiply32(typingctx, first, second):
 
 
 @intrinsic
+def add32(typingctx, first, second):
+    """Sum of two uint32 modulo 2^32, in 32 bits throughout."""
+
+    def codegen(context, builder, signature, args):
+        return builder.add(*args)
+
+    return types.uint32(types.uint32, types.uint32), codegen
+
+
+@intrinsic
+def select32(typingctx, condition, first, second):
+    """`first` where the condition holds, else `second`, both uint32, without a branch."""
+
+    def codegen(context, builder, signature, args):
+        chosen = builder.select(*args)
+        chosen.set_metadata("unpredictable", builder.module.add_metadata([]))
+        return chosen
+
+    return types.uint32(types.boolean, types.uint32, types.uint32), codegen
+
+
+@intrinsic
 def fold32(typingctx, word, shift):
     """``word ^ (word >> shift)`` of a uint32, in 32 bits throughout."""
 

@@ -39,10 +39,8 @@ def encode(
     """
     threads = use_torch_threads()
     bad = cpu.encode(
-        launcher(), threads, layout.kind, layout.stochastic, layout.wide_parameters, layout.wide_state, layout.width,
-        layout.row_state, layout.full_state, layout.parameters_at, layout.row_state_at, layout.full_state_at,
-        layout.record_bytes, weights, row_state, full_state, slots, records.reshape(-1), places, keys, np.uint64(write),
-        threads * _CHUNKS_PER_THREAD,
+        launcher(), threads, layout.form, weights, row_state, full_state, slots, records.reshape(-1), places, keys,
+        np.uint64(write), threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip
     return int(bad) if bad < len(slots) else -1
 
@@ -54,9 +52,6 @@ def decode(
     """``slots[i] = decoded records[places[i]]``; shapes as `encode`, slots are distinct."""
     threads = use_torch_threads()
     cpu.decode(
-        launcher(), threads, layout.kind, layout.wide_parameters, layout.wide_state, layout.width, layout.row_state,
-        layout.full_state,
-        layout.parameters_at, layout.row_state_at, layout.full_state_at, layout.record_bytes,
-        records.reshape(-1), places, weights, row_state, full_state, slots,
+        launcher(), threads, layout.form, records.reshape(-1), places, weights, row_state, full_state, slots,
         threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip

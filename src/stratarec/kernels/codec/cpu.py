@@ -4,6 +4,8 @@ A row function reads or writes D floats from `start` of a flat array, and the re
 return whether the codec can hold every number. 32-bit words are cast back after every operation: Numba widens them
 to 64 bits, and LLVM narrows them again where it sees the cast. The mixing of the noise it does not narrow, so its
 products and shifts are intrinsics of 32 bits; otherwise it would run on half as many lanes.
+
+`form` is what `Layout.form` gives.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from stratarec.kernels.bits import (
+    add32,
     bits_float,
     float_bits,
     fold32,
@@ -19,6 +22,7 @@ from stratarec.kernels.bits import (
     load_f32,
     load_u16,
     multiply32,
+    select32,
     store_f32,
     store_u16,
     to_half,
@@ -49,7 +53,7 @@ LEAST_NORMAL = F(2.0**-126)
 @njit(**BODY)
 def words(base, column):
     """32 random bits of a column: murmur3's finaliser over a Weyl sequence."""
-    word = W(W(W(base) + multiply32(W(column), W(STEP))) ^ W(base >> U(32)))
+    word = W(add32(W(base), multiply32(W(column), W(STEP))) ^ W(base >> U(32)))
     word = multiply32(fold32(word, W(16)), W(MIX_1))
     word = multiply32(fold32(word, W(13)), W(MIX_2))
     return fold32(word, W(16))
@@ -148,13 +152,13 @@ def store_parameters(records, at, low, high, levels, wide):
     if not abs(low) <= F(65504.0):
         return F(0.0), low, False
     offset = to_half(low)
-    if from_half(offset) > low:
-        # One step down: towards zero for a positive number, away from it otherwise; 0 becomes the least negative.
-        offset = np.uint16(0x8001) if offset == 0 else np.uint16(offset - 1 if offset < 0x8000 else offset + 1)
+    # One step down: towards zero for a positive number, away from it otherwise; 0 becomes the least negative. Chosen
+    # without a branch, here and for the scale: half of all rows would take it, at random.
+    down = W(0x8001) if offset == 0 else W(offset + W(0xFFFF) if offset < 0x8000 else offset + W(1))
+    offset = np.uint16(select32(from_half(offset) > low, down, W(offset)))
     step = (high - from_half(offset)) / levels
     scale = to_half(step)
-    if from_half(scale) < step:
-        scale = np.uint16(scale + 1)
+    scale = np.uint16(scale + select32(from_half(scale) < step, W(1), W(0)))
     store_u16(records, at, scale)
     store_u16(records, at + U(2), offset)
     return from_half(scale), from_half(offset), scale < 0x7C00
@@ -224,25 +228,58 @@ def prefetch_lines(array, first, count, line):
 
 
 @njit(**BODY)
-def prefetch_entry(weights, row_state, full_state, slot, D, records, at, size, has_row_state, has_full_state):
+def prefetch_slot(form, weights, row_state, full_state, slot):
+    D = U(form[4])
     prefetch_lines(weights, slot * D, D, U(16))
-    prefetch_lines(records, at, size, U(64))
-    if has_row_state:
+    if form[5]:
         prefetch(row_state, slot)
-    if has_full_state:
+    if form[6]:
         prefetch_lines(full_state, slot * D, D, U(16))
 
 
 @njit(**BODY)
+def encode_row(form, weights, row_state, full_state, slot, records, at, key, write_key):
+    """Encode a slot into the record whose first byte is `at`; returns whether the codec can hold it."""
+    (kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
+     full_state_at, _) = form  # fmt: skip
+    D = U(width)
+    start = slot * D
+    base = mix(key ^ write_key)
+    if kind == FP32:
+        held = encode_fp32(weights, start, D, records, at)
+    elif kind == FP16:
+        if stochastic:
+            held = encode_fp16_stochastic(weights, start, D, records, at, base)
+        else:
+            held = encode_fp16(weights, start, D, records, at)
+    elif kind == BF16:
+        if stochastic:
+            held = encode_bf16_stochastic(weights, start, D, records, at, base, U(0))
+        else:
+            held = encode_bf16(weights, start, D, records, at)
+    elif kind == INT8:
+        held = encode_int8(weights, start, D, records, at, U(parameters_at), base, stochastic, wide_parameters)
+    else:
+        held = encode_int4(weights, start, D, records, at, U(parameters_at), base, stochastic, wide_parameters)
+    if has_row_state:
+        held &= encode_state(row_state, slot, U(1), records, at + U(row_state_at), base, D + D, wide_state)
+    if has_full_state:
+        held &= encode_state(full_state, start, D, records, at + U(full_state_at), base, D, wide_state)
+    return held
+
+
+@njit(**BODY)
+def write_key_of(write):
+    """What the keys of a write's rows are mixed with."""
+    return mix(write * GOLDEN + U(1))
+
+
+@njit(**BODY)
 def encode_chunks(
-    member, counter, kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-    row_state_at, full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write,
-    bad,
+    member, counter, form, weights, row_state, full_state, slots, records, places, keys, write, bad
 ):  # fmt: skip
     """Encode slots[i] into the record places[i] of flat `records`; ``bad[chunk]`` is the first entry refused."""
-    count, chunks = len(slots), len(bad)
-    D, size = U(width), U(record_bytes)
-    write_key = mix(write * GOLDEN + U(1))
+    count, chunks, size, write_key = len(slots), len(bad), U(form[-1]), write_key_of(write)
     while True:
         chunk = take(counter)
         if chunk >= chunks:
@@ -250,55 +287,19 @@ def encode_chunks(
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
-            prefetch_entry(
-                weights, row_state, full_state, U(slots[j]), D, records, U(places[j]) * size, size,
-                has_row_state, has_full_state,
-            )  # fmt: skip
+            prefetch_slot(form, weights, row_state, full_state, U(slots[j]))
+            prefetch_lines(records, U(places[j]) * size, size, U(64))
             slot, at = U(slots[i]), U(places[i]) * size
-            start = slot * D
-            base = mix(keys[i] ^ write_key)
-            if kind == FP32:
-                held = encode_fp32(weights, start, D, records, at)
-            elif kind == FP16:
-                if stochastic:
-                    held = encode_fp16_stochastic(weights, start, D, records, at, base)
-                else:
-                    held = encode_fp16(weights, start, D, records, at)
-            elif kind == BF16:
-                if stochastic:
-                    held = encode_bf16_stochastic(weights, start, D, records, at, base, U(0))
-                else:
-                    held = encode_bf16(weights, start, D, records, at)
-            elif kind == INT8:
-                held = encode_int8(
-                    weights, start, D, records, at, U(parameters_at), base, stochastic, wide_parameters
-                )  # fmt: skip
-            else:
-                held = encode_int4(
-                    weights, start, D, records, at, U(parameters_at), base, stochastic, wide_parameters
-                )  # fmt: skip
-            if has_row_state:
-                held &= encode_state(row_state, slot, U(1), records, at + U(row_state_at), base, D + D, wide_state)
-            if has_full_state:
-                held &= encode_state(full_state, start, D, records, at + U(full_state_at), base, D, wide_state)
-            if not held:
+            if not encode_row(form, weights, row_state, full_state, slot, records, at, keys[i], write_key):
                 bad[chunk] = i
                 break
 
 
 @njit(nogil=True, cache=True)
-def encode(
-    launch, threads, kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-    row_state_at, full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write,
-    chunks,
-):  # fmt: skip
+def encode(launch, threads, form, weights, row_state, full_state, slots, records, places, keys, write, chunks):
     """Encode every entry; returns the first one that is refused, or their number."""
     counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
-    given = (
-        counter, kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-        row_state_at, full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write,
-        bad,
-    )  # fmt: skip
+    given = (counter, form, weights, row_state, full_state, slots, records, places, keys, write, bad)
     run_team(launch, threads, encode_chunks, given)
     return bad.min()
 
@@ -346,13 +347,38 @@ def decode_int4(records, at, parameters, values, start, D, wide):
 
 
 @njit(**BODY)
-def decode_chunks(
-    member, counter, kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-    row_state_at, full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
-):  # fmt: skip
+def decode_row(form, records, at, weights, row_state, full_state, slot):
+    """Decode the record whose first byte is `at` into a slot."""
+    (kind, _, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
+     full_state_at, _) = form  # fmt: skip
+    D = U(width)
+    start = slot * D
+    if kind == FP32:
+        decode_fp32(records, at, weights, start, D)
+    elif kind == FP16:
+        decode_fp16(records, at, weights, start, D)
+    elif kind == BF16:
+        decode_bf16(records, at, weights, start, D)
+    elif kind == INT8:
+        decode_int8(records, at, U(parameters_at), weights, start, D, wide_parameters)
+    else:
+        decode_int4(records, at, U(parameters_at), weights, start, D, wide_parameters)
+    if wide_state:
+        if has_row_state:
+            row_state[slot] = load_f32(records, at + U(row_state_at))
+        if has_full_state:
+            decode_fp32(records, at + U(full_state_at), full_state, start, D)
+    else:
+        if has_row_state:
+            decode_bf16(records, at + U(row_state_at), row_state, slot, U(1))
+        if has_full_state:
+            decode_bf16(records, at + U(full_state_at), full_state, start, D)
+
+
+@njit(**BODY)
+def decode_chunks(member, counter, form, records, places, weights, row_state, full_state, slots, chunks):
     """Decode the record places[i] of flat `records` into slots[i]."""
-    count = len(slots)
-    D, size = U(width), U(record_bytes)
+    count, size = len(slots), U(form[-1])
     while True:
         chunk = take(counter)
         if chunk >= chunks:
@@ -360,43 +386,13 @@ def decode_chunks(
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
-            prefetch_entry(
-                weights, row_state, full_state, U(slots[j]), D, records, U(places[j]) * size, size,
-                has_row_state, has_full_state,
-            )  # fmt: skip
-            slot, at = U(slots[i]), U(places[i]) * size
-            start = slot * D
-            if kind == FP32:
-                decode_fp32(records, at, weights, start, D)
-            elif kind == FP16:
-                decode_fp16(records, at, weights, start, D)
-            elif kind == BF16:
-                decode_bf16(records, at, weights, start, D)
-            elif kind == INT8:
-                decode_int8(records, at, U(parameters_at), weights, start, D, wide_parameters)
-            else:
-                decode_int4(records, at, U(parameters_at), weights, start, D, wide_parameters)
-            if wide_state:
-                if has_row_state:
-                    row_state[slot] = load_f32(records, at + U(row_state_at))
-                if has_full_state:
-                    decode_fp32(records, at + U(full_state_at), full_state, start, D)
-            else:
-                if has_row_state:
-                    decode_bf16(records, at + U(row_state_at), row_state, slot, U(1))
-                if has_full_state:
-                    decode_bf16(records, at + U(full_state_at), full_state, start, D)
+            prefetch_slot(form, weights, row_state, full_state, U(slots[j]))
+            prefetch_lines(records, U(places[j]) * size, size, U(64))
+            decode_row(form, records, U(places[i]) * size, weights, row_state, full_state, U(slots[i]))
 
 
 @njit(nogil=True, cache=True)
-def decode(
-    launch, threads, kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-    row_state_at, full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
-):  # fmt: skip
+def decode(launch, threads, form, records, places, weights, row_state, full_state, slots, chunks):
     """Decode every entry."""
-    counter = np.zeros(1, np.int64)
-    given = (
-        counter, kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
-        full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
-    )  # fmt: skip
+    given = (np.zeros(1, np.int64), form, records, places, weights, row_state, full_state, slots, chunks)
     run_team(launch, threads, decode_chunks, given)
