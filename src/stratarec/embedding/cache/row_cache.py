@@ -25,6 +25,7 @@ from stratarec.embedding.tiers import TableTier, cache_sets
 from stratarec.errors import TrainingError
 from stratarec.files import file_hash
 from stratarec.kernels import cache as kernel
+from stratarec.kernels.exchange import exchange
 from stratarec.kernels.embedding import Group, Lookups
 from stratarec.kernels.random import table_key
 from stratarec.tensors import read_tensors, write_tensors
@@ -145,12 +146,24 @@ class RowCache:
         return done.bad
 
     def _move(self, staging: kernel.Staging, batch: int) -> None:
-        outgoing, incoming = kernel.moves(self.layout, staging, self._workspace)
-        self._send_home(outgoing, batch)
-        if len(incoming):
-            self._load(incoming, self.level0)
-        self.traffic.rows_in += len(incoming)
-        self.traffic.rows_out += len(outgoing)
+        if self.store.array is not None:
+            self._send_home(kernel.released(self.layout, staging, self._workspace), batch)
+            self._exchange(staging, batch)
+        else:
+            outgoing, incoming = kernel.moves(self.layout, staging, self._workspace)
+            self._send_home(outgoing, batch)
+            if len(incoming):
+                self._load(incoming, self.level0)
+        self.traffic.rows_in += int(staging.rows_in.sum())
+        self.traffic.rows_out += int(staging.released.sum() + staging.victims.sum())
+
+    def _exchange(self, staging: kernel.Staging, batch: int) -> None:
+        slots = (self.level0.weights, self.level0.row_state, self.level0.full_state)
+        home = (self.store.array, *self.store.bits)
+        refused = exchange(self.layout, staging, self._workspace, self.codec.layout, slots, home, batch)
+        if refused is not None:
+            table, row = refused
+            raise self._unfit(table, int(self.layout.first_row[table]) + row)
 
     def _too_small(self, group: Group, lookups: Lookups, table: int) -> str:
         features = group.table_features[group.table_start[table] : group.table_start[table + 1]]

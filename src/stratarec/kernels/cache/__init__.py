@@ -98,6 +98,8 @@ class Staging:
 
     Parameters
     ----------
+    rows_in, victims, released : ndarray
+        ``[T]`` rows that come in, how many of them take the slot of another row, and rows that leave the overflow area.
     stuck : ndarray
         ``[T]`` ids that found no room; stage again with a later horizon.
     bad : int
@@ -105,7 +107,8 @@ class Staging:
     """
 
     rows_in: Ints
-    rows_out: Ints
+    victims: Ints
+    released: Ints
     stuck: Ints
     bad: int = -1
 
@@ -121,7 +124,7 @@ class StageWorkspace:
         """Lists with room for every lookup and every overflow slot of each table."""
         self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(np.int64)
         if not self.arrays or len(self.arrays["pending"]) < self.room[-1]:
-            names = ("pending", "in_row", "in_slot", "out_row", "out_slot")
+            names = ("pending", "in_row", "in_slot", "in_victim", "out_row", "out_slot")
             self.arrays = {name: np.empty(int(self.room[-1] * 1.25), dtype=np.int64) for name in names}
         return self.arrays
 
@@ -145,11 +148,8 @@ def stage(
     with ids that were stuck.
     """
     tables = len(layout.sets)
-    done = before or Staging(
-        rows_in=np.zeros(tables, dtype=np.int64),
-        rows_out=np.zeros(tables, dtype=np.int64),
-        stuck=np.zeros(tables, dtype=np.int64),
-    )
+    none = np.zeros((4, tables), dtype=np.int64)
+    done = before or Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3])
     counts = lookups_by_table(group, lookups)
     lists = workspace.prepare(counts, layout)
     bad = np.full(tables, -1, dtype=np.int64)
@@ -158,32 +158,40 @@ def stage(
         lookups.batch, lookups.key, group.table_start, group.table_features, layout.rows, layout.slot_start,
         layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.reach,
         POLICIES[layout.policy], batch, horizon, out, workspace.room, np.argsort(-counts, kind="stable"),
-        lists["pending"], lists["in_row"], lists["in_slot"], lists["out_row"], lists["out_slot"], done.rows_in,
-        done.rows_out, done.stuck, bad,
+        lists["pending"], lists["in_row"], lists["in_slot"], lists["in_victim"], lists["out_row"], lists["out_slot"],
+        done.rows_in, done.victims, done.released, done.stuck, bad,
     )  # fmt: skip
     wrong = bad[bad >= 0]
     done.bad = int(wrong.min()) if len(wrong) else -1
     return done
 
 
+def released(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> Moves:
+    """Rows that leave the overflow area; to be written before any row comes in."""
+    return _moves(layout, workspace, staging.released.sum(), ("out_row", "out_slot", staging.released))
+
+
 def moves(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> tuple[Moves, Moves]:
-    """Rows that go out, to be written first, and rows that come in."""
-    out = _moves(layout, staging.rows_out, workspace, "out")
-    return out, _moves(layout, staging.rows_in, workspace, "in")
+    """All rows that go out, to be written first, and all that come in."""
+    out = staging.released.sum() + staging.victims.sum()
+    victims = ("in_victim", "in_slot", staging.rows_in)
+    outgoing = _moves(layout, workspace, out, ("out_row", "out_slot", staging.released), victims)
+    return outgoing, _moves(layout, workspace, staging.rows_in.sum(), ("in_row", "in_slot", staging.rows_in))
 
 
-def _moves(layout: CacheLayout, count: Ints, workspace: StageWorkspace, way: str) -> Moves:
-    total = int(count.sum())
+def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: tuple[str, str, Ints]) -> Moves:
     found = Moves(
         rows=np.empty(total, dtype=np.int64),
         slots=np.empty(total, dtype=np.int64),
         tables=np.empty(total, dtype=np.int32),
         keys=np.empty(total, dtype=np.uint64),
     )
-    cpu.compact(
-        workspace.room, count, layout.first_row, layout.table_key, workspace.arrays[f"{way}_row"],
-        workspace.arrays[f"{way}_slot"], found.rows, found.slots, found.tables, found.keys,
-    )  # fmt: skip
+    done = 0
+    for rows, slots, count in lists:
+        done = cpu.compact(
+            workspace.room, count, layout.first_row, layout.table_key, workspace.arrays[rows], workspace.arrays[slots],
+            done, found.rows, found.slots, found.tables, found.keys,
+        )  # fmt: skip
     return found
 
 

@@ -185,13 +185,13 @@ def admit(row, start, sets, overflow_sets, ways, tags, stamps, counts, policy, h
 @njit(**BODY)
 def bring_in(
     pending, misses, values, start, sets, overflow_sets, reach, ways, tags, stamps, counts, policy, batch,
-    horizon, out, in_row, in_slot, rows_in, out_row, out_slot, listed,
+    horizon, out, in_row, in_slot, in_victim, rows_in,
 ):  # fmt: skip
-    """Give every pending id a slot, adding to the lists of rows that come in and of rows that go out.
+    """Give every pending id a slot, adding to the list of rows that come in and the rows whose slots they take.
 
-    Returns (rows in, rows out, reach of the overflow area, ids that found no room).
+    Returns (rows in, victims, reach of the overflow area, ids that found no room).
     """
-    stuck = 0
+    stuck, victims = 0, 0
     for p in range(U(misses)):
         later = values[U(pending[min(p + U(AHEAD), U(misses) - U(1))])]
         prefetch_set(tags, stamps, U(start) + spread(later, sets) * U(ways), ways)
@@ -204,30 +204,28 @@ def bring_in(
                 stuck += 1
                 continue
             reach = max(reach, np.int64(searched))
-            if tags[U(slot)] != 0:
-                out_row[U(listed)] = tags[U(slot)] - 1
-                out_slot[U(listed)] = slot
-                listed += 1
+            in_row[U(rows_in)] = row
+            in_slot[U(rows_in)] = slot
+            in_victim[U(rows_in)] = tags[U(slot)] - 1
+            victims += tags[U(slot)] != 0
+            rows_in += 1
             tags[U(slot)] = np.int32(row + 1)
             stamps[U(slot)] = batch
             counts[U(slot) if policy == LFU else U(0)] = np.uint32(1)
-            in_row[U(rows_in)] = row
-            in_slot[U(rows_in)] = slot
-            rows_in += 1
         out[i] = slot - start
-    return rows_in, listed, reach, stuck
+    return rows_in, victims, reach, stuck
 
 
 @njit(**BODY)
 def stage_tables(
     member, counter, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
     overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending, in_row,
-    in_slot, out_row, out_slot, rows_in, rows_out, stuck, bad,
+    in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
 ):  # fmt: skip
     """Bring every row of the batch into its table's slots and write slots, relative to the table's first, to `out`.
 
-    Lists of table t start at ``room[t]`` and are added to after `rows_in` and `rows_out` entries, so that a batch that
-    got stuck can go on with a later horizon. `stuck` counts ids without room, `bad` is the place of a bad id or -1.
+    Lists of table t start at ``room[t]`` and are added to after `rows_in` and `released` entries, so that a batch that
+    got stuck can go on with a later horizon; `victims` counts those among the rows that come in. `stuck` counts ids without room, `bad` is the place of a bad id or -1.
     Tables are taken in `order`.
     """
     while True:
@@ -245,46 +243,61 @@ def stage_tables(
         if bad[t] >= 0:
             continue
         if reach[t]:
-            rows_out[t], stay = release_overflow(
+            released[t], stay = release_overflow(
                 slot_start[t], sets[t], overflow_sets[t], ways, tags, stamps, horizon, out_row[begin:end],
-                out_slot[begin:end], rows_out[t],
+                out_slot[begin:end], released[t],
             )  # fmt: skip
             reach[t] *= stay
-        rows_in[t], rows_out[t], reach[t], stuck[t] = bring_in(
+        rows_in[t], replaced, reach[t], stuck[t] = bring_in(
             waiting, misses, values, slot_start[t], sets[t], overflow_sets[t], reach[t], ways, tags, stamps,
-            counts, policy, batch, horizon, out, in_row[begin:end], in_slot[begin:end], rows_in[t], out_row[begin:end],
-            out_slot[begin:end], rows_out[t],
+            counts, policy, batch, horizon, out, in_row[begin:end], in_slot[begin:end], in_victim[begin:end], rows_in[t],
         )  # fmt: skip
+        victims[t] += replaced
 
 
 @njit(nogil=True, cache=True)
 def stage(
     launch, threads, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
     overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending, in_row,
-    in_slot, out_row, out_slot, rows_in, rows_out, stuck, bad,
+    in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
 ):  # fmt: skip
     """`stage_tables` by a team."""
     counter = np.zeros(1, np.int64)
     given = (
         counter, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
         overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending,
-        in_row, in_slot, out_row, out_slot, rows_in, rows_out, stuck, bad,
+        in_row, in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
     )  # fmt: skip
     run_team(launch, threads, stage_tables, given)
 
 
 @njit(nogil=True, cache=True)
-def compact(room, count, first_row, table_key, row, slot, group_row, group_slot, table, noise_key):
-    """Join the tables' lists: row in the group, slot, table, and the key of the row's noise. Returns their number."""
-    total = U(0)
+def compact(room, count, first_row, table_key, row, slot, total, group_row, group_slot, table, noise_key):
+    """Add the tables' lists to `total` entries: row in the group, slot, table, and the key of the row's noise.
+
+    Rows below 0 are left out. Returns the number of entries.
+    """
+    total = U(total)
     for t in range(len(count)):
         for i in range(U(room[t]), U(room[t] + count[t])):
-            group_row[total] = first_row[t] + row[i]
-            group_slot[total] = slot[i]
-            table[total] = t
-            noise_key[total] = row_key(table_key[t], row[i])
-            total += U(1)
+            if row[i] >= 0:
+                group_row[total] = first_row[t] + row[i]
+                group_slot[total] = slot[i]
+                table[total] = t
+                noise_key[total] = row_key(table_key[t], row[i])
+                total += U(1)
     return np.int64(total)
+
+
+@njit(**BODY)
+def initialize_row(slot, key, bound, weights, row_state, full_state, D, has_row, has_full):
+    """Uniform weights in +-bound and no state."""
+    for d in range(D):
+        weights[slot * D + d] = -bound + (bound + bound) * unit(key, d)
+        if has_full:
+            full_state[slot * D + d] = np.float32(0.0)
+    if has_row:
+        row_state[slot] = np.float32(0.0)
 
 
 @njit(parallel=True, nogil=True, cache=True)
@@ -295,14 +308,8 @@ def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_sta
         for i in range(U(len(slots) * chunk // chunks), U(len(slots) * (chunk + 1) // chunks)):
             if not absent[i]:
                 continue
-            slot = U(slots[i])
             bound = bounds[U(tables[i])]
-            for d in range(D):
-                weights[slot * D + d] = -bound + (bound + bound) * unit(keys[i], d)
-                if has_full:
-                    full_state[slot * D + d] = np.float32(0.0)
-            if has_row:
-                row_state[slot] = np.float32(0.0)
+            initialize_row(U(slots[i]), keys[i], bound, weights, row_state, full_state, D, has_row, has_full)
 
 
 @njit(nogil=True, cache=True)
