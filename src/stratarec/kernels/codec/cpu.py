@@ -34,6 +34,7 @@ from stratarec.kernels.codec.layout import (
     FP16_LIMIT,
     FP32,
     FP32_LIMIT,
+    INT4,
     INT8,
     MIX_1,
     MIX_2,
@@ -51,18 +52,30 @@ LEAST_NORMAL = F(2.0**-126)
 
 
 @njit(**BODY)
-def words(base, column):
-    """32 random bits of a column: murmur3's finaliser over a Weyl sequence."""
-    word = W(add32(W(base), multiply32(W(column), W(STEP))) ^ W(base >> U(32)))
+def finish(weyl, base):
+    """32 random bits: murmur3's finaliser of a member of the Weyl sequence of `base`."""
+    word = W(weyl ^ W(base >> U(32)))
     word = multiply32(fold32(word, W(16)), W(MIX_1))
     word = multiply32(fold32(word, W(13)), W(MIX_2))
     return fold32(word, W(16))
 
 
 @njit(**BODY)
+def words(base, column):
+    """32 random bits of a column."""
+    return finish(add32(W(base), multiply32(W(column), W(STEP))), base)
+
+
+@njit(**BODY)
+def fraction(word):
+    """24 of the bits as a float in [0, 1)."""
+    return F(np.int32(word >> W(8))) * F(2.0**-24)
+
+
+@njit(**BODY)
 def unit(base, column):
     """24 random bits of a column as a float in [0, 1)."""
-    return F(np.int32(words(base, column) >> W(8))) * F(2.0**-24)
+    return fraction(words(base, column))
 
 
 @njit(**BODY)
@@ -131,7 +144,7 @@ def extremes(values, start, D):
     least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for d in range(D):
         bits = np.int32(float_bits(values[start + d]))
-        order = np.int32(bits ^ np.int32(W(np.int32(bits >> np.int32(31))) >> W(1)))
+        order = np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
         least, most = min(least, order), max(most, order)
     finite = least >= np.int32(~FP32_LIMIT) and most <= np.int32(FP32_LIMIT)
     low = bits_float(W(np.int32(least ^ np.int32(W(np.int32(least >> np.int32(31))) >> W(1)))))
@@ -140,14 +153,12 @@ def extremes(values, start, D):
 
 
 @njit(**BODY)
-def store_parameters(records, at, low, high, levels, wide):
-    """Write scale and offset as `RecordCodec` defines them. Returns them and whether their storage holds them."""
+def parameters(low, high, levels, wide):
+    """Scale and offset as `RecordCodec` defines them, and whether their storage holds them."""
     low, high = low + F(0.0), high + F(0.0)  # zeros of either sign give the same bytes
     if wide:
         spread = high - low
         scale = max(spread / levels, LEAST_NORMAL) if spread > F(0.0) else F(0.0)
-        store_f32(records, at, scale)
-        store_f32(records, at + U(4), low)
         return scale, low, scale <= F(3.4028235e38)
     if not abs(low) <= F(65504.0):
         return F(0.0), low, False
@@ -159,9 +170,32 @@ def store_parameters(records, at, low, high, levels, wide):
     step = (high - from_half(offset)) / levels
     scale = to_half(step)
     scale = np.uint16(scale + select32(from_half(scale) < step, W(1), W(0)))
-    store_u16(records, at, scale)
-    store_u16(records, at + U(2), offset)
     return from_half(scale), from_half(offset), scale < 0x7C00
+
+
+@njit(**BODY)
+def store_parameters(records, at, scale, offset, wide):
+    if wide:
+        store_f32(records, at, scale)
+        store_f32(records, at + U(4), offset)
+    else:
+        store_u16(records, at, to_half(scale))
+        store_u16(records, at + U(2), to_half(offset))
+
+
+@njit(**BODY)
+def measure(form, weights, slot):
+    """What the codes of a slot need first: scale, offset, inverse of the scale, and whether the codec can hold them.
+
+    A long chain of operations, of which each needs the one before; loops over rows measure a row while they write the
+    codes of the one before it. Other kinds need nothing.
+    """
+    kind, _, wide, _, width = form[:5]
+    if kind != INT8 and kind != INT4:
+        return F(0.0), F(0.0), F(0.0), True
+    low, high, finite = extremes(weights, slot * U(width), U(width))
+    scale, offset, held = parameters(low, high, F(255.0) if kind == INT8 else F(15.0), wide)
+    return scale, offset, F(1.0) / scale if scale > F(0.0) else F(0.0), finite and held
 
 
 @njit(**BODY)
@@ -174,25 +208,22 @@ def code(value, offset, inverse, levels, threshold):
 
 
 @njit(**BODY)
-def encode_int8(values, start, D, records, at, parameters, base, stochastic, wide):
-    low, high, finite = extremes(values, start, D)
-    scale, offset, held = store_parameters(records, at + parameters, low, high, F(255.0), wide)
-    inverse = F(1.0) / scale if scale > F(0.0) else F(0.0)
+def encode_int8(values, start, D, records, at, offset, inverse, base, stochastic):
     levels = np.int32(255)
     if stochastic:
+        # The sequence is carried along: from `column` LLVM would compute it in 64 bits.
+        weyl = W(base)
         for d in range(D):
-            records[at + d] = np.uint8(code(values[start + d], offset, inverse, levels, unit(base, d)))
+            threshold = fraction(finish(weyl, base))
+            records[at + d] = np.uint8(code(values[start + d], offset, inverse, levels, threshold))
+            weyl = add32(weyl, W(STEP))
     else:
         for d in range(D):
             records[at + d] = np.uint8(code(values[start + d], offset, inverse, levels, F(0.49999997)))
-    return finite and held
 
 
 @njit(**BODY)
-def encode_int4(values, start, D, records, at, parameters, base, stochastic, wide):
-    low, high, finite = extremes(values, start, D)
-    scale, offset, held = store_parameters(records, at + parameters, low, high, F(15.0), wide)
-    inverse = F(1.0) / scale if scale > F(0.0) else F(0.0)
+def encode_int4(values, start, D, records, at, offset, inverse, base, stochastic):
     levels = np.int32(15)
     H = (D + U(1)) // U(2)
     if stochastic:
@@ -209,7 +240,6 @@ def encode_int4(values, start, D, records, at, parameters, base, stochastic, wid
         p = H - U(1)
         threshold = unit(base, p) if stochastic else F(0.49999997)
         records[at + p] = np.uint8(code(values[start + p], offset, inverse, levels, threshold))
-    return finite and held
 
 
 @njit(**BODY)
@@ -238,13 +268,14 @@ def prefetch_slot(form, weights, row_state, full_state, slot):
 
 
 @njit(**BODY)
-def encode_row(form, weights, row_state, full_state, slot, records, at, key, write_key):
-    """Encode a slot into the record whose first byte is `at`; returns whether the codec can hold it."""
+def encode_row(form, weights, row_state, full_state, slot, measured, records, at, key, write_key):
+    """Encode a slot into the record whose first byte is `at`, given what `measure` found; returns whether it fits."""
     (kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
      full_state_at, _) = form  # fmt: skip
     D = U(width)
     start = slot * D
     base = mix(key ^ write_key)
+    scale, offset, inverse, held = measured
     if kind == FP32:
         held = encode_fp32(weights, start, D, records, at)
     elif kind == FP16:
@@ -258,9 +289,11 @@ def encode_row(form, weights, row_state, full_state, slot, records, at, key, wri
         else:
             held = encode_bf16(weights, start, D, records, at)
     elif kind == INT8:
-        held = encode_int8(weights, start, D, records, at, U(parameters_at), base, stochastic, wide_parameters)
+        encode_int8(weights, start, D, records, at, offset, inverse, base, stochastic)
     else:
-        held = encode_int4(weights, start, D, records, at, U(parameters_at), base, stochastic, wide_parameters)
+        encode_int4(weights, start, D, records, at, offset, inverse, base, stochastic)
+    if kind == INT8 or kind == INT4:
+        store_parameters(records, at + U(parameters_at), scale, offset, wide_parameters)
     if has_row_state:
         held &= encode_state(row_state, slot, U(1), records, at + U(row_state_at), base, D + D, wide_state)
     if has_full_state:
@@ -285,14 +318,19 @@ def encode_chunks(
         if chunk >= chunks:
             return
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
+        if first == last:
+            continue
+        measured = measure(form, weights, U(slots[first]))
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
             prefetch_slot(form, weights, row_state, full_state, U(slots[j]))
             prefetch_lines(records, U(places[j]) * size, size, U(64))
             slot, at = U(slots[i]), U(places[i]) * size
-            if not encode_row(form, weights, row_state, full_state, slot, records, at, keys[i], write_key):
+            following = measure(form, weights, U(slots[min(i + 1, last - 1)]))
+            if not encode_row(form, weights, row_state, full_state, slot, measured, records, at, keys[i], write_key):
                 bad[chunk] = i
                 break
+            measured = following
 
 
 @njit(nogil=True, cache=True)
