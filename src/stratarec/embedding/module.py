@@ -114,6 +114,8 @@ class TieredEmbeddingBagCollection(nn.Module):
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
         self.tiers = tiers or TierConfig()
         self._groups = build_groups(self.tables, columns, self.optimizer, seed, self.tiers)
+        # Batches have the same keys as a rule, which then are checked once.
+        self._checked_keys: tuple[str, ...] | None = None
         self.stager = Stager([group for group in self._groups if isinstance(group, TieredGroup)])
         # Autograd runs backward only for outputs of something that requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
@@ -148,9 +150,7 @@ class TieredEmbeddingBagCollection(nn.Module):
 
     def forward(self, features: KeyedJagged) -> Embeddings:
         """Look up every feature of the collection; `features` may hold more, in any order."""
-        missing = [key for key in (*self.pooled_keys, *self.sequence_keys) if key not in features.keys]
-        if missing:
-            raise ConfigError(f"the batch lacks {', '.join(missing)}; it has {', '.join(features.keys)}")
+        self._check_keys(features.keys)
         staged = self.stager.claim(features) if torch.is_grad_enabled() else None
         inputs = (self._anchor, features.weights, features, staged, self)
         pooled, *rows = _Lookup.apply(*inputs)  # type: ignore[no-untyped-call]
@@ -160,6 +160,14 @@ class TieredEmbeddingBagCollection(nn.Module):
             offsets = features.bag_offsets()[place * size : (place + 1) * size + 1]
             sequences[key] = JaggedTensor(values=values, offsets=offsets - offsets[0])
         return Embeddings(pooled=pooled, pooled_keys=self.pooled_keys, dims=self.dims, sequences=sequences)
+
+    def _check_keys(self, keys: tuple[str, ...]) -> None:
+        if keys == self._checked_keys:
+            return
+        missing = [key for key in (*self.pooled_keys, *self.sequence_keys) if key not in keys]
+        if missing:
+            raise ConfigError(f"the batch lacks {', '.join(missing)}; it has {', '.join(keys)}")
+        self._checked_keys = keys
 
     def table(self, name: str) -> dict[str, Tensor]:
         """``weight`` ``[R, D]`` and optimizer state of a table.

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stratarec.embedding.groups import TieredGroup
 from stratarec.errors import TrainingError
 from stratarec.jagged import KeyedJagged
+from stratarec.kernels.memory import RECYCLER
 
 
 @dataclass(eq=False)
@@ -37,6 +39,12 @@ class Staged:
     features: KeyedJagged
     values: NDArray[np.int32] | NDArray[np.int64]
     batch: int
+
+
+def _copy(values: Tensor) -> NDArray[np.int32] | NDArray[np.int64]:
+    """A copy in recycled memory: mapping megabytes anew costs more than filling them."""
+    floats = values.numel() * values.element_size() // 4
+    return RECYCLER.empty(floats).view(values.dtype).copy_(values).numpy()  # type: ignore[no-any-return]
 
 
 class Stager:
@@ -83,10 +91,9 @@ class Stager:
             self._changed.notify_all()
 
     def _stage(self, features: KeyedJagged, horizon: int, settle: Callable[[], None]) -> Staged:
-        ids = features.values.numpy()
         if not self.groups:
-            return Staged(features, ids, self.batches)
-        values = ids.copy()
+            return Staged(features, features.values.numpy(), self.batches)
+        values = _copy(features.values)
         batch = self.batches
         self.batches += 1
         with self._changed:

@@ -147,7 +147,8 @@ class RowCache:
 
     def _move(self, staging: kernel.Staging, batch: int) -> None:
         if self.store.array is not None:
-            self._send_home(kernel.released(self.layout, staging, self._workspace), batch)
+            if staging.released.any():
+                self._send_home(kernel.released(self.layout, staging, self._workspace), batch)
             self._exchange(staging, batch)
         else:
             outgoing, incoming = kernel.moves(self.layout, staging, self._workspace)
@@ -155,7 +156,7 @@ class RowCache:
             if len(incoming):
                 self._load(incoming, self.level0)
         self.traffic.rows_in += int(staging.rows_in.sum())
-        self.traffic.rows_out += int(staging.released.sum() + staging.victims.sum())
+        self.traffic.rows_out += staging.rows_out
 
     def _exchange(self, staging: kernel.Staging, batch: int) -> None:
         slots = (self.level0.weights, self.level0.row_state, self.level0.full_state)

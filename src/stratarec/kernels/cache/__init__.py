@@ -15,7 +15,7 @@ from stratarec.kernels.embedding import Group, Lookups, lookups_by_table, offset
 from stratarec.kernels.lanes import PADDING
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.threads import team_threads, use_torch_threads
 
 Ints = NDArray[np.int64]
 
@@ -112,6 +112,11 @@ class Staging:
     stuck: Ints
     bad: int = -1
 
+    @property
+    def rows_out(self) -> int:
+        """Rows that go out of all tables."""
+        return int(self.victims.sum() + self.released.sum())
+
 
 @dataclass
 class StageWorkspace:
@@ -119,9 +124,16 @@ class StageWorkspace:
 
     arrays: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     room: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Tables, those with the most lookups first."""
+    _planned: bytes = b""
 
     def prepare(self, lookups: Ints, layout: CacheLayout) -> dict[str, NDArray[np.int64]]:
         """Lists with room for every lookup and every overflow slot of each table."""
+        if lookups.tobytes() == self._planned:
+            return self.arrays
+        self._planned = lookups.tobytes()
+        self.order = np.argsort(-lookups, kind="stable")
         self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(np.int64)
         if not self.arrays or len(self.arrays["pending"]) < self.room[-1]:
             names = ("pending", "in_row", "in_slot", "in_victim", "out_row", "out_slot")
@@ -150,14 +162,13 @@ def stage(
     tables = len(layout.sets)
     none = np.zeros((4, tables), dtype=np.int64)
     done = before or Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3])
-    counts = lookups_by_table(group, lookups)
-    lists = workspace.prepare(counts, layout)
+    lists = workspace.prepare(lookups_by_table(group, lookups), layout)
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
-        launcher(), use_torch_threads(), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
+        launcher(), team_threads(), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
         lookups.batch, lookups.key, group.table_start, group.table_features, layout.rows, layout.slot_start,
         layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.reach,
-        POLICIES[layout.policy], batch, horizon, out, workspace.room, np.argsort(-counts, kind="stable"),
+        POLICIES[layout.policy], batch, horizon, out, workspace.room, workspace.order,
         lists["pending"], lists["in_row"], lists["in_slot"], lists["in_victim"], lists["out_row"], lists["out_slot"],
         done.rows_in, done.victims, done.released, done.stuck, bad,
     )  # fmt: skip
@@ -173,9 +184,8 @@ def released(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -
 
 def moves(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> tuple[Moves, Moves]:
     """All rows that go out, to be written first, and all that come in."""
-    out = staging.released.sum() + staging.victims.sum()
     victims = ("in_victim", "in_slot", staging.rows_in)
-    outgoing = _moves(layout, workspace, out, ("out_row", "out_slot", staging.released), victims)
+    outgoing = _moves(layout, workspace, staging.rows_out, ("out_row", "out_slot", staging.released), victims)
     return outgoing, _moves(layout, workspace, staging.rows_in.sum(), ("in_row", "in_slot", staging.rows_in))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stratarec.kernels.codec import cpu
 from stratarec.kernels.codec.layout import Layout
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.threads import team_threads
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -37,7 +37,7 @@ def encode(
     keys : ndarray
         ``[n]`` uint64; the noise is a function of (key, write, column).
     """
-    threads = use_torch_threads()
+    threads = team_threads()
     bad = cpu.encode(
         launcher(), threads, layout.form, weights, row_state, full_state, slots, records.reshape(-1), places, keys,
         np.uint64(write), threads * _CHUNKS_PER_THREAD,
@@ -50,7 +50,7 @@ def decode(
     full_state: Floats, slots: Indices,
 ) -> None:  # fmt: skip
     """``slots[i] = decoded records[places[i]]``; shapes as `encode`, slots are distinct."""
-    threads = use_torch_threads()
+    threads = team_threads()
     cpu.decode(
         launcher(), threads, layout.form, records.reshape(-1), places, weights, row_state, full_state, slots,
         threads * _CHUNKS_PER_THREAD,

@@ -13,7 +13,7 @@ from stratarec.kernels.cache import CacheLayout, Staging, StageWorkspace
 from stratarec.kernels.codec.layout import Layout
 from stratarec.kernels.exchange import cpu
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.threads import team_threads
 
 # Few enough for threads to end together, enough that the first rows of a piece, not prefetched early, do not count.
 _PIECE_ROWS = 128
@@ -50,7 +50,7 @@ def exchange(
     records, written, changed = home
     lists = workspace.arrays
     refused = cpu.exchange(
-        launcher(), use_torch_threads(), codec.form, slots, (records.reshape(-1), written, changed), workspace.room,
+        launcher(), team_threads(), codec.form, slots, (records.reshape(-1), written, changed), workspace.room,
         staging.rows_in, _PIECE_ROWS, lists["in_row"], lists["in_slot"], lists["in_victim"], layout.first_row,
         layout.table_key, layout.bound, np.uint64(write),
     )  # fmt: skip
