@@ -44,7 +44,7 @@ class Staged:
 def _copy(values: Tensor) -> NDArray[np.int32] | NDArray[np.int64]:
     """A copy in recycled memory: mapping megabytes anew costs more than filling them."""
     floats = values.numel() * values.element_size() // 4
-    return RECYCLER.empty(floats).view(values.dtype).copy_(values).numpy()  # type: ignore[no-any-return]
+    return RECYCLER.empty(floats).view(values.dtype).copy_(values).numpy()
 
 
 class Stager:

@@ -25,8 +25,8 @@ from stratarec.embedding.tiers import TableTier, cache_sets
 from stratarec.errors import TrainingError
 from stratarec.files import file_hash
 from stratarec.kernels import cache as kernel
-from stratarec.kernels.exchange import exchange
 from stratarec.kernels.embedding import Group, Lookups
+from stratarec.kernels.exchange import exchange
 from stratarec.kernels.random import table_key
 from stratarec.tensors import read_tensors, write_tensors
 
@@ -146,10 +146,8 @@ class RowCache:
         return done.bad
 
     def _move(self, staging: kernel.Staging, batch: int) -> None:
-        if self.store.array is not None:
-            if staging.released.any():
-                self._send_home(kernel.released(self.layout, staging, self._workspace), batch)
-            self._exchange(staging, batch)
+        if self.store.array is not None and self.store.bits is not None:
+            self._exchange(staging, (self.store.array, *self.store.bits), batch)
         else:
             outgoing, incoming = kernel.moves(self.layout, staging, self._workspace)
             self._send_home(outgoing, batch)
@@ -158,9 +156,10 @@ class RowCache:
         self.traffic.rows_in += int(staging.rows_in.sum())
         self.traffic.rows_out += staging.rows_out
 
-    def _exchange(self, staging: kernel.Staging, batch: int) -> None:
+    def _exchange(self, staging: kernel.Staging, home: tuple[NDArray[np.uint8], ...], batch: int) -> None:
+        if staging.released.any():
+            self._send_home(kernel.released(self.layout, staging, self._workspace), batch)
         slots = (self.level0.weights, self.level0.row_state, self.level0.full_state)
-        home = (self.store.array, *self.store.bits)
         refused = exchange(self.layout, staging, self._workspace, self.codec.layout, slots, home, batch)
         if refused is not None:
             table, row = refused

@@ -30,7 +30,7 @@ class ArrayRecords:
         self._chain = Chain()
 
     @property
-    def bits(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    def bits(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
         return self._written, self._changed
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -225,8 +225,8 @@ def stage_tables(
     """Bring every row of the batch into its table's slots and write slots, relative to the table's first, to `out`.
 
     Lists of table t start at ``room[t]`` and are added to after `rows_in` and `released` entries, so that a batch that
-    got stuck can go on with a later horizon; `victims` counts those among the rows that come in. `stuck` counts ids without room, `bad` is the place of a bad id or -1.
-    Tables are taken in `order`.
+    got stuck can go on with a later horizon; `victims` counts those among the rows that come in. `stuck` counts ids
+    without room, `bad` is the place of a bad id or -1. Tables are taken in `order`.
     """
     while True:
         task = take(counter)
@@ -250,7 +250,8 @@ def stage_tables(
             reach[t] *= stay
         rows_in[t], replaced, reach[t], stuck[t] = bring_in(
             waiting, misses, values, slot_start[t], sets[t], overflow_sets[t], reach[t], ways, tags, stamps,
-            counts, policy, batch, horizon, out, in_row[begin:end], in_slot[begin:end], in_victim[begin:end], rows_in[t],
+            counts, policy, batch, horizon, out, in_row[begin:end], in_slot[begin:end], in_victim[begin:end],
+            rows_in[t],
         )  # fmt: skip
         victims[t] += replaced
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels.cache import CacheLayout, Staging, StageWorkspace
+from stratarec.kernels.cache import CacheLayout, StageWorkspace, Staging
 from stratarec.kernels.codec.layout import Layout
 from stratarec.kernels.exchange import cpu
 from stratarec.kernels.team import launcher
@@ -28,7 +28,7 @@ def exchange(
     workspace: StageWorkspace,
     codec: Layout,
     slots: tuple[Floats, Floats, Floats],
-    home: tuple[Bytes, Bytes, Bytes],
+    home: tuple[Bytes, ...],
     write: int,
 ) -> tuple[int, int] | None:
     """Move what `kernels.cache.stage` listed as coming in, and the victims of it.
