@@ -53,7 +53,7 @@ class CacheLayout:
 class CacheState:
     """What the slots hold. `counts` has one entry unless the policy counts.
 
-    `tags` and `stamps` have `lanes.PADDING` entries behind the last slot, which kernels read and never use.
+    Arrays have `lanes.PADDING` entries behind the last slot: searches read them, and missing rows touch the last one.
     """
 
     tags: NDArray[np.int32]
@@ -70,7 +70,7 @@ class CacheState:
         return cls(
             tags,
             stamps,
-            np.zeros(layout.slots if layout.policy == "lfu" else 1, dtype=np.uint32),
+            np.zeros(layout.slots + PADDING if layout.policy == "lfu" else 1, dtype=np.uint32),
             np.zeros(len(layout.sets), dtype=np.int64),
         )
 
@@ -153,7 +153,7 @@ def stage(
     workspace: StageWorkspace,
     before: Staging | None = None,
 ) -> Staging:
-    """Give every id of the batch a slot and write it, relative to its table's first slot, to `out`.
+    """Give every id of the batch a slot and write it, relative to its table's first slot, to `out`; -1 without room.
 
     A slot is given up only when its stamp is below `horizon`: with lookahead k, ``batch - k``. What comes in and goes
     out follows from the sequence of batches and horizons alone. Pass what a first call returned as `before` to go on

@@ -47,12 +47,12 @@ def prefetch_set(tags, stamps, first, ways):
 @njit(**BODY)
 def find_way(tags, first, ways, tag):
     """The way of `tag` in the set whose first slot is `first`, plus 1; 0 when it is absent."""
-    for block in range(U(0), U(ways), U(LANES)):
-        lane = find_equal(tags, first + block, tag)
-        if lane < U(LANES):
-            way = block + lane
-            return np.int64(way + U(1)) if way < U(ways) else np.int64(0)
-    return np.int64(0)
+    way = find_equal(tags, first, tag)
+    block = U(LANES)
+    while block < U(ways) and way == block:
+        way = block + find_equal(tags, first + block, tag)
+        block += U(LANES)
+    return np.int64(way + U(1)) if way < U(ways) else np.int64(0)
 
 
 @njit(**BODY)
@@ -72,9 +72,10 @@ def find_slot(tags, start, sets, overflow_sets, ways, row, reach):
     """The slot of `row` in the table whose first slot is `start`, or -1."""
     first = U(start) + spread(row, sets) * U(ways)
     way = find_way(tags, first, ways, np.int32(row + 1))
-    if way:
-        return np.int64(first) + way - 1
-    return find_overflow(tags, start + sets * ways, overflow_sets, ways, row, reach)
+    slot = np.int64(first) + way - 1 if way else np.int64(-1)
+    if reach and slot < 0:
+        slot = find_overflow(tags, start + sets * ways, overflow_sets, ways, row, reach)
+    return slot
 
 
 @njit(**BODY)
@@ -114,10 +115,9 @@ def victim(tags, stamps, counts, first, ways, policy, horizon):
 @njit(**BODY)
 def touch(slot, batch, stamps, counts, policy):
     """Note that `batch` uses the slot."""
-    if stamps[slot] != batch:
-        stamps[slot] = batch
-        if policy == LFU and counts[slot] < np.uint32(0xFFFFFFFF):
-            counts[slot] += np.uint32(1)
+    if policy == LFU:
+        counts[slot] += np.uint32(stamps[slot] != batch and counts[slot] < np.uint32(0xFFFFFFFF))
+    stamps[slot] = batch
 
 
 @njit(**BODY)
@@ -140,12 +140,12 @@ def find_rows(
             if row < 0 or row >= limit:
                 return misses, np.int64(i)
             slot = find_slot(tags, start, sets, overflow_sets, ways, row, reach)
-            if slot >= 0:
-                touch(U(slot), batch, stamps, counts, policy)
-                out[i] = slot - start
-            else:
-                pending[U(misses)] = i
-                misses += 1
+            # Whether a row is there cannot be predicted: both outcomes are written, one of them in vain. A missing row
+            # touches the padding behind the last slot.
+            pending[U(misses)] = i
+            misses += slot < 0
+            touch(U(slot) if slot >= 0 else U(len(stamps) - 1), batch, stamps, counts, policy)
+            out[i] = slot - start if slot >= 0 else -1
     return misses, np.int64(-1)
 
 
