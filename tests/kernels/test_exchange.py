@@ -85,7 +85,7 @@ def test_the_exchange_moves_what_its_plain_form_moves(kind: str, width: int, ful
     evicted = 0
     for number in range(12):
         lookups = lookups_of(number)
-        out = np.empty_like(lookups.values)
+        out = np.empty(len(lookups.values), np.int32)
         done = cache.stage(
             group_of(width), place, state, lookups, out, batch=number, horizon=number, workspace=workspace
         )  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_victim_that_the_codec_cannot_hold_is_named() -> None:
     for number in range(20):
         lookups = lookups_of(number)
         done = cache.stage(
-            group_of(8), place, state, lookups, np.empty_like(lookups.values), batch=number, horizon=number,
+            group_of(8), place, state, lookups, np.empty(len(lookups.values), np.int32), batch=number, horizon=number,
             workspace=workspace,
         )  # fmt: skip
         released = cache.released(place, done, workspace)

@@ -271,9 +271,9 @@ class TieredGroup(Group):
         self.cache = cache
 
     def stage(
-        self, features: KeyedJagged, out: Ids, *, batch: int, horizon: int, settle: Callable[[], None]
+        self, features: KeyedJagged, out: NDArray[np.int32], *, batch: int, horizon: int, settle: Callable[[], None]
     ) -> None:  # fmt: skip
-        """Bring the rows of a batch into level 0 and write their slots over the ids in `out`; see `RowCache.stage`."""
+        """Bring the rows of a batch into level 0 and write their slots to `out`; see `RowCache.stage`."""
         lookups = self.lookups(features, features.values.numpy())
         self.check(lookups, self.cache.stage(self.layout, lookups, out, batch=batch, horizon=horizon, settle=settle))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
-from stratarec.embedding.groups import DenseGroup, TieredGroup, state_views
+from stratarec.embedding.groups import DenseGroup, Ids, TieredGroup, state_views
 from stratarec.embedding.homes import build_groups
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.saving import load_groups, save_groups
@@ -285,8 +285,7 @@ class TieredEmbeddingBagCollection(nn.Module):
             if staged is None and isinstance(group, TieredGroup):
                 rows += group.read(features, pooled.numpy())
             else:
-                values = features.values.numpy() if staged is None else staged.values
-                rows += group.forward(features, values, pooled.numpy())
+                rows += group.forward(features, _values(group, features, staged), pooled.numpy())
         return (pooled, *rows)
 
     def _update(self, staged: Staged, pooled: Tensor, rows: Sequence[Tensor]) -> None:
@@ -295,10 +294,16 @@ class TieredEmbeddingBagCollection(nn.Module):
         start = 0
         for group in self._groups:
             part = rows[start : start + len(group.sequence_keys)]
-            group.update(staged.features, staged.values, pooled.numpy(), part, rule)
+            values = _values(group, staged.features, staged)
+            group.update(staged.features, values, pooled.numpy(), part, rule)
             start += len(group.sequence_keys)
         self.step += 1
         self.stager.release(staged)
+
+
+def _values(group: DenseGroup | TieredGroup, features: KeyedJagged, staged: Staged | None) -> Ids:
+    """The ids of a batch, or where its rows were staged the slots."""
+    return staged.slots if staged is not None and isinstance(group, TieredGroup) else features.values.numpy()
 
 
 class _Lookup(torch.autograd.Function):
@@ -328,6 +333,7 @@ class _Lookup(torch.autograd.Function):
         if features.weights is not None and ctx.needs_input_grad[1]:
             gradient = torch.zeros_like(features.weights)
             for group in module._groups:
-                group.weight_gradient(features, staged.values, pooled.numpy(), gradient.numpy())
+                values = _values(group, features, staged)
+                group.weight_gradient(features, values, pooled.numpy(), gradient.numpy())
         module._update(staged, pooled, [part.float().contiguous() for part in rows])
         return None, gradient, None, None, None

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from stratarec.embedding.groups import TieredGroup
 from stratarec.errors import TrainingError
@@ -30,21 +30,15 @@ class Staged:
     ----------
     features : KeyedJagged
         As they were given.
-    values : ndarray
-        ``[N]``: ids of tables that lie whole in level 0, slots of the others.
+    slots : ndarray
+        ``[N]`` int32: of each id its slot, relative to its table's first; nothing where a table lies whole in level 0.
     batch : int
         How many batches were staged before.
     """
 
     features: KeyedJagged
-    values: NDArray[np.int32] | NDArray[np.int64]
+    slots: NDArray[np.int32]
     batch: int
-
-
-def _copy(values: Tensor) -> NDArray[np.int32] | NDArray[np.int64]:
-    """A copy in recycled memory: mapping megabytes anew costs more than filling them."""
-    floats = values.numel() * values.element_size() // 4
-    return RECYCLER.empty(floats).view(values.dtype).copy_(values).numpy()
 
 
 class Stager:
@@ -92,19 +86,19 @@ class Stager:
 
     def _stage(self, features: KeyedJagged, horizon: int, settle: Callable[[], None]) -> Staged:
         if not self.groups:
-            return Staged(features, features.values.numpy(), self.batches)
-        values = _copy(features.values)
+            return Staged(features, np.empty(0, dtype=np.int32), self.batches)
+        slots = RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
         batch = self.batches
         self.batches += 1
         with self._changed:
             self._open.add(batch)
         try:
             for group in self.groups:
-                group.stage(features, values, batch=batch, horizon=horizon, settle=settle)
+                group.stage(features, slots, batch=batch, horizon=horizon, settle=settle)
         except BaseException:
             self._done(batch)
             raise
-        staged = Staged(features, values, batch)
+        staged = Staged(features, slots, batch)
         # A forward pass without a backward pass must not hold its slots forever.
         weakref.finalize(staged, self._done, batch).atexit = False
         return staged

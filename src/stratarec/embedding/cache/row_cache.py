@@ -104,7 +104,7 @@ class RowCache:
         self,
         group: Group,
         lookups: Lookups,
-        out: NDArray[np.int32] | NDArray[np.int64],
+        out: NDArray[np.int32],
         *,
         batch: int,
         horizon: int,

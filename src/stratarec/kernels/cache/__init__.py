@@ -146,7 +146,7 @@ def stage(
     layout: CacheLayout,
     state: CacheState,
     lookups: Lookups,
-    out: NDArray[np.int32] | NDArray[np.int64],
+    out: NDArray[np.int32],
     *,
     batch: int,
     horizon: int,

@@ -185,10 +185,9 @@ def store_parameters(records, at, scale, offset, wide):
 
 @njit(**BODY)
 def measure(form, weights, slot):
-    """What the codes of a slot need first: scale, offset, inverse of the scale, and whether the codec can hold them.
+    """Scale, offset and inverse of the scale of a slot's codes, and whether the codec can hold them.
 
-    A long chain of operations, of which each needs the one before; loops over rows measure a row while they write the
-    codes of the one before it. Other kinds need nothing.
+    Kinds without codes need nothing.
     """
     kind, _, wide, _, width = form[:5]
     if kind != INT8 and kind != INT4:
@@ -268,14 +267,14 @@ def prefetch_slot(form, weights, row_state, full_state, slot):
 
 
 @njit(**BODY)
-def encode_row(form, weights, row_state, full_state, slot, measured, records, at, key, write_key):
-    """Encode a slot into the record whose first byte is `at`, given what `measure` found; returns whether it fits."""
+def encode_row(form, weights, row_state, full_state, slot, records, at, key, write_key):
+    """Encode a slot into the record whose first byte is `at`, returning whether the codec can hold it."""
     (kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
      full_state_at, _) = form  # fmt: skip
     D = U(width)
     start = slot * D
     base = mix(key ^ write_key)
-    scale, offset, inverse, held = measured
+    scale, offset, inverse, held = measure(form, weights, slot)
     if kind == FP32:
         held = encode_fp32(weights, start, D, records, at)
     elif kind == FP16:
@@ -318,19 +317,14 @@ def encode_chunks(
         if chunk >= chunks:
             return
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
-        if first == last:
-            continue
-        measured = measure(form, weights, U(slots[first]))
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
             prefetch_slot(form, weights, row_state, full_state, U(slots[j]))
             prefetch_lines(records, U(places[j]) * size, size, U(64))
             slot, at = U(slots[i]), U(places[i]) * size
-            following = measure(form, weights, U(slots[min(i + 1, last - 1)]))
-            if not encode_row(form, weights, row_state, full_state, slot, measured, records, at, keys[i], write_key):
+            if not encode_row(form, weights, row_state, full_state, slot, records, at, keys[i], write_key):
                 bad[chunk] = i
                 break
-            measured = following
 
 
 @njit(nogil=True, cache=True)

@@ -11,7 +11,7 @@ from numba import njit
 
 from stratarec.kernels.bits import set_bit, test_bit
 from stratarec.kernels.cache.cpu import initialize_row
-from stratarec.kernels.codec.cpu import decode_row, encode_row, measure, prefetch_lines, prefetch_slot, write_key_of
+from stratarec.kernels.codec.cpu import decode_row, encode_row, prefetch_lines, prefetch_slot, write_key_of
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import row_key
 from stratarec.kernels.team import BODY, run_team, take
@@ -36,7 +36,7 @@ def prefetch_exchange(form, slots, home, slot, row, victim):
 
 
 @njit(**BODY)
-def exchange_row(form, slots, home, slot, measured, first_row, row, victim, table_key, bound, write_key):
+def exchange_row(form, slots, home, slot, first_row, row, victim, table_key, bound, write_key):
     """Send the victim home, if there is one, and bring the row in; returns whether the codec can hold the victim."""
     weights, row_state, full_state = slots
     records, written, changed = home
@@ -44,7 +44,7 @@ def exchange_row(form, slots, home, slot, measured, first_row, row, victim, tabl
     if victim >= 0:
         place = U(first_row + victim)
         key = row_key(table_key, victim)
-        held = encode_row(form, weights, row_state, full_state, slot, measured, records, place * size, key, write_key)
+        held = encode_row(form, weights, row_state, full_state, slot, records, place * size, key, write_key)
         set_bit(written, place)
         set_bit(changed, place)
     place = U(first_row + row)
@@ -75,16 +75,13 @@ def exchange_pieces(
         origin = first_row[t]
         for i in range(first, min(first + U(AHEAD), last)):
             prefetch_exchange(form, slots, home, in_slot[i], origin + in_row[i], origin + in_victim[i])
-        measured = measure(form, slots[0], U(in_slot[first]))
         for i in range(first, last):
             j = min(i + U(AHEAD), last - U(1))
             prefetch_exchange(form, slots, home, in_slot[j], origin + in_row[j], origin + in_victim[j])
-            following = measure(form, slots[0], U(in_slot[min(i + U(1), last - U(1))]))
             held = exchange_row(
-                form, slots, home, U(in_slot[i]), measured, origin, in_row[i], in_victim[i], table_key[t], bound[t],
+                form, slots, home, U(in_slot[i]), origin, in_row[i], in_victim[i], table_key[t], bound[t],
                 write_key,
             )  # fmt: skip
-            measured = following
             if not held:
                 refused[U(piece)] = i
                 break
