@@ -33,7 +33,9 @@ def move(source, target, first):
 
 @njit
 def parameters_of(low, high, levels, records):
-    return cpu.store_parameters(records, np.uint64(0), low, high, levels, False)
+    scale, offset, held = cpu.parameters(low, high, levels, False)
+    cpu.store_parameters(records, np.uint64(0), scale, offset, False)
+    return scale, offset, held
 
 
 @njit

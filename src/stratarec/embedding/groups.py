@@ -63,6 +63,8 @@ class Group:
             table_features=np.arange(len(self.features), dtype=np.int64),
         )
         self.workspace = kernel.Workspace()
+        self._sequences = np.flatnonzero(self.layout.sequence)
+        self._no_sequences = np.zeros(len(self.features), dtype=np.int64), np.zeros(1, dtype=np.float32)
         self._keys: tuple[str, ...] = ()
         self._places = np.empty(0, dtype=np.int64)
 
@@ -93,7 +95,7 @@ class Group:
     ) -> list[Tensor]:
         self.check(lookups, kernel.pool(level0.weights, layout, lookups, out))
         rows = []
-        for feature in np.flatnonzero(layout.sequence):
+        for feature in self._sequences:
             first, last = lookups.span(int(feature))
             gathered = RECYCLER.empty(last - first, layout.width)
             self.check(lookups, kernel.gather(level0.weights, layout, lookups, int(feature), gathered.numpy()))
@@ -102,6 +104,8 @@ class Group:
 
     def check(self, lookups: kernel.Lookups, place: int) -> None:
         """`ConfigError` that names feature and table of the id at `place`, unless that is -1."""
+        if place < 0:
+            return
         for feature, (table, name) in enumerate(self.features):
             first, last = lookups.span(feature)
             if first <= place < last:
@@ -115,13 +119,14 @@ class Group:
         rule: kernel.RowUpdate,
     ) -> None:  # fmt: skip
         """Apply the row optimizer, given the gradients of what `forward` returned."""
-        start = np.zeros(len(self.features), dtype=np.int64)
-        ends = np.cumsum([0, *(part.numel() for part in rows)])
-        start[np.flatnonzero(self.layout.sequence)] = ends[:-1]
-        flat = torch.cat([part.reshape(-1) for part in rows]) if rows else torch.zeros(1)
+        start, flat = self._no_sequences
+        if rows:
+            start = np.zeros(len(self.features), dtype=np.int64)
+            start[self._sequences] = np.cumsum([0, *(part.numel() for part in rows)])[:-1]
+            flat = torch.cat([part.reshape(-1) for part in rows]).numpy()
         kernel.update(
             self.level0.weights, self.level0.row_state, self.level0.full_state, self.layout,
-            self.lookups(features, values), pooled, flat.numpy(), start, rule, self.workspace,
+            self.lookups(features, values), pooled, flat, start, rule, self.workspace,
         )  # fmt: skip
 
     def weight_gradient(
@@ -266,9 +271,9 @@ class TieredGroup(Group):
         self.cache = cache
 
     def stage(
-        self, features: KeyedJagged, out: Ids, *, batch: int, horizon: int, settle: Callable[[], None]
+        self, features: KeyedJagged, out: NDArray[np.int32], *, batch: int, horizon: int, settle: Callable[[], None]
     ) -> None:  # fmt: skip
-        """Bring the rows of a batch into level 0 and write their slots over the ids in `out`; see `RowCache.stage`."""
+        """Bring the rows of a batch into level 0 and write their slots to `out`; see `RowCache.stage`."""
         lookups = self.lookups(features, features.values.numpy())
         self.check(lookups, self.cache.stage(self.layout, lookups, out, batch=batch, horizon=horizon, settle=settle))
 

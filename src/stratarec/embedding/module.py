@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
-from stratarec.embedding.groups import DenseGroup, TieredGroup, state_views
+from stratarec.embedding.groups import DenseGroup, Ids, TieredGroup, state_views
 from stratarec.embedding.homes import build_groups
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.saving import load_groups, save_groups
@@ -114,6 +114,8 @@ class TieredEmbeddingBagCollection(nn.Module):
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
         self.tiers = tiers or TierConfig()
         self._groups = build_groups(self.tables, columns, self.optimizer, seed, self.tiers)
+        # Batches have the same keys as a rule, which then are checked once.
+        self._checked_keys: tuple[str, ...] | None = None
         self.stager = Stager([group for group in self._groups if isinstance(group, TieredGroup)])
         # Autograd runs backward only for outputs of something that requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
@@ -148,9 +150,7 @@ class TieredEmbeddingBagCollection(nn.Module):
 
     def forward(self, features: KeyedJagged) -> Embeddings:
         """Look up every feature of the collection; `features` may hold more, in any order."""
-        missing = [key for key in (*self.pooled_keys, *self.sequence_keys) if key not in features.keys]
-        if missing:
-            raise ConfigError(f"the batch lacks {', '.join(missing)}; it has {', '.join(features.keys)}")
+        self._check_keys(features.keys)
         staged = self.stager.claim(features) if torch.is_grad_enabled() else None
         inputs = (self._anchor, features.weights, features, staged, self)
         pooled, *rows = _Lookup.apply(*inputs)  # type: ignore[no-untyped-call]
@@ -160,6 +160,14 @@ class TieredEmbeddingBagCollection(nn.Module):
             offsets = features.bag_offsets()[place * size : (place + 1) * size + 1]
             sequences[key] = JaggedTensor(values=values, offsets=offsets - offsets[0])
         return Embeddings(pooled=pooled, pooled_keys=self.pooled_keys, dims=self.dims, sequences=sequences)
+
+    def _check_keys(self, keys: tuple[str, ...]) -> None:
+        if keys == self._checked_keys:
+            return
+        missing = [key for key in (*self.pooled_keys, *self.sequence_keys) if key not in keys]
+        if missing:
+            raise ConfigError(f"the batch lacks {', '.join(missing)}; it has {', '.join(keys)}")
+        self._checked_keys = keys
 
     def table(self, name: str) -> dict[str, Tensor]:
         """``weight`` ``[R, D]`` and optimizer state of a table.
@@ -277,8 +285,7 @@ class TieredEmbeddingBagCollection(nn.Module):
             if staged is None and isinstance(group, TieredGroup):
                 rows += group.read(features, pooled.numpy())
             else:
-                values = features.values.numpy() if staged is None else staged.values
-                rows += group.forward(features, values, pooled.numpy())
+                rows += group.forward(features, _values(group, features, staged), pooled.numpy())
         return (pooled, *rows)
 
     def _update(self, staged: Staged, pooled: Tensor, rows: Sequence[Tensor]) -> None:
@@ -287,10 +294,16 @@ class TieredEmbeddingBagCollection(nn.Module):
         start = 0
         for group in self._groups:
             part = rows[start : start + len(group.sequence_keys)]
-            group.update(staged.features, staged.values, pooled.numpy(), part, rule)
+            values = _values(group, staged.features, staged)
+            group.update(staged.features, values, pooled.numpy(), part, rule)
             start += len(group.sequence_keys)
         self.step += 1
         self.stager.release(staged)
+
+
+def _values(group: DenseGroup | TieredGroup, features: KeyedJagged, staged: Staged | None) -> Ids:
+    """The ids of a batch, or where its rows were staged the slots."""
+    return staged.slots if staged is not None and isinstance(group, TieredGroup) else features.values.numpy()
 
 
 class _Lookup(torch.autograd.Function):
@@ -320,6 +333,7 @@ class _Lookup(torch.autograd.Function):
         if features.weights is not None and ctx.needs_input_grad[1]:
             gradient = torch.zeros_like(features.weights)
             for group in module._groups:
-                group.weight_gradient(features, staged.values, pooled.numpy(), gradient.numpy())
+                values = _values(group, features, staged)
+                group.weight_gradient(features, values, pooled.numpy(), gradient.numpy())
         module._update(staged, pooled, [part.float().contiguous() for part in rows])
         return None, gradient, None, None, None

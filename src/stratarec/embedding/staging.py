@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from stratarec.embedding.groups import TieredGroup
 from stratarec.errors import TrainingError
 from stratarec.jagged import KeyedJagged
+from stratarec.kernels.memory import RECYCLER
 
 
 @dataclass(eq=False)
@@ -28,14 +30,14 @@ class Staged:
     ----------
     features : KeyedJagged
         As they were given.
-    values : ndarray
-        ``[N]``: ids of tables that lie whole in level 0, slots of the others.
+    slots : ndarray
+        ``[N]`` int32: of each id its slot, relative to its table's first; nothing where a table lies whole in level 0.
     batch : int
         How many batches were staged before.
     """
 
     features: KeyedJagged
-    values: NDArray[np.int32] | NDArray[np.int64]
+    slots: NDArray[np.int32]
     batch: int
 
 
@@ -83,21 +85,20 @@ class Stager:
             self._changed.notify_all()
 
     def _stage(self, features: KeyedJagged, horizon: int, settle: Callable[[], None]) -> Staged:
-        ids = features.values.numpy()
         if not self.groups:
-            return Staged(features, ids, self.batches)
-        values = ids.copy()
+            return Staged(features, np.empty(0, dtype=np.int32), self.batches)
+        slots = RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
         batch = self.batches
         self.batches += 1
         with self._changed:
             self._open.add(batch)
         try:
             for group in self.groups:
-                group.stage(features, values, batch=batch, horizon=horizon, settle=settle)
+                group.stage(features, slots, batch=batch, horizon=horizon, settle=settle)
         except BaseException:
             self._done(batch)
             raise
-        staged = Staged(features, values, batch)
+        staged = Staged(features, slots, batch)
         # A forward pass without a backward pass must not hold its slots forever.
         weakref.finalize(staged, self._done, batch).atexit = False
         return staged

@@ -36,6 +36,14 @@ def _store(array, element):
     return types.void(array, types.uint64, element), codegen
 
 
+def _bit(context, builder, signature, args):
+    """The byte that holds the bit of a row, and the bit's place in it."""
+    bits, row = args
+    word, byte = ir.IntType(64), ir.IntType(8)
+    pointer = _pointer(context, builder, signature.args[0], bits, builder.lshr(row, word(3)), byte)
+    return pointer, builder.shl(byte(1), builder.trunc(builder.and_(row, word(7)), byte))
+
+
 @intrinsic
 def load_u16(typingctx, array, byte):
     """uint16 at any byte."""
@@ -91,6 +99,28 @@ def multiply32(typingctx, first, second):
 
 
 @intrinsic
+def add32(typingctx, first, second):
+    """Sum of two uint32 modulo 2^32, in 32 bits throughout."""
+
+    def codegen(context, builder, signature, args):
+        return builder.add(*args)
+
+    return types.uint32(types.uint32, types.uint32), codegen
+
+
+@intrinsic
+def select32(typingctx, condition, first, second):
+    """`first` where the condition holds, else `second`, both uint32, without a branch."""
+
+    def codegen(context, builder, signature, args):
+        chosen = builder.select(*args)
+        chosen.set_metadata("unpredictable", builder.module.add_metadata([]))
+        return chosen
+
+    return types.uint32(types.boolean, types.uint32, types.uint32), codegen
+
+
+@intrinsic
 def fold32(typingctx, word, shift):
     """``word ^ (word >> shift)`` of a uint32, in 32 bits throughout."""
 
@@ -118,3 +148,30 @@ def from_half(typingctx, bits):
         return builder.fpext(builder.bitcast(args[0], _HALF), _FLOAT)
 
     return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def test_bit(typingctx, bits, row):
+    """Bit ``row & 7`` of byte ``row >> 3`` of a 1-D uint8 array."""
+    signature = types.boolean(bits, types.uint64)
+
+    def codegen(context, builder, signature, args):
+        pointer, mask = _bit(context, builder, signature, args)
+        return builder.icmp_unsigned("!=", builder.and_(builder.load(pointer), mask), ir.IntType(8)(0))
+
+    return signature, codegen
+
+
+@intrinsic
+def set_bit(typingctx, bits, row):
+    """Set it, where other threads may set other bits of the same byte; one that is set is left alone."""
+    signature = types.void(bits, types.uint64)
+
+    def codegen(context, builder, signature, args):
+        pointer, mask = _bit(context, builder, signature, args)
+        missing = builder.icmp_unsigned("==", builder.and_(builder.load(pointer), mask), ir.IntType(8)(0))
+        with builder.if_then(missing):
+            builder.atomic_rmw("or", pointer, mask, "monotonic")
+        return context.get_dummy_value()
+
+    return signature, codegen

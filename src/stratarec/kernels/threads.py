@@ -21,9 +21,14 @@ def limit_threads(most: int) -> None:
     _LIMITS.most = most
 
 
-def use_torch_threads() -> int:
-    """Set the calling thread's kernel threads to ``torch.get_num_threads()``, within its limit; returns the number."""
+def team_threads() -> int:
+    """``torch.get_num_threads()`` within the calling Python thread's limit: for kernels that a team runs."""
     limit = getattr(_LIMITS, "most", numba.config.NUMBA_NUM_THREADS)
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, limit)
+    return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, limit))
+
+
+def use_torch_threads() -> int:
+    """Set the calling thread's threads for Numba's own parallel kernels to `team_threads`; returns the number."""
+    threads = team_threads()
     numba.set_num_threads(threads)
-    return int(threads)
+    return threads

@@ -26,6 +26,7 @@ from stratarec.errors import TrainingError
 from stratarec.files import file_hash
 from stratarec.kernels import cache as kernel
 from stratarec.kernels.embedding import Group, Lookups
+from stratarec.kernels.exchange import exchange
 from stratarec.kernels.random import table_key
 from stratarec.tensors import read_tensors, write_tensors
 
@@ -103,7 +104,7 @@ class RowCache:
         self,
         group: Group,
         lookups: Lookups,
-        out: NDArray[np.int32] | NDArray[np.int64],
+        out: NDArray[np.int32],
         *,
         batch: int,
         horizon: int,
@@ -145,12 +146,24 @@ class RowCache:
         return done.bad
 
     def _move(self, staging: kernel.Staging, batch: int) -> None:
-        outgoing, incoming = kernel.moves(self.layout, staging, self._workspace)
-        self._send_home(outgoing, batch)
-        if len(incoming):
-            self._load(incoming, self.level0)
-        self.traffic.rows_in += len(incoming)
-        self.traffic.rows_out += len(outgoing)
+        if self.store.array is not None and self.store.bits is not None:
+            self._exchange(staging, (self.store.array, *self.store.bits), batch)
+        else:
+            outgoing, incoming = kernel.moves(self.layout, staging, self._workspace)
+            self._send_home(outgoing, batch)
+            if len(incoming):
+                self._load(incoming, self.level0)
+        self.traffic.rows_in += int(staging.rows_in.sum())
+        self.traffic.rows_out += staging.rows_out
+
+    def _exchange(self, staging: kernel.Staging, home: tuple[NDArray[np.uint8], ...], batch: int) -> None:
+        if staging.released.any():
+            self._send_home(kernel.released(self.layout, staging, self._workspace), batch)
+        slots = (self.level0.weights, self.level0.row_state, self.level0.full_state)
+        refused = exchange(self.layout, staging, self._workspace, self.codec.layout, slots, home, batch)
+        if refused is not None:
+            table, row = refused
+            raise self._unfit(table, int(self.layout.first_row[table]) + row)
 
     def _too_small(self, group: Group, lookups: Lookups, table: int) -> str:
         features = group.table_features[group.table_start[table] : group.table_start[table + 1]]
@@ -265,8 +278,8 @@ class RowCache:
         if len(self.state.counts) > 1:
             self.state.counts[slots] = parts["counts"]
         overflow_start = self.layout.slot_start[:-1] + self.layout.sets * self.layout.ways
-        spilled = tables[slots >= overflow_start[tables]]
-        self.state.overflow_rows[:] = np.bincount(spilled, minlength=len(self.names))
+        spilled = np.unique(tables[slots >= overflow_start[tables]])
+        self.state.reach[spilled] = np.minimum(self.layout.overflow_sets, kernel.PROBES)[spilled]
         put_rows(parts, self.level0, slots)
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:

@@ -29,6 +29,10 @@ class ArrayRecords:
         self._changed = allocate_bits(self.rows)
         self._chain = Chain()
 
+    @property
+    def bits(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
+        return self._written, self._changed
+
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         check_rows(self, rows, out)
         found = kernels.test_bits(self._written, rows)

@@ -52,6 +52,13 @@ class RecordStore(Protocol):
     array: NDArray[np.uint8] | None
     """``[R, record_bytes]`` where records are directly addressable memory (dram, mapped), else None."""
 
+    @property
+    def bits(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
+        """A bit for each row that was ever written and for each that changed since the last checkpoint; else None.
+
+        They are there where `array` is, for callers that set both with every record that they write.
+        """
+
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Copy records into `out`; ``[n]`` bool, True where the row was ever written.
 

@@ -42,6 +42,7 @@ class CachedRecords:
         self.inner, self.capacity = inner, capacity_rows
         self.rows, self.record_bytes, self.kind = inner.rows, inner.record_bytes, inner.kind
         self.array: NDArray[np.uint8] | None = None
+        self.bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
         self._records = allocate_bytes(capacity_rows * self.record_bytes).reshape(capacity_rows, self.record_bytes)
         self._map = RecencyMap(capacity_rows)
         self._dirty = np.zeros(capacity_rows, np.bool_)

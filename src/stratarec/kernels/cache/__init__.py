@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.cache import cpu
 from stratarec.kernels.embedding import Group, Lookups, lookups_by_table, offsets_or_empty
+from stratarec.kernels.lanes import PADDING
+from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.threads import team_threads, use_torch_threads
 
 Ints = NDArray[np.int64]
 
+PROBES = cpu.PROBES
 POLICIES = {"lru": cpu.LRU, "lfu": cpu.LFU, "rank": cpu.RANK}
 
 
@@ -48,26 +51,32 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class CacheState:
-    """What the slots hold. `counts` has one entry unless the policy counts."""
+    """What the slots hold. `counts` has one entry unless the policy counts.
+
+    Arrays have `lanes.PADDING` entries behind the last slot: searches read them, and missing rows touch the last one.
+    """
 
     tags: NDArray[np.int32]
     stamps: NDArray[np.int32]
     counts: NDArray[np.uint32]
-    overflow_rows: Ints
+    reach: Ints
+    """Of each table: sets of the overflow area that one of its rows may lie in; 0 when the area is empty."""
 
     @classmethod
     def empty(cls, layout: CacheLayout) -> CacheState:
         """All slots free; a stamp of -1 is older than any batch."""
+        tags, stamps = (allocate(layout.slots + PADDING).view(np.int32) for _ in range(2))
+        stamps.fill(-1)
         return cls(
-            np.zeros(layout.slots, dtype=np.int32),
-            np.full(layout.slots, -1, dtype=np.int32),
-            np.zeros(layout.slots if layout.policy == "lfu" else 1, dtype=np.uint32),
+            tags,
+            stamps,
+            np.zeros(layout.slots + PADDING if layout.policy == "lfu" else 1, dtype=np.uint32),
             np.zeros(len(layout.sets), dtype=np.int64),
         )
 
     @property
     def nbytes(self) -> int:
-        return int(self.tags.nbytes + self.stamps.nbytes + self.counts.nbytes + self.overflow_rows.nbytes)
+        return int(self.tags.nbytes + self.stamps.nbytes + self.counts.nbytes + self.reach.nbytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +98,8 @@ class Staging:
 
     Parameters
     ----------
+    rows_in, victims, released : ndarray
+        ``[T]`` rows that come in, how many of them take the slot of another row, and rows that leave the overflow area.
     stuck : ndarray
         ``[T]`` ids that found no room; stage again with a later horizon.
     bad : int
@@ -96,9 +107,15 @@ class Staging:
     """
 
     rows_in: Ints
-    rows_out: Ints
+    victims: Ints
+    released: Ints
     stuck: Ints
     bad: int = -1
+
+    @property
+    def rows_out(self) -> int:
+        """Rows that go out of all tables."""
+        return int(self.victims.sum() + self.released.sum())
 
 
 @dataclass
@@ -107,12 +124,19 @@ class StageWorkspace:
 
     arrays: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     room: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Tables, those with the most lookups first."""
+    _planned: bytes = b""
 
     def prepare(self, lookups: Ints, layout: CacheLayout) -> dict[str, NDArray[np.int64]]:
         """Lists with room for every lookup and every overflow slot of each table."""
+        if lookups.tobytes() == self._planned:
+            return self.arrays
+        self._planned = lookups.tobytes()
+        self.order = np.argsort(-lookups, kind="stable")
         self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(np.int64)
         if not self.arrays or len(self.arrays["pending"]) < self.room[-1]:
-            names = ("pending", "in_row", "in_slot", "out_row", "out_slot")
+            names = ("pending", "in_row", "in_slot", "in_victim", "out_row", "out_slot")
             self.arrays = {name: np.empty(int(self.room[-1] * 1.25), dtype=np.int64) for name in names}
         return self.arrays
 
@@ -122,59 +146,62 @@ def stage(
     layout: CacheLayout,
     state: CacheState,
     lookups: Lookups,
-    out: NDArray[np.int32] | NDArray[np.int64],
+    out: NDArray[np.int32],
     *,
     batch: int,
     horizon: int,
     workspace: StageWorkspace,
     before: Staging | None = None,
 ) -> Staging:
-    """Give every id of the batch a slot and write it, relative to its table's first slot, to `out`.
+    """Give every id of the batch a slot and write it, relative to its table's first slot, to `out`; -1 without room.
 
     A slot is given up only when its stamp is below `horizon`: with lookahead k, ``batch - k``. What comes in and goes
     out follows from the sequence of batches and horizons alone. Pass what a first call returned as `before` to go on
     with ids that were stuck.
     """
     tables = len(layout.sets)
-    done = before or Staging(
-        rows_in=np.zeros(tables, dtype=np.int64),
-        rows_out=np.zeros(tables, dtype=np.int64),
-        stuck=np.zeros(tables, dtype=np.int64),
-    )
-    counts = lookups_by_table(group, lookups)
-    lists = workspace.prepare(counts, layout)
+    none = np.zeros((4, tables), dtype=np.int64)
+    done = before or Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3])
+    lists = workspace.prepare(lookups_by_table(group, lookups), layout)
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
-        launcher(), use_torch_threads(), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
+        launcher(), team_threads(), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
         lookups.batch, lookups.key, group.table_start, group.table_features, layout.rows, layout.slot_start,
-        layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.overflow_rows,
-        POLICIES[layout.policy], batch, horizon, out, workspace.room, np.argsort(-counts, kind="stable"),
-        lists["pending"], lists["in_row"], lists["in_slot"], lists["out_row"], lists["out_slot"], done.rows_in,
-        done.rows_out, done.stuck, bad,
+        layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.reach,
+        POLICIES[layout.policy], batch, horizon, out, workspace.room, workspace.order,
+        lists["pending"], lists["in_row"], lists["in_slot"], lists["in_victim"], lists["out_row"], lists["out_slot"],
+        done.rows_in, done.victims, done.released, done.stuck, bad,
     )  # fmt: skip
     wrong = bad[bad >= 0]
     done.bad = int(wrong.min()) if len(wrong) else -1
     return done
 
 
+def released(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> Moves:
+    """Rows that leave the overflow area; to be written before any row comes in."""
+    return _moves(layout, workspace, staging.released.sum(), ("out_row", "out_slot", staging.released))
+
+
 def moves(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> tuple[Moves, Moves]:
-    """Rows that go out, to be written first, and rows that come in."""
-    out = _moves(layout, staging.rows_out, workspace, "out")
-    return out, _moves(layout, staging.rows_in, workspace, "in")
+    """All rows that go out, to be written first, and all that come in."""
+    victims = ("in_victim", "in_slot", staging.rows_in)
+    outgoing = _moves(layout, workspace, staging.rows_out, ("out_row", "out_slot", staging.released), victims)
+    return outgoing, _moves(layout, workspace, staging.rows_in.sum(), ("in_row", "in_slot", staging.rows_in))
 
 
-def _moves(layout: CacheLayout, count: Ints, workspace: StageWorkspace, way: str) -> Moves:
-    total = int(count.sum())
+def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: tuple[str, str, Ints]) -> Moves:
     found = Moves(
         rows=np.empty(total, dtype=np.int64),
         slots=np.empty(total, dtype=np.int64),
         tables=np.empty(total, dtype=np.int32),
         keys=np.empty(total, dtype=np.uint64),
     )
-    cpu.compact(
-        workspace.room, count, layout.first_row, layout.table_key, workspace.arrays[f"{way}_row"],
-        workspace.arrays[f"{way}_slot"], found.rows, found.slots, found.tables, found.keys,
-    )  # fmt: skip
+    done = 0
+    for rows, slots, count in lists:
+        done = cpu.compact(
+            workspace.room, count, layout.first_row, layout.table_key, workspace.arrays[rows], workspace.arrays[slots],
+            done, found.rows, found.slots, found.tables, found.keys,
+        )  # fmt: skip
     return found
 
 
@@ -187,7 +214,7 @@ def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], id
     """The slot of each (table, id), or -1 where it is not resident; changes nothing."""
     out = np.empty(len(ids), dtype=np.int64)
     cpu.locate(
-        ids, tables, layout.slot_start, layout.sets, layout.overflow_sets, state.overflow_rows, layout.ways, state.tags,
+        ids, tables, layout.slot_start, layout.sets, layout.overflow_sets, state.reach, layout.ways, state.tags,
         out,
     )  # fmt: skip
     return out

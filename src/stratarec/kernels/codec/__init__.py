@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stratarec.kernels.codec import cpu
 from stratarec.kernels.codec.layout import Layout
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.threads import team_threads
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -37,12 +37,10 @@ def encode(
     keys : ndarray
         ``[n]`` uint64; the noise is a function of (key, write, column).
     """
-    threads = use_torch_threads()
+    threads = team_threads()
     bad = cpu.encode(
-        launcher(), threads, layout.kind, layout.stochastic, layout.wide_parameters, layout.wide_state, layout.width,
-        layout.row_state, layout.full_state, layout.parameters_at, layout.row_state_at, layout.full_state_at,
-        layout.record_bytes, weights, row_state, full_state, slots, records.reshape(-1), places, keys, np.uint64(write),
-        threads * _CHUNKS_PER_THREAD,
+        launcher(), threads, layout.form, weights, row_state, full_state, slots, records.reshape(-1), places, keys,
+        np.uint64(write), threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip
     return int(bad) if bad < len(slots) else -1
 
@@ -52,11 +50,8 @@ def decode(
     full_state: Floats, slots: Indices,
 ) -> None:  # fmt: skip
     """``slots[i] = decoded records[places[i]]``; shapes as `encode`, slots are distinct."""
-    threads = use_torch_threads()
+    threads = team_threads()
     cpu.decode(
-        launcher(), threads, layout.kind, layout.wide_parameters, layout.wide_state, layout.width, layout.row_state,
-        layout.full_state,
-        layout.parameters_at, layout.row_state_at, layout.full_state_at, layout.record_bytes,
-        records.reshape(-1), places, weights, row_state, full_state, slots,
+        launcher(), threads, layout.form, records.reshape(-1), places, weights, row_state, full_state, slots,
         threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip

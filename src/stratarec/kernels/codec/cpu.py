@@ -4,6 +4,8 @@ A row function reads or writes D floats from `start` of a flat array, and the re
 return whether the codec can hold every number. 32-bit words are cast back after every operation: Numba widens them
 to 64 bits, and LLVM narrows them again where it sees the cast. The mixing of the noise it does not narrow, so its
 products and shifts are intrinsics of 32 bits; otherwise it would run on half as many lanes.
+
+`form` is what `Layout.form` gives.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from stratarec.kernels.bits import (
+    add32,
     bits_float,
     float_bits,
     fold32,
@@ -19,6 +22,7 @@ from stratarec.kernels.bits import (
     load_f32,
     load_u16,
     multiply32,
+    select32,
     store_f32,
     store_u16,
     to_half,
@@ -30,6 +34,7 @@ from stratarec.kernels.codec.layout import (
     FP16_LIMIT,
     FP32,
     FP32_LIMIT,
+    INT4,
     INT8,
     MIX_1,
     MIX_2,
@@ -47,18 +52,30 @@ LEAST_NORMAL = F(2.0**-126)
 
 
 @njit(**BODY)
-def words(base, column):
-    """32 random bits of a column: murmur3's finaliser over a Weyl sequence."""
-    word = W(W(W(base) + multiply32(W(column), W(STEP))) ^ W(base >> U(32)))
+def finish(weyl, base):
+    """32 random bits: murmur3's finaliser of a member of the Weyl sequence of `base`."""
+    word = W(weyl ^ W(base >> U(32)))
     word = multiply32(fold32(word, W(16)), W(MIX_1))
     word = multiply32(fold32(word, W(13)), W(MIX_2))
     return fold32(word, W(16))
 
 
 @njit(**BODY)
+def words(base, column):
+    """32 random bits of a column."""
+    return finish(add32(W(base), multiply32(W(column), W(STEP))), base)
+
+
+@njit(**BODY)
+def fraction(word):
+    """24 of the bits as a float in [0, 1)."""
+    return F(np.int32(word >> W(8))) * F(2.0**-24)
+
+
+@njit(**BODY)
 def unit(base, column):
     """24 random bits of a column as a float in [0, 1)."""
-    return F(np.int32(words(base, column) >> W(8))) * F(2.0**-24)
+    return fraction(words(base, column))
 
 
 @njit(**BODY)
@@ -127,7 +144,7 @@ def extremes(values, start, D):
     least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for d in range(D):
         bits = np.int32(float_bits(values[start + d]))
-        order = np.int32(bits ^ np.int32(W(np.int32(bits >> np.int32(31))) >> W(1)))
+        order = np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
         least, most = min(least, order), max(most, order)
     finite = least >= np.int32(~FP32_LIMIT) and most <= np.int32(FP32_LIMIT)
     low = bits_float(W(np.int32(least ^ np.int32(W(np.int32(least >> np.int32(31))) >> W(1)))))
@@ -136,28 +153,48 @@ def extremes(values, start, D):
 
 
 @njit(**BODY)
-def store_parameters(records, at, low, high, levels, wide):
-    """Write scale and offset as `RecordCodec` defines them. Returns them and whether their storage holds them."""
+def parameters(low, high, levels, wide):
+    """Scale and offset as `RecordCodec` defines them, and whether their storage holds them."""
     low, high = low + F(0.0), high + F(0.0)  # zeros of either sign give the same bytes
     if wide:
         spread = high - low
         scale = max(spread / levels, LEAST_NORMAL) if spread > F(0.0) else F(0.0)
-        store_f32(records, at, scale)
-        store_f32(records, at + U(4), low)
         return scale, low, scale <= F(3.4028235e38)
     if not abs(low) <= F(65504.0):
         return F(0.0), low, False
     offset = to_half(low)
-    if from_half(offset) > low:
-        # One step down: towards zero for a positive number, away from it otherwise; 0 becomes the least negative.
-        offset = np.uint16(0x8001) if offset == 0 else np.uint16(offset - 1 if offset < 0x8000 else offset + 1)
+    # One step down: towards zero for a positive number, away from it otherwise; 0 becomes the least negative. Chosen
+    # without a branch, here and for the scale: half of all rows would take it, at random.
+    down = W(0x8001) if offset == 0 else W(offset + W(0xFFFF) if offset < 0x8000 else offset + W(1))
+    offset = np.uint16(select32(from_half(offset) > low, down, W(offset)))
     step = (high - from_half(offset)) / levels
     scale = to_half(step)
-    if from_half(scale) < step:
-        scale = np.uint16(scale + 1)
-    store_u16(records, at, scale)
-    store_u16(records, at + U(2), offset)
+    scale = np.uint16(scale + select32(from_half(scale) < step, W(1), W(0)))
     return from_half(scale), from_half(offset), scale < 0x7C00
+
+
+@njit(**BODY)
+def store_parameters(records, at, scale, offset, wide):
+    if wide:
+        store_f32(records, at, scale)
+        store_f32(records, at + U(4), offset)
+    else:
+        store_u16(records, at, to_half(scale))
+        store_u16(records, at + U(2), to_half(offset))
+
+
+@njit(**BODY)
+def measure(form, weights, slot):
+    """Scale, offset and inverse of the scale of a slot's codes, and whether the codec can hold them.
+
+    Kinds without codes need nothing.
+    """
+    kind, _, wide, _, width = form[:5]
+    if kind != INT8 and kind != INT4:
+        return F(0.0), F(0.0), F(0.0), True
+    low, high, finite = extremes(weights, slot * U(width), U(width))
+    scale, offset, held = parameters(low, high, F(255.0) if kind == INT8 else F(15.0), wide)
+    return scale, offset, F(1.0) / scale if scale > F(0.0) else F(0.0), finite and held
 
 
 @njit(**BODY)
@@ -170,25 +207,22 @@ def code(value, offset, inverse, levels, threshold):
 
 
 @njit(**BODY)
-def encode_int8(values, start, D, records, at, parameters, base, stochastic, wide):
-    low, high, finite = extremes(values, start, D)
-    scale, offset, held = store_parameters(records, at + parameters, low, high, F(255.0), wide)
-    inverse = F(1.0) / scale if scale > F(0.0) else F(0.0)
+def encode_int8(values, start, D, records, at, offset, inverse, base, stochastic):
     levels = np.int32(255)
     if stochastic:
+        # The sequence is carried along: from `column` LLVM would compute it in 64 bits.
+        weyl = W(base)
         for d in range(D):
-            records[at + d] = np.uint8(code(values[start + d], offset, inverse, levels, unit(base, d)))
+            threshold = fraction(finish(weyl, base))
+            records[at + d] = np.uint8(code(values[start + d], offset, inverse, levels, threshold))
+            weyl = add32(weyl, W(STEP))
     else:
         for d in range(D):
             records[at + d] = np.uint8(code(values[start + d], offset, inverse, levels, F(0.49999997)))
-    return finite and held
 
 
 @njit(**BODY)
-def encode_int4(values, start, D, records, at, parameters, base, stochastic, wide):
-    low, high, finite = extremes(values, start, D)
-    scale, offset, held = store_parameters(records, at + parameters, low, high, F(15.0), wide)
-    inverse = F(1.0) / scale if scale > F(0.0) else F(0.0)
+def encode_int4(values, start, D, records, at, offset, inverse, base, stochastic):
     levels = np.int32(15)
     H = (D + U(1)) // U(2)
     if stochastic:
@@ -205,7 +239,6 @@ def encode_int4(values, start, D, records, at, parameters, base, stochastic, wid
         p = H - U(1)
         threshold = unit(base, p) if stochastic else F(0.49999997)
         records[at + p] = np.uint8(code(values[start + p], offset, inverse, levels, threshold))
-    return finite and held
 
 
 @njit(**BODY)
@@ -224,25 +257,61 @@ def prefetch_lines(array, first, count, line):
 
 
 @njit(**BODY)
-def prefetch_entry(weights, row_state, full_state, slot, D, records, at, size, has_row_state, has_full_state):
+def prefetch_slot(form, weights, row_state, full_state, slot):
+    D = U(form[4])
     prefetch_lines(weights, slot * D, D, U(16))
-    prefetch_lines(records, at, size, U(64))
-    if has_row_state:
+    if form[5]:
         prefetch(row_state, slot)
-    if has_full_state:
+    if form[6]:
         prefetch_lines(full_state, slot * D, D, U(16))
 
 
 @njit(**BODY)
+def encode_row(form, weights, row_state, full_state, slot, records, at, key, write_key):
+    """Encode a slot into the record whose first byte is `at`, returning whether the codec can hold it."""
+    (kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
+     full_state_at, _) = form  # fmt: skip
+    D = U(width)
+    start = slot * D
+    base = mix(key ^ write_key)
+    scale, offset, inverse, held = measure(form, weights, slot)
+    if kind == FP32:
+        held = encode_fp32(weights, start, D, records, at)
+    elif kind == FP16:
+        if stochastic:
+            held = encode_fp16_stochastic(weights, start, D, records, at, base)
+        else:
+            held = encode_fp16(weights, start, D, records, at)
+    elif kind == BF16:
+        if stochastic:
+            held = encode_bf16_stochastic(weights, start, D, records, at, base, U(0))
+        else:
+            held = encode_bf16(weights, start, D, records, at)
+    elif kind == INT8:
+        encode_int8(weights, start, D, records, at, offset, inverse, base, stochastic)
+    else:
+        encode_int4(weights, start, D, records, at, offset, inverse, base, stochastic)
+    if kind == INT8 or kind == INT4:
+        store_parameters(records, at + U(parameters_at), scale, offset, wide_parameters)
+    if has_row_state:
+        held &= encode_state(row_state, slot, U(1), records, at + U(row_state_at), base, D + D, wide_state)
+    if has_full_state:
+        held &= encode_state(full_state, start, D, records, at + U(full_state_at), base, D, wide_state)
+    return held
+
+
+@njit(**BODY)
+def write_key_of(write):
+    """What the keys of a write's rows are mixed with."""
+    return mix(write * GOLDEN + U(1))
+
+
+@njit(**BODY)
 def encode_chunks(
-    member, counter, kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-    row_state_at, full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write,
-    bad,
+    member, counter, form, weights, row_state, full_state, slots, records, places, keys, write, bad
 ):  # fmt: skip
     """Encode slots[i] into the record places[i] of flat `records`; ``bad[chunk]`` is the first entry refused."""
-    count, chunks = len(slots), len(bad)
-    D, size = U(width), U(record_bytes)
-    write_key = mix(write * GOLDEN + U(1))
+    count, chunks, size, write_key = len(slots), len(bad), U(form[-1]), write_key_of(write)
     while True:
         chunk = take(counter)
         if chunk >= chunks:
@@ -250,55 +319,19 @@ def encode_chunks(
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
-            prefetch_entry(
-                weights, row_state, full_state, U(slots[j]), D, records, U(places[j]) * size, size,
-                has_row_state, has_full_state,
-            )  # fmt: skip
+            prefetch_slot(form, weights, row_state, full_state, U(slots[j]))
+            prefetch_lines(records, U(places[j]) * size, size, U(64))
             slot, at = U(slots[i]), U(places[i]) * size
-            start = slot * D
-            base = mix(keys[i] ^ write_key)
-            if kind == FP32:
-                held = encode_fp32(weights, start, D, records, at)
-            elif kind == FP16:
-                if stochastic:
-                    held = encode_fp16_stochastic(weights, start, D, records, at, base)
-                else:
-                    held = encode_fp16(weights, start, D, records, at)
-            elif kind == BF16:
-                if stochastic:
-                    held = encode_bf16_stochastic(weights, start, D, records, at, base, U(0))
-                else:
-                    held = encode_bf16(weights, start, D, records, at)
-            elif kind == INT8:
-                held = encode_int8(
-                    weights, start, D, records, at, U(parameters_at), base, stochastic, wide_parameters
-                )  # fmt: skip
-            else:
-                held = encode_int4(
-                    weights, start, D, records, at, U(parameters_at), base, stochastic, wide_parameters
-                )  # fmt: skip
-            if has_row_state:
-                held &= encode_state(row_state, slot, U(1), records, at + U(row_state_at), base, D + D, wide_state)
-            if has_full_state:
-                held &= encode_state(full_state, start, D, records, at + U(full_state_at), base, D, wide_state)
-            if not held:
+            if not encode_row(form, weights, row_state, full_state, slot, records, at, keys[i], write_key):
                 bad[chunk] = i
                 break
 
 
 @njit(nogil=True, cache=True)
-def encode(
-    launch, threads, kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-    row_state_at, full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write,
-    chunks,
-):  # fmt: skip
+def encode(launch, threads, form, weights, row_state, full_state, slots, records, places, keys, write, chunks):
     """Encode every entry; returns the first one that is refused, or their number."""
     counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
-    given = (
-        counter, kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-        row_state_at, full_state_at, record_bytes, weights, row_state, full_state, slots, records, places, keys, write,
-        bad,
-    )  # fmt: skip
+    given = (counter, form, weights, row_state, full_state, slots, records, places, keys, write, bad)
     run_team(launch, threads, encode_chunks, given)
     return bad.min()
 
@@ -346,13 +379,38 @@ def decode_int4(records, at, parameters, values, start, D, wide):
 
 
 @njit(**BODY)
-def decode_chunks(
-    member, counter, kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-    row_state_at, full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
-):  # fmt: skip
+def decode_row(form, records, at, weights, row_state, full_state, slot):
+    """Decode the record whose first byte is `at` into a slot."""
+    (kind, _, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
+     full_state_at, _) = form  # fmt: skip
+    D = U(width)
+    start = slot * D
+    if kind == FP32:
+        decode_fp32(records, at, weights, start, D)
+    elif kind == FP16:
+        decode_fp16(records, at, weights, start, D)
+    elif kind == BF16:
+        decode_bf16(records, at, weights, start, D)
+    elif kind == INT8:
+        decode_int8(records, at, U(parameters_at), weights, start, D, wide_parameters)
+    else:
+        decode_int4(records, at, U(parameters_at), weights, start, D, wide_parameters)
+    if wide_state:
+        if has_row_state:
+            row_state[slot] = load_f32(records, at + U(row_state_at))
+        if has_full_state:
+            decode_fp32(records, at + U(full_state_at), full_state, start, D)
+    else:
+        if has_row_state:
+            decode_bf16(records, at + U(row_state_at), row_state, slot, U(1))
+        if has_full_state:
+            decode_bf16(records, at + U(full_state_at), full_state, start, D)
+
+
+@njit(**BODY)
+def decode_chunks(member, counter, form, records, places, weights, row_state, full_state, slots, chunks):
     """Decode the record places[i] of flat `records` into slots[i]."""
-    count = len(slots)
-    D, size = U(width), U(record_bytes)
+    count, size = len(slots), U(form[-1])
     while True:
         chunk = take(counter)
         if chunk >= chunks:
@@ -360,43 +418,13 @@ def decode_chunks(
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
-            prefetch_entry(
-                weights, row_state, full_state, U(slots[j]), D, records, U(places[j]) * size, size,
-                has_row_state, has_full_state,
-            )  # fmt: skip
-            slot, at = U(slots[i]), U(places[i]) * size
-            start = slot * D
-            if kind == FP32:
-                decode_fp32(records, at, weights, start, D)
-            elif kind == FP16:
-                decode_fp16(records, at, weights, start, D)
-            elif kind == BF16:
-                decode_bf16(records, at, weights, start, D)
-            elif kind == INT8:
-                decode_int8(records, at, U(parameters_at), weights, start, D, wide_parameters)
-            else:
-                decode_int4(records, at, U(parameters_at), weights, start, D, wide_parameters)
-            if wide_state:
-                if has_row_state:
-                    row_state[slot] = load_f32(records, at + U(row_state_at))
-                if has_full_state:
-                    decode_fp32(records, at + U(full_state_at), full_state, start, D)
-            else:
-                if has_row_state:
-                    decode_bf16(records, at + U(row_state_at), row_state, slot, U(1))
-                if has_full_state:
-                    decode_bf16(records, at + U(full_state_at), full_state, start, D)
+            prefetch_slot(form, weights, row_state, full_state, U(slots[j]))
+            prefetch_lines(records, U(places[j]) * size, size, U(64))
+            decode_row(form, records, U(places[i]) * size, weights, row_state, full_state, U(slots[i]))
 
 
 @njit(nogil=True, cache=True)
-def decode(
-    launch, threads, kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at,
-    row_state_at, full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
-):  # fmt: skip
+def decode(launch, threads, form, records, places, weights, row_state, full_state, slots, chunks):
     """Decode every entry."""
-    counter = np.zeros(1, np.int64)
-    given = (
-        counter, kind, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
-        full_state_at, record_bytes, records, places, weights, row_state, full_state, slots, chunks,
-    )  # fmt: skip
+    given = (np.zeros(1, np.int64), form, records, places, weights, row_state, full_state, slots, chunks)
     run_team(launch, threads, decode_chunks, given)

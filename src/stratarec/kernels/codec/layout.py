@@ -19,6 +19,7 @@ high half of an odd width is 0. Scale and offset exist for int8 and int4 only; t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 FP32, FP16, BF16, INT8, INT4 = range(5)
 KINDS = {"fp32": FP32, "fp16": FP16, "bf16": BF16, "int8": INT8, "int4": INT4}
@@ -81,3 +82,11 @@ class Layout:
     def record_bytes(self) -> int:
         """Bytes of a record."""
         return self.full_state_at + (self.width * self.state_bytes if self.full_state else 0)
+
+    @cached_property
+    def form(self) -> tuple[int | bool, ...]:
+        """All of this as kernels take it."""
+        return (
+            self.kind, self.stochastic, self.wide_parameters, self.wide_state, self.width, self.row_state,
+            self.full_state, self.parameters_at, self.row_state_at, self.full_state_at, self.record_bytes,
+        )  # fmt: skip

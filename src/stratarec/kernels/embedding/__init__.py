@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stratarec.kernels.embedding import backward, lookup, rows
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.threads import team_threads
 from stratarec.kernels.vector import blocks
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
@@ -182,7 +182,7 @@ def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
     key, base, sizes, column = lookups.key[chosen], group.base[chosen], group.rows[chosen], group.column[chosen]
     if not len(key) or not lookups.batch:
         return -1
-    threads = use_torch_threads()
+    threads = team_threads()
     tile, stride = _tile(lookups.batch, threads), out.shape[1]
     if lookups.offsets is None and lookups.weights is None:
         streaming = out.nbytes >= _STREAM_BYTES and group.lines and not (stride % 16 or out.ctypes.data % 64)
@@ -218,7 +218,7 @@ def offsets_or_empty(lookups: Lookups) -> NDArray[np.int64]:
 def gather(weights: Floats, group: Group, lookups: Lookups, feature: int, out: Floats) -> int:
     """``out[i] = row of values[first + i]`` for the ids of one sequence feature; returns as `pool` does."""
     first, last = lookups.span(feature)
-    values, threads = lookups.values[first:last], use_torch_threads()
+    values, threads = lookups.values[first:last], team_threads()
     bad = group.lookup_kernels.gather(
         launcher(), threads, weights, group.width, values, group.base[feature], group.rows[feature], out.reshape(-1),
         _tile(last - first, threads),
@@ -272,7 +272,7 @@ def update(
     -----
     The bits do not depend on the number of threads: every row is summed and updated by one thread.
     """
-    threads = use_torch_threads()
+    threads = team_threads()
     counts = lookups_by_table(group, lookups)
     if not counts.any():
         return
@@ -304,7 +304,7 @@ def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: F
     """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight."""
     chosen = group.pooled
     group.lookup_kernels.weight_gradient(
-        launcher(), use_torch_threads(), weights, group.width, lookups.values, _all_offsets(lookups), lookups.batch,
+        launcher(), team_threads(), weights, group.width, lookups.values, _all_offsets(lookups), lookups.batch,
         lookups.key[chosen], group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1),
         gradient.shape[1], out,
     )  # fmt: skip

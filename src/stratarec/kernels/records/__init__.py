@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.records import cpu
+from stratarec.kernels.threads import use_torch_threads
 
 _CHUNKS = 16
 # Fewer bytes than this are copied by the calling thread. Waking the others is cheap only where they are idle: with both
@@ -37,6 +38,7 @@ def gather(
     if out.nbytes < _SERIAL_BYTES:
         cpu.gather_part(*arguments, 0, len(rows))
     else:
+        use_torch_threads()
         cpu.gather(*arguments, _CHUNKS)
 
 
@@ -52,4 +54,5 @@ def scatter(
     if records.nbytes < _SERIAL_BYTES:
         cpu.scatter_part(*arguments, 0, len(rows))
     else:
+        use_torch_threads()
         cpu.scatter(*arguments, _CHUNKS)

@@ -63,6 +63,7 @@ class LogRecords:
     def __init__(self, directory: Path, *, rows: int, record_bytes: int, config: LogConfig | None = None) -> None:
         self.rows, self.record_bytes = rows, record_bytes
         self.array: NDArray[np.uint8] | None = None
+        self.bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
         self.config = config or LogConfig()
         self.layout = plan_layout(rows, record_bytes, self.config)
         self._lock, self._moving = RLock(), Lock()

@@ -1,0 +1,60 @@
+"""Rows that go home and rows that come in, in one pass over the slots, where records are addressable memory.
+
+The plain form of it is `kernels.codec.encode` of the victims, then `kernels.codec.decode` and
+`kernels.cache.initialize` of the rows that take their slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.kernels.cache import CacheLayout, StageWorkspace, Staging
+from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.exchange import cpu
+from stratarec.kernels.team import launcher
+from stratarec.kernels.threads import team_threads
+
+# Few enough for threads to end together, enough that the first rows of a piece, not prefetched early, do not count.
+_PIECE_ROWS = 128
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+
+def exchange(
+    layout: CacheLayout,
+    staging: Staging,
+    workspace: StageWorkspace,
+    codec: Layout,
+    slots: tuple[Floats, Floats, Floats],
+    home: tuple[Bytes, ...],
+    write: int,
+) -> tuple[int, int] | None:
+    """Move what `kernels.cache.stage` listed as coming in, and the victims of it.
+
+    Parameters
+    ----------
+    slots : tuple of ndarray
+        Weights, row state and full state of level 0.
+    home : tuple of ndarray
+        Records ``[R, record_bytes]`` and the bits of rows that were written, and of those that changed.
+    write : int
+        As for `kernels.codec.encode`.
+
+    Returns
+    -------
+    tuple of int or None
+        Table and row of a victim that the codec cannot hold.
+    """
+    records, written, changed = home
+    lists = workspace.arrays
+    refused = cpu.exchange(
+        launcher(), team_threads(), codec.form, slots, (records.reshape(-1), written, changed), workspace.room,
+        staging.rows_in, _PIECE_ROWS, lists["in_row"], lists["in_slot"], lists["in_victim"], layout.first_row,
+        layout.table_key, layout.bound, np.uint64(write),
+    )  # fmt: skip
+    if refused < 0:
+        return None
+    table = int(np.searchsorted(workspace.room, refused, side="right") - 1)
+    return table, int(lists["in_victim"][refused])

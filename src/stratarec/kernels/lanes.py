@@ -1,0 +1,64 @@
+"""Searches of 32 int32 at once, for Numba kernels.
+
+Numba does not vectorise a search that stops at what it finds. Both functions read 32 elements from `first` on, so an
+array needs `PADDING` elements behind the last one that is searched.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 32
+PADDING = LANES - 1
+
+_I32 = ir.IntType(32)
+_VECTOR = ir.VectorType(_I32, LANES)
+
+
+def _load(context, builder, kind, array, element):
+    view = context.make_array(kind)(context, builder, array)
+    return builder.load(builder.bitcast(builder.gep(view.data, [element]), _VECTOR.as_pointer()), align=4)
+
+
+def _splat(builder, number):
+    first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), number, _I32(0))
+    return builder.shuffle_vector(first, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_VECTOR, [0] * LANES))
+
+
+@intrinsic
+def find_equal(typingctx, array, first, value):
+    """The first lane of ``array[first:first + 32]``, int32, that is `value`, or 32."""
+    signature = types.uint64(array, types.uint64, types.int32)
+
+    def codegen(context, builder, signature, args):
+        array, first, value = args
+        lanes = _load(context, builder, signature.args[0], array, first)
+        equal = builder.bitcast(builder.icmp_signed("==", lanes, _splat(builder, value)), _I32)
+        # A bit beyond the last lane ends every search.
+        bits = builder.or_(builder.zext(equal, ir.IntType(64)), ir.Constant(ir.IntType(64), 1 << LANES))
+        return builder.cttz(bits, ir.IntType(1)(1))
+
+    return signature, codegen
+
+
+@intrinsic
+def least(typingctx, array, first, count):
+    """The least of ``array[first:first + min(count, 32)]``, int32."""
+    signature = types.int32(array, types.uint64, types.uint64)
+
+    def codegen(context, builder, signature, args):
+        array, first, count = args
+        beyond = ir.Constant(ir.IntType(64), LANES)
+        count = builder.select(builder.icmp_unsigned("<", count, beyond), count, beyond)
+        counts = _splat(builder, builder.trunc(count, _I32))
+        within = builder.icmp_signed("<", ir.Constant(_VECTOR, list(range(LANES))), counts)
+        lanes = _load(context, builder, signature.args[0], array, first)
+        lanes = builder.select(within, lanes, ir.Constant(_VECTOR, [0x7FFFFFFF] * LANES))
+        kind = ir.FunctionType(_I32, [_VECTOR])
+        reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.smin.v{LANES}i32")
+        return builder.call(reduce, [lanes])
+
+    return signature, codegen

@@ -1,0 +1,122 @@
+"""The exchange against its plain form: the same records, slots and bits, whatever the codec and the width."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stratarec.kernels import cache, codec, records
+from stratarec.kernels.codec.layout import KINDS, Layout
+from stratarec.kernels.embedding import Group, Lookups
+from stratarec.kernels.exchange import exchange
+from stratarec.kernels.random import table_key
+
+ROWS = np.array([3000, 700], dtype=np.int64)
+WAYS, SETS = 8, 100
+SLOTS = (SETS + 2) * WAYS
+
+
+def layout_of() -> cache.CacheLayout:
+    return cache.CacheLayout(
+        ways=WAYS,
+        policy="lru",
+        rows=ROWS,
+        first_row=np.array([0, ROWS[0]], dtype=np.int64),
+        slot_start=np.array([0, SLOTS, 2 * SLOTS], dtype=np.int64),
+        sets=np.full(2, SETS, dtype=np.int64),
+        overflow_sets=np.full(2, 2, dtype=np.int64),
+        table_key=np.array([table_key(3, "a"), table_key(3, "b")], dtype=np.uint64),
+        bound=np.array([0.5, 0.25], dtype=np.float32),
+    )
+
+
+def lookups_of(number: int) -> Lookups:
+    generator = np.random.default_rng(number)
+    values = np.concatenate([generator.integers(0, rows, 300) for rows in ROWS])
+    return Lookups(values=values, offsets=None, weights=None, batch=300, key=np.arange(2, dtype=np.int64))
+
+
+def group_of(width: int) -> Group:
+    zeros = np.zeros(2, dtype=np.int64)
+    return Group(
+        width=width, base=np.array([0, SLOTS]), rows=np.full(2, SLOTS), column=zeros, mean=zeros, sequence=zeros,
+        table_start=np.arange(3, dtype=np.int64), table_features=np.arange(2, dtype=np.int64),
+    )  # fmt: skip
+
+
+class Side:
+    """Level 0 and the home under it."""
+
+    def __init__(self, form: Layout) -> None:
+        self.slots = tuple(np.zeros(2 * SLOTS * size, np.float32) for size in (form.width, 1, form.width))
+        rows = int(ROWS.sum())
+        self.home = (np.zeros((rows, form.record_bytes), np.uint8), *(np.zeros(rows // 8 + 1, np.uint8) for _ in "wc"))
+
+
+def move_plainly(
+    place: cache.CacheLayout, moves: tuple[cache.Moves, cache.Moves], form: Layout, side: Side, write: int
+):
+    (outgoing, incoming), (home, written, changed) = moves, side.home
+    assert codec.encode(form, *side.slots, outgoing.slots, home, outgoing.rows, outgoing.keys, write) < 0
+    for bits in (written, changed):
+        records.set_bits(bits, outgoing.rows)
+    codec.decode(form, home, incoming.rows, *side.slots, incoming.slots)
+    absent = ~records.test_bits(written, incoming.rows)
+    cache.initialize(place, incoming, absent, *side.slots, form.width, row_state=True, full_state=form.full_state)
+
+
+def nothing_of(moves: cache.Moves) -> cache.Moves:
+    return cache.Moves(rows=moves.rows[:0], slots=moves.slots[:0], tables=moves.tables[:0], keys=moves.keys[:0])
+
+
+def form_of(kind: str, width: int, full_state: bool) -> Layout:
+    return Layout(
+        kind=KINDS[kind], stochastic=True, wide_parameters=False, wide_state=False, width=width, row_state=True,
+        full_state=full_state,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(("width", "full_state"), [(64, False), (5, True)])
+def test_the_exchange_moves_what_its_plain_form_moves(kind: str, width: int, full_state: bool) -> None:
+    place, form = layout_of(), form_of(kind, width, full_state)
+    state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
+    plain, fused = Side(form), Side(form)
+    evicted = 0
+    for number in range(12):
+        lookups = lookups_of(number)
+        out = np.empty(len(lookups.values), np.int32)
+        done = cache.stage(
+            group_of(width), place, state, lookups, out, batch=number, horizon=number, workspace=workspace
+        )  # fmt: skip
+        released = cache.released(place, done, workspace)
+        move_plainly(place, cache.moves(place, done, workspace), form, plain, number)
+        move_plainly(place, (released, nothing_of(released)), form, fused, number)
+        assert exchange(place, done, workspace, form, fused.slots, fused.home, number) is None
+        evicted += done.rows_out
+        for left, right in zip((*plain.slots, *plain.home), (*fused.slots, *fused.home), strict=True):
+            np.testing.assert_array_equal(left, right)
+        for side in (plain, fused):
+            for part in side.slots:
+                part += np.random.default_rng(number).random(part.size, np.float32)
+    assert evicted > 1000
+
+
+def test_a_victim_that_the_codec_cannot_hold_is_named() -> None:
+    place, form = layout_of(), form_of("int8", 8, False)
+    state, workspace, side = cache.CacheState.empty(place), cache.StageWorkspace(), Side(form)
+    for number in range(20):
+        lookups = lookups_of(number)
+        done = cache.stage(
+            group_of(8), place, state, lookups, np.empty(len(lookups.values), np.int32), batch=number, horizon=number,
+            workspace=workspace,
+        )  # fmt: skip
+        released = cache.released(place, done, workspace)
+        victims = [row for row in cache.moves(place, done, workspace)[0].rows if row not in released.rows]
+        if victims:
+            side.slots[0][:] = np.nan
+            table, row = exchange(place, done, workspace, form, side.slots, side.home, number)
+            assert place.first_row[table] + row == victims[0]
+            return
+        exchange(place, done, workspace, form, side.slots, side.home, number)
+    raise AssertionError("nothing was evicted: no test of a victim")
