@@ -178,6 +178,15 @@ def test_reading_changes_nothing_and_sees_every_row():
         assert (group.cache.state.tags == tags).all()
 
 
+def test_reading_many_rows_takes_no_memory_for_good(tmp_path):
+    model = Model(tiers(0.01, home="log", log_path=tmp_path), "sgd")
+    train(model, batches(20), 0)
+    before = model.tables.bytes_by_part()["staging"]
+    model.tables.rows("item", 0, ROWS["item"])
+    assert model.tables.bytes_by_part()["staging"] == before
+    model.tables.close()
+
+
 def test_a_batch_that_exceeds_the_cache_names_the_table_and_what_would_do():
     model = Model(TierConfig(tables={"item": TableTier(cache_rows=16)}, ways=8), "sgd")
     with pytest.raises(TrainingError, match=r"table 'item'.*48 distinct rows.*16 slots.*cache_rows of 60"):

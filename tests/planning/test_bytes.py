@@ -103,7 +103,7 @@ def test_a_home_in_dram_has_two_bits_a_row() -> None:
     found = parts(shape(16, "rowwise_adagrad"), 1001, 136, CodecConfig(kind="int8"), counters=True)
     assert found == {
         "dram slot weights": 136 * 64, "dram slot state": 136 * 4, "dram tags": 136 * 4, "dram stamps": 136 * 4,
-        "dram counters": 136 * 4, "dram bitmaps": 2 * 126, "dram record weights": 1001 * 16,
+        "dram counters": 136 * 4, "dram bitmaps": 2 * 126, "dram staging": 510, "dram record weights": 1001 * 16,
         "dram record parameters": 1001 * 4, "dram record state": 1001 * 4,
     }  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
     assert found["dram bitmaps"] == 125
     assert found["dram second level"] == 10 * (record + 21)
     assert found["dram second level map"] == 10 * 16
-    assert found["dram staging"] == 2 * (4 * 100 + 16 * 50) + 2 * record * 50
+    assert found["dram staging"] == 2 * 4 * 100 + 60 * (100 + 136 / 16) + 1.25 * record * 50
     assert found["block block padding"] == blocks * 4096 - 1000 * record
     assert found["block dead space"] == int(blocks * 4096 * (0.5 + 4 / 64))
 

@@ -14,7 +14,7 @@ A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``
     locations           dram           row          4 bytes, 8 beyond 2.8e9 rows (home ``log``)
     second level        dram           slot of it   a record, its row, its place in the order of writes
     second level map    dram           slot of it   open addressing, at most 16 bytes
-    staging             dram           batch        slots of the lookups in flight; records on the way from and to a log
+    staging             dram           batch        slots of the lookups in flight, lists of what moves, a log's records
     log buffers         dram           log          of the writer, compaction and the readers, at most
     block padding       block          row          row numbers, checksums, what no whole record fits
     dead space          block          row, log     records that a log has superseded and not yet reclaimed, at most
@@ -40,7 +40,7 @@ Parts: TypeAlias = Mapping[Memory, Mapping[str, int]]
 MEMORIES: tuple[Memory, ...] = ("dram", "mapped", "block")
 HOME_MEMORY: Mapping[Home, Memory] = {"level0": "dram", "dram": "dram", "mapped": "mapped", "log": "block"}
 TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
-DISTINCT_ROW_BYTES = 16  # the row and its slot, int64 each
+LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
 SECOND_LEVEL_BYTES = 8 + 3 * 4 + 1  # row; two links and a free-list entry; whether the home has it
 SECOND_LEVEL_MAP_BYTES = 16
 BLOCK_BYTES = 4096
@@ -49,7 +49,7 @@ ROW_NUMBER_BYTES = 4
 # A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
 DEAD_SHARE = 0.5 + 4 / 64
 LOG_DEAD_BYTES = 4 * (4 << 20)
-LOG_BUFFER_BYTES = 2 * (4 << 20) + (1 << 20) + 32 * (64 << 10)
+LOG_BUFFER_BYTES = 2 * (4 << 20) + (1 << 20) + 128 * (16 << 10)
 RESERVES = frozenset({"dead space", "staging", "log buffers", "second level map"})
 """Parts that are upper bounds: using less is no defect of a plan."""
 
@@ -176,7 +176,7 @@ def cached_bytes(
         "locations": location_bytes(rows) if home == "log" else 0,
         "second level": (record + SECOND_LEVEL_BYTES) * level1_rows,
         "second level map": SECOND_LEVEL_MAP_BYTES * level1_rows,
-        "staging": staging_bytes(record, home, traffic),
+        "staging": staging_bytes(record, home, slots, traffic),
     }
     at_home = {
         "record weights": weight_bytes(codec, shape.width) * rows,
@@ -191,11 +191,11 @@ def cached_bytes(
     return add_parts([{"dram": dram}, {memory: at_home}])
 
 
-def staging_bytes(record: int, home: Home, traffic: Traffic) -> int:
-    """Buffers of the batches in flight; a log also needs room for a batch's records each way."""
-    each = LOOKUP_SLOT_BYTES * traffic.lookups + DISTINCT_ROW_BYTES * traffic.distinct
-    records = 2 * record * traffic.distinct if home == "log" else 0
-    return int(each * traffic.batches + records)
+def staging_bytes(record: int, home: Home, slots: int, traffic: Traffic) -> int:
+    """Slots of the batches in flight; what one batch moves, overflow included; its records, where they pass through."""
+    lists = LIST_BYTES * (traffic.lookups + slots / OVERFLOW_SHARE)
+    records = 1.25 * record * traffic.distinct if home == "log" else 0
+    return int(LOOKUP_SLOT_BYTES * traffic.lookups * traffic.batches + lists + records)
 
 
 def block_bytes(record: int) -> int:

@@ -211,7 +211,9 @@ class RowCache:
             present = self.store.written(moves.rows)
             self.codec.decode(array, moves.rows, level0, moves.slots)
         else:
-            records = self._staging(len(moves))
+            # The buffer that is kept is of a batch: whoever reads more than that does not make it larger.
+            own = level0 is self.level0
+            records = self._staging(len(moves)) if own else np.empty((len(moves), self.codec.record_bytes), np.uint8)
             present = self.store.read(moves.rows, records)
             self.codec.decode(records, np.arange(len(moves), dtype=np.int64), level0, moves.slots)
         if not present.all():
