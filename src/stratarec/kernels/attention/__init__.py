@@ -18,7 +18,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.attention import cpu
 from stratarec.kernels.memory import RECYCLER
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.threads import team_threads
 from stratarec.kernels.vector import blocks
 
 _TILES_PER_THREAD = 4
@@ -90,7 +90,7 @@ def _tile(count: int, threads: int) -> int:
 
 
 def _combine(samples: Tensor, events: Tensor, pairs: Pairs, times: bool) -> Tensor:
-    width, threads = events.shape[1], use_torch_threads()
+    width, threads = events.shape[1], team_threads()
     out = RECYCLER.empty(len(pairs), width)
     cpu.kernels(*blocks(width)).combine(
         launcher(), threads, times, _flat(samples), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
@@ -100,7 +100,7 @@ def _combine(samples: Tensor, events: Tensor, pairs: Pairs, times: bool) -> Tens
 
 
 def _sum_to_samples(term: int, left: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
-    width, threads = events.shape[1], use_torch_threads()
+    width, threads = events.shape[1], team_threads()
     out = RECYCLER.empty(pairs.samples, width)
     cpu.kernels(*blocks(width)).sum_to_samples(
         launcher(), threads, term, _flat(left), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
@@ -110,7 +110,7 @@ def _sum_to_samples(term: int, left: Tensor, events: Tensor, pairs: Pairs) -> Te
 
 
 def _sum_to_events(term: int, left: Tensor, samples: Tensor, pairs: Pairs, events: int) -> Tensor:
-    width, threads = samples.shape[1], use_torch_threads()
+    width, threads = samples.shape[1], team_threads()
     out = RECYCLER.empty(events, width)
     cpu.kernels(*blocks(width)).sum_to_events(
         launcher(), threads, term, _flat(left), _flat(samples), pairs.first.numpy(), pairs.offsets.numpy(), width,
@@ -149,7 +149,7 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, events = ctx.saved_tensors
         pairs: Pairs = ctx.pairs
-        width, threads = events.shape[1], use_torch_threads()
+        width, threads = events.shape[1], team_threads()
         dots = torch.empty(len(pairs))
         cpu.kernels(*blocks(width)).dots(
             launcher(), threads, _flat(gradient), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,

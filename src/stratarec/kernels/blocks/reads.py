@@ -30,6 +30,13 @@ def run_of(cells, first, most, shape, span):
 
 
 @njit(nogil=True, cache=True)
+def file_place(span, shape):
+    """The segment's slot, and the byte of its file at which the span begins."""
+    slot = span[BEGIN] // shape.segment_blocks
+    return slot, (span[BEGIN] - slot * shape.segment_blocks) * shape.block_words * 8
+
+
+@njit(nogil=True, cache=True)
 def take_records(span, got, offset, sequences, cells, entries, rows, words, tags, data, shape, out):
     """Check the blocks at word `offset` and copy their records to where they belong; -1, or the block that failed."""
     begin, blocks = span[BEGIN], span[BLOCKS]
@@ -87,10 +94,10 @@ def read_cells(
             number = free[waiting + count]
             span = spans[number]
             run_of(cells, first, most, shape, span)
-            slot = span[BEGIN] // shape.segment_blocks
+            slot, offset = file_place(span, shape)
             addresses[count] = prepare(
                 requests, number, descriptors[slot], words.ctypes.data + number * size * 8, span[BLOCKS] * block_bytes,
-                (span[BEGIN] - slot * shape.segment_blocks) * block_bytes,
+                offset,
             )  # fmt: skip
             first = span[LAST]
             count += 1
@@ -98,8 +105,7 @@ def read_cells(
         for i in range(waiting + accepted, waiting + count):
             number = free[i]
             span = spans[number]
-            slot = span[BEGIN] // shape.segment_blocks
-            offset = (span[BEGIN] - slot * shape.segment_blocks) * block_bytes
+            slot, offset = file_place(span, shape)
             got = pread(descriptors[slot], words.ctypes.data + number * size * 8, span[BLOCKS] * block_bytes, offset)
             found = take_records(
                 span, got, number * size, sequences, cells, entries, rows, words, tags, data, shape, out

@@ -16,7 +16,7 @@ from torch import Tensor
 from stratarec.kernels.dedup import cpu
 from stratarec.kernels.memory import RECYCLER
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.threads import team_threads
 
 # A cache line of float32: columns are cut into pieces of it, so that threads share the work.
 _LINE = 16
@@ -92,7 +92,7 @@ class Spans:
         """``[B, W]`` of which the spans are filled for each sample: `pooled` itself, overwritten."""
         first, width = _pieces(self._spans)
         cpu.expand(
-            launcher(), use_torch_threads(), pooled.view(-1).numpy(), self.columns, self.starts, first, width
+            launcher(), team_threads(), pooled.view(-1).numpy(), self.columns, self.starts, first, width
         )  # fmt: skip
         return pooled
 
@@ -103,7 +103,7 @@ class Spans:
         """
         out = RECYCLER.empty(self.size, self.columns)
         first, width = (np.array(part, dtype=np.int64) for part in zip(*self._spans, strict=True))
-        threads = use_torch_threads()
+        threads = team_threads()
         tile = _tile(len(self.starts) - 1, threads)
         cpu.fold(
             launcher(), threads, _flat(gradient), self.columns, self.starts, first, width, out.view(-1).numpy(), tile
@@ -131,7 +131,7 @@ class _ReluRuns(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, samples: Tensor, runs: Tensor, starts: Tensor) -> Tensor:
         # Overwritten memory under a new tensor, as nothing that gives `samples` needs it for its backward.
-        flat, threads = _flat(samples), use_torch_threads()
+        flat, threads = _flat(samples), team_threads()
         tile = _tile(len(runs), threads)
         cpu.relu_runs(launcher(), threads, flat, _flat(runs), starts.numpy(), samples.shape[1], tile)
         out = torch.from_numpy(flat).view(samples.shape)
@@ -142,7 +142,7 @@ class _ReluRuns(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         out, starts = ctx.saved_tensors
-        columns, threads = out.shape[1], use_torch_threads()
+        columns, threads = out.shape[1], team_threads()
         samples, runs = RECYCLER.empty(*out.shape), RECYCLER.empty(len(starts) - 1, columns)
         cpu.relu_gradient(
             launcher(), threads, _flat(gradient), _flat(out), starts.numpy(), columns, samples.view(-1).numpy(),
@@ -155,7 +155,7 @@ def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
     """``[rows, W]`` from ``[B, W]``: row r is the sum over samples with ``inverse[b] == r`` in ascending order."""
     out = RECYCLER.empty(rows, gradient.shape[1])
     cpu.sum_rows(
-        launcher(), use_torch_threads(), _flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
+        launcher(), team_threads(), _flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
         rows, _LINE,
     )  # fmt: skip
     return out
@@ -189,7 +189,7 @@ def _pieces(spans: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArra
 
 def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
     """``[U, longest, D]`` from rows ``[E, D]``, with zeros behind each window."""
-    out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), use_torch_threads()
+    out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), team_threads()
     cpu.gather_windows(
         launcher(), threads, _flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
         _tile(start.numel(), threads), out.view(-1).numpy(),
@@ -200,7 +200,7 @@ def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) ->
 def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int) -> Tensor:
     """``[E, D]`` from ``[U, longest, D]``: the sum over the windows that cover each value, in ascending order."""
     longest, width = gradient.shape[1:]
-    out, threads = RECYCLER.empty(values, width), use_torch_threads()
+    out, threads = RECYCLER.empty(values, width), team_threads()
     cpu.scatter_windows(
         launcher(), threads, _flat(gradient), width, start.numpy(), length.numpy(), longest, _tile(values, threads),
         out.view(-1).numpy(), values,

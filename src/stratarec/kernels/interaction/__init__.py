@@ -19,7 +19,7 @@ from stratarec.kernels.interaction import cpu, runs
 from stratarec.kernels.interaction.reference import dot_interaction as _reference
 from stratarec.kernels.memory import RECYCLER
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.threads import team_threads
 from stratarec.kernels.vector import blocks
 
 # Products of matrices whose inner size is no multiple of eight floats take up to half as long again.
@@ -137,7 +137,7 @@ class _Interaction(torch.autograd.Function):
         front = flat[:0] if dense is None else _flat(dense)
         out = RECYCLER.empty(batch, columns)
         cpu.kernels(*blocks(width)).forward(
-            launcher(), use_torch_threads(), front, flat, first, batch, vectors, width, out.view(-1).numpy(), columns
+            launcher(), team_threads(), front, flat, first, batch, vectors, width, out.view(-1).numpy(), columns
         )
         ctx.saved = (front, flat, None if dense is None else dense.dtype, pooled.dtype)
         ctx.shape = (first, batch, features, vectors, width, columns)
@@ -151,7 +151,7 @@ class _Interaction(torch.autograd.Function):
         dense_out = torch.empty(batch * first, width)
         pooled_out = RECYCLER.empty(batch, features, width)
         cpu.kernels(*blocks(width)).backward(
-            launcher(), use_torch_threads(), front, flat, first, batch, vectors, width, _flat(gradient), columns,
+            launcher(), team_threads(), front, flat, first, batch, vectors, width, _flat(gradient), columns,
             dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(),
         )  # fmt: skip
         return (dense_out.to(dense_type) if first else None), pooled_out.to(pooled_type)
@@ -170,7 +170,7 @@ class _RunInteraction(torch.autograd.Function):
         columns = split_columns(shared, dense=dense is not None, width=width)
         own_out = RECYCLER.empty(batch, _padded(len(columns[0])))
         common_out = RECYCLER.empty(starts.numel() - 1, _padded(len(columns[1])))
-        flat, threads = _flat(pooled), use_torch_threads()
+        flat, threads = _flat(pooled), team_threads()
         ctx.given = (
             flat[:0] if dense is None else _flat(dense), flat, int(dense is not None), width, features,
             *_places(shared), starts.numpy(),
@@ -188,7 +188,7 @@ class _RunInteraction(torch.autograd.Function):
         batch, features, width = ctx.shape
         dense_type, pooled_type = ctx.types
         dense_out = torch.empty(batch if dense_type else 0, width)
-        pooled_out, threads = RECYCLER.empty(batch, features, width), use_torch_threads()
+        pooled_out, threads = RECYCLER.empty(batch, features, width), team_threads()
         runs.kernels(*blocks(width)).backward(
             launcher(), threads, *ctx.given, _flat(own), _flat(common), own.shape[1], common.shape[1],
             dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(), _tile(len(common), threads),
