@@ -69,6 +69,9 @@ class KeyedJagged:
         B.
     weights : Tensor or None
         ``[N]`` float32 per-sample weights.
+    filled : tuple of int or None
+        How many bags of each feature may hold ids; those behind are empty, and what is pooled of them is left undefined
+        instead of being set to zeros. None: all.
     """
 
     keys: tuple[str, ...]
@@ -76,6 +79,7 @@ class KeyedJagged:
     offsets: Tensor | None
     batch_size: int
     weights: Tensor | None = None
+    filled: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         bags = len(self.keys) * self.batch_size

@@ -12,13 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
-from stratarec.data.window import Window, assemble
+from stratarec.data.window import Unit, Window, assemble
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.jagged import Batch
 
@@ -33,7 +32,7 @@ class LoaderConfig:
     """Samples a batch; the last one of an epoch may be smaller."""
     shuffle: bool = True
     """Permute row groups, and within a window what `unit` says; else the order of storage."""
-    unit: Literal["auto", "session", "sample"] = "auto"
+    unit: Unit = "auto"
     """What is permuted within a window: whole sessions, so that batches repeat values and stay deduplicated, or single
     samples. ``auto``: sessions where the data set has groups."""
     expand: bool = False
@@ -127,7 +126,7 @@ class Loader:
     def _read(self, window: list[tuple[int, int, int]], epoch: int, number: int) -> Window:
         blocks = [self.dataset.read_block(self.split, shard, group) for shard, group, _ in window]
         draws = np.random.default_rng([self.config.seed, epoch, 1, number]) if self.config.shuffle else None
-        return Window.of(blocks, self.dataset, draws, whole_sessions=self.config.unit != "sample")
+        return Window.of(blocks, self.dataset, draws, self.config.unit)
 
 
 def _cut(held: list[tuple[Window, NDArray[np.int64]]], size: int) -> list[tuple[Window, NDArray[np.int64]]]:

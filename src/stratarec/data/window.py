@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ class Lists:
         return length, self.values[slice_places(start, length)]
 
 
+Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
 Column: TypeAlias = NDArray[np.int32] | Lists
 
 
@@ -63,10 +64,8 @@ class Window:
     order: NDArray[np.int64]
 
     @classmethod
-    def of(
-        cls, blocks: Sequence[Block], dataset: Dataset, draws: np.random.Generator | None, *, whole_sessions: bool
-    ) -> Window:
-        """Join blocks; `draws` permutes their sessions or samples, None leaves them as they are stored."""
+    def of(cls, blocks: Sequence[Block], dataset: Dataset, draws: np.random.Generator | None, unit: Unit) -> Window:
+        """Join blocks; `draws` permutes their units, None leaves samples as they are stored."""
         samples = pa.concat_tables([block.samples for block in blocks])
         own = set(samples.column_names)
         sessions = [block.tables[SESSIONS] for block in blocks if SESSIONS in block.tables]
@@ -74,26 +73,42 @@ class Window:
         users = [np.repeat(part["user"].to_numpy(), size) for part, size in zip(sessions, sizes, strict=True)]
         if "__group" in own:
             users = [samples["__group"].to_numpy()]
-        blocky = np.concatenate(sizes) if sizes and whole_sessions else np.ones(samples.num_rows, dtype=np.int64)
         schema = dataset.schema
+        groups = {name: _group_table(name, features, blocks, dataset) for name, features in dataset.groups.items()}
+        windows = {name: _window_table(name, blocks) for name in dataset.windows}
+        starts = np.concatenate(sizes).cumsum(dtype=np.int64)[:-1] if sizes else None
+        tables = [table for table in (*groups.values(), *windows.values()) if table.sparse]
         return cls(
             label=samples["label"].to_numpy().astype(np.float32),
             dense={f.name: samples[f.name].to_numpy() for f in schema.dense if f.name in own},
             sparse={f.name: _column(samples[f.name]) for f in schema.sparse if f.name in own},
-            groups={name: _group_table(name, features, blocks, dataset) for name, features in dataset.groups.items()},
-            windows={name: _window_table(name, blocks) for name in dataset.windows},
+            groups=groups,
+            windows=windows,
             user=np.concatenate(users) if users else None,
-            order=_order(blocky, draws),
+            order=_order(samples.num_rows, starts, tables, draws, unit),
         )
 
 
-def _order(sizes: NDArray[Any], draws: np.random.Generator | None) -> NDArray[np.int64]:
-    """Samples in the order of permuted sessions of the given sizes."""
+def _order(
+    size: int,
+    sessions: NDArray[np.int64] | None,
+    tables: Sequence[Table],
+    draws: np.random.Generator | None,
+    unit: Unit,
+) -> NDArray[np.int64]:
+    """Samples in the order of permuted units; `sessions` is where all but the first begin."""
     if draws is None:
-        return np.arange(int(sizes.sum()))
-    chosen = draws.permutation(len(sizes))
-    sizes = sizes.astype(np.int64)
-    return slice_places((sizes.cumsum() - sizes)[chosen], sizes[chosen])
+        return np.arange(size)
+    if sessions is None or unit == "sample":
+        return draws.permutation(size)
+    first = np.zeros(size, dtype=bool)
+    first[:1] = first[sessions] = True
+    if unit != "session":
+        for table in tables:
+            first[1:] |= table.pointers[1:] != table.pointers[:-1]
+    starts = np.flatnonzero(first)
+    chosen = draws.permutation(len(starts))
+    return slice_places(starts[chosen], np.diff(starts, append=size)[chosen])
 
 
 def slice_places(start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -78,12 +78,14 @@ class Group:
 
     def lookups(self, features: KeyedJagged, values: Ids) -> kernel.Lookups:
         """The group's share of a batch; `values` are ids, or the slots that staging put in their place."""
+        key = self._key_places(features.keys)
         return kernel.Lookups(
             values=values,
             offsets=None if features.offsets is None else features.offsets.numpy(),
             weights=None if features.weights is None else features.weights.detach().numpy(),
             batch=features.batch_size,
-            key=self._key_places(features.keys),
+            key=key,
+            filled=None if features.filled is None else np.array(features.filled, dtype=np.int64)[key],
         )
 
     def forward(self, features: KeyedJagged, values: Ids, out: NDArray[np.float32]) -> list[Tensor]:

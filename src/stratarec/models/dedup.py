@@ -112,18 +112,45 @@ def look_up(batch: Batch, sequences: tuple[str, ...]) -> Lookup:
     if not batch.groups:
         return Lookup(features=batch.sparse, windows={})
     starts, alike = _runs(batch.groups, batch.size)
-    parts, windows = [batch.sparse], {}
+    keys, parts, windows = [*batch.sparse.keys], [_bags(batch.sparse)], {}
     shared: list[str] = []
     for group in batch.groups:
         for key in [key for key in group.keys if key in sequences]:
             values, windows[key] = _unpooled(group, key)
-            parts.append(values)
-        by_run = any(group is other for other in alike)
-        pooled = _pooled(group, group.inverse[starts[:-1]] if by_run else group.inverse, sequences)
-        parts += pooled
-        shared += [key for part in pooled for key in part.keys if by_run]
-    features = _joined(parts, batch.size)
+            keys.append(key)
+            parts.append(_bags(values))
+        if pooled := [key for key in group.keys if key not in sequences]:
+            by_run = any(group is other for other in alike)
+            unique = group.unique if len(pooled) == len(group.keys) else group.bags().select(pooled)
+            keys += pooled
+            parts.append(_bags(unique, group.inverse[starts[:-1]] if by_run else group.inverse))
+            shared += pooled if by_run else []
+    features = _joined(keys, parts, batch.size)
     return Lookup(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
+
+
+def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> dedup.Bags:
+    if isinstance(features, JaggedWindows):
+        start, stop = features.start, features.start + features.length
+    else:
+        offsets = features.bag_offsets()
+        start, stop = offsets[:-1], offsets[1:]
+    return dedup.Bags(
+        values=features.values.numpy(),
+        start=start.numpy(),
+        stop=stop.numpy(),
+        features=len(features.keys),
+        bags=features.batch_size,
+        rows=None if rows is None else rows.numpy(),
+    )
+
+
+def _joined(keys: Sequence[str], parts: Sequence[dedup.Bags], size: int) -> KeyedJagged:
+    """Features over different numbers of bags side by side, each filled up with empty bags."""
+    size = max(size, *(part.count for part in parts))
+    values, offsets = dedup.join_bags(parts, size)
+    filled = tuple(part.count for part in parts for _ in range(part.features))
+    return KeyedJagged(keys=tuple(keys), values=values, offsets=offsets, batch_size=size, filled=filled)
 
 
 def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, Windows]:
@@ -139,16 +166,6 @@ def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, Windows]:
     return values, Windows(start=bags.offsets[:-1], length=bags.lengths(), inverse=group.inverse)
 
 
-def _pooled(group: InverseJagged, rows: Tensor, sequences: tuple[str, ...]) -> list[KeyedJagged]:
-    """The pooled features of a group over the distinct values `rows`."""
-    keys = [key for key in group.keys if key not in sequences]
-    if not keys:
-        return []
-    taken = group.unique.take(rows)
-    bags = taken.to_keyed() if isinstance(taken, JaggedWindows) else taken
-    return [bags if len(keys) == len(bags.keys) else bags.select(keys)]
-
-
 def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[InverseJagged]]:
     """``[R + 1]`` starts of runs, and the groups that are constant in each: as many as leave runs long enough."""
     starts = torch.tensor([0, size])
@@ -158,21 +175,6 @@ def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[Inve
         if (len(finer) - 1) * _LEAST_SAMPLES <= size:
             starts, alike = finer, [*alike, group]
     return starts, alike
-
-
-def _joined(parts: Sequence[KeyedJagged], size: int) -> KeyedJagged:
-    """Features over different numbers of bags side by side, each filled up with empty bags."""
-    keys = tuple(key for part in parts for key in part.keys)
-    bags = max([size, *(part.batch_size for part in parts)])
-    lengths, place = torch.zeros(len(keys), bags, dtype=torch.int64), 0
-    for part in parts:
-        block = lengths[place : place + len(part.keys), : part.batch_size]
-        block.copy_(torch.ones(()) if part.offsets is None else part.offsets.diff().view(block.shape))
-        place += len(part.keys)
-    offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
-    torch.cumsum(lengths.view(-1), 0, out=offsets[1:])
-    values = torch.cat([part.values for part in parts])
-    return KeyedJagged(keys=keys, values=values, offsets=offsets, batch_size=bags)
 
 
 @dataclass(frozen=True, kw_only=True)

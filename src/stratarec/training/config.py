@@ -84,7 +84,7 @@ class TrainConfig:
     """Steps between points of the loss curve."""
     window_row_groups: int = 8
     """Row groups that are shuffled together; bounds the loader's memory."""
-    shuffle: Literal["auto", "session", "sample"] = "auto"
+    shuffle: Literal["auto", "session", "run", "sample"] = "auto"
     """What is shuffled within them: ``session`` keeps the samples of a session together, so that batches repeat
     values; ``auto`` does so where the data set has groups."""
     deduplicate: bool = True

@@ -64,6 +64,38 @@ def join_windows(start, length, order, moved, begin, size):
     return ranges
 
 
+@njit(nogil=True, cache=True)
+def join_offsets(start, stop, rows, chosen, count, features, bags, batch, out, place, total):
+    """Offsets of `features` times `batch` bags from ``out[place]`` on, the first of which begins at `total`.
+
+    Bag i of feature f has ``stop - start`` values of bag ``f * bags + i``, or ``+ rows[i]`` where `chosen`; bags from
+    `count` on are empty. Returns where the last one ends.
+    """
+    at = U(place)
+    for f in range(features):
+        for i in range(count):
+            bag = U(f * bags + (rows[i] if chosen else i))
+            total += stop[bag] - start[bag]
+            out[at] = total
+            at += U(1)
+        for _ in range(count, batch):
+            out[at] = total
+            at += U(1)
+    return total
+
+
+@njit(nogil=True, cache=True)
+def join_values(values, start, stop, rows, chosen, count, features, bags, out, total):
+    """The values of the bags of `join_offsets` from ``out[total]`` on."""
+    at = U(total)
+    for f in range(features):
+        for i in range(count):
+            bag = U(f * bags + (rows[i] if chosen else i))
+            for place in range(U(start[bag]), U(stop[bag])):
+                out[at] = values[place]
+                at += U(1)
+
+
 @njit(**BODY)
 def expand_spans(member, counter, pooled, stride, starts, first, width):
     """pooled[b] = pooled[r] in columns ``first[g]:first[g] + width[g]`` for the samples b of run r, in place.

@@ -58,6 +58,8 @@ class Lookups:
         B.
     key : ndarray
         ``[F]`` int64, the place of each of the group's features among the batch's keys.
+    filled : ndarray or None
+        ``[F]`` int64: how many bags of each feature are pooled; None for all of them.
     """
 
     values: Ids
@@ -65,6 +67,7 @@ class Lookups:
     weights: Floats | None
     batch: int
     key: NDArray[np.int64]
+    filled: NDArray[np.int64] | None = None
 
     def span(self, feature: int) -> tuple[int, int]:
         """First and last position of the feature's ids in `values`."""
@@ -192,10 +195,11 @@ def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
         )  # fmt: skip
         return int(bad)
     sample_weights = _NO_FLOATS if lookups.weights is None else lookups.weights
+    filled = np.full(len(key), lookups.batch) if lookups.filled is None else lookups.filled[chosen]
     bad = group.lookup_kernels.pool_bags(
         launcher(), threads, weights, group.width, lookups.values, _all_offsets(lookups), sample_weights,
-        lookups.weights is not None, lookups.batch, key, base, sizes, column, group.mean[chosen], out.reshape(-1),
-        stride, tile,
+        lookups.weights is not None, lookups.batch, filled, key, base, sizes, column, group.mean[chosen],
+        out.reshape(-1), stride, tile,
     )  # fmt: skip
     return int(bad)
 

@@ -89,10 +89,13 @@ def pool_singles(
 
 @njit(**BODY)
 def pool_bags(
-    member, lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows,
-    column, mean, out, stride, tile, bad,
+    member, lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, filled, key, base,
+    rows, column, mean, out, stride, tile, bad,
 ):  # fmt: skip
-    """As `pool_singles` for bags of any length: sum or mean of (weighted) rows; an empty bag gives zeros."""
+    """As `pool_singles` for bags of any length: sum or mean of (weighted) rows; an empty bag gives zeros.
+
+    Of feature f only the first ``filled[f]`` bags are pooled.
+    """
     literally(lanes)
     D = U(lanes if whole else width)
     while True:
@@ -104,7 +107,7 @@ def pool_bags(
         shift = key[f] * batch
         limit, origin = rows[f], base[f]
         stop = offsets[shift + batch] - 1
-        for bag in range(shift + first, shift + min(first + tile, batch)):
+        for bag in range(shift + first, shift + min(first + tile, filled[f])):
             target = U((bag - shift) * stride + column[f])
             begin, end = U(offsets[bag]), U(offsets[bag + 1])
             for i in range(begin, end):
@@ -196,13 +199,13 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def run_pool_bags(
-        launch, threads, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows, column,
-        mean, out, stride, tile,
+        launch, threads, weights, width, values, offsets, sample_weights, weighted, batch, filled, key, base, rows,
+        column, mean, out, stride, tile,
     ):  # fmt: skip
         counter, bad = np.zeros(1, np.int64), np.full(max(threads, 1), -1)
         given = (
-            lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, key, base, rows,
-            column, mean, out, stride, tile, bad,
+            lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, filled, key, base,
+            rows, column, mean, out, stride, tile, bad,
         )  # fmt: skip
         run_team(launch, threads, pool_bags, given)
         return bad.max()
