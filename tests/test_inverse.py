@@ -136,9 +136,9 @@ def test_a_batch_expands_in_the_order_that_is_asked_for() -> None:
 
 def test_impossible_groups_are_refused() -> None:
     unique = keyed([[[1]], [[2]]], ("a",))
-    with pytest.raises(ConfigError, match="points from 0 to 2, expected 0 to 1"):
+    with pytest.raises(ConfigError, match="points sample 1 at 2, expected 0 to 1"):
         InverseJagged(unique=unique, inverse=torch.tensor([0, 2]))
-    with pytest.raises(ConfigError, match="points from -1"):
+    with pytest.raises(ConfigError, match="points sample 1 at -1"):
         InverseJagged(unique=unique, inverse=torch.tensor([0, -1]))
     with pytest.raises(ConfigError, match=r"float32 of shape \(1,\), expected \[B\] int32 or int64"):
         InverseJagged(unique=unique, inverse=torch.tensor([0.0]))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stratarec.errors import ConfigError
+from stratarec.kernels.batches import outside, outside_windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,13 +215,12 @@ class JaggedWindows:
     def __post_init__(self) -> None:
         if self.start.shape != self.length.shape:
             raise ConfigError(f"{self.start.numel()} starts and {self.length.numel()} lengths, expected as many")
-        if self.start.numel():
-            least, most = min(int(self.start.min()), int(self.length.min())), int((self.start + self.length).max())
-            if least < 0 or most > self.values.numel():
-                raise ConfigError(
-                    f"feature {self.key!r}: a window reaches from {least} to {most}, "
-                    f"expected places from 0 to {self.values.numel()}"
-                )
+        wrong = outside_windows(self.start.numpy(), self.length.numpy(), self.values.numel())
+        if wrong >= 0:
+            raise ConfigError(
+                f"feature {self.key!r}: window {wrong} has {int(self.length[wrong])} values from "
+                f"{int(self.start[wrong])}, expected places from 0 to {self.values.numel()}"
+            )
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -282,13 +282,12 @@ class InverseJagged:
             raise ConfigError(
                 f"inverse is {self.inverse.dtype} of shape {tuple(self.inverse.shape)}, expected [B] int32 or int64"
             )
-        if self.inverse.numel():
-            low, high = (int(end) for end in torch.aminmax(self.inverse))
-            if low < 0 or high >= self.unique.batch_size:
-                raise ConfigError(
-                    f"inverse of {', '.join(self.keys)} points from {low} to {high}, "
-                    f"expected 0 to {self.unique.batch_size - 1}"
-                )
+        wrong = outside(self.inverse.numpy(), self.unique.batch_size)
+        if wrong >= 0:
+            raise ConfigError(
+                f"inverse of {', '.join(self.keys)} points sample {wrong} at {int(self.inverse[wrong])}, "
+                f"expected 0 to {self.unique.batch_size - 1}"
+            )
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -423,6 +422,19 @@ class Batch:
         parts = [group.expand() for group in self.groups]
         bags = {key: part[key] for part in (self.sparse, *parts) for key in part.keys}
         return replace(self, sparse=KeyedJagged.from_features({key: bags[key] for key in keys or bags}), groups=())
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Batch]) -> Batch:
+        """The samples of all parts, which have the same features and groups; distinct values of parts stay apart."""
+        users = [part.group for part in parts if part.group is not None]
+        groups = zip(*(part.groups for part in parts), strict=True)
+        return cls(
+            label=torch.cat([part.label for part in parts]),
+            dense=torch.cat([part.dense for part in parts]),
+            sparse=KeyedJagged.concatenate([part.sparse for part in parts]),
+            groups=tuple(InverseJagged.concatenate(group) for group in groups),
+            group=torch.cat(users) if users else None,
+        )
 
     def replace(self, **changes: object) -> Batch:
         """A copy with some fields changed."""

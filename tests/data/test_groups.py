@@ -29,6 +29,7 @@ from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError, DatasetError
 from stratarec.files import read_json, write_json
 from stratarec.jagged import Batch
+from stratarec.kernels.dedup import find_runs
 from stratarec.progress import SilentProgress
 
 
@@ -147,7 +148,7 @@ def test_no_distinct_value_is_stored_twice_in_a_row_group(pair: tuple[Dataset, D
 
 
 @settings(deadline=None, max_examples=8)
-@given(st.integers(15, 300), st.integers(1, 9), st.integers(0, 3), st.sampled_from(["session", "sample"]))
+@given(st.integers(15, 300), st.integers(1, 9), st.integers(0, 3), st.sampled_from(["session", "run", "sample"]))
 def test_batches_expand_to_exactly_the_samples_of_the_plain_data_set(
     pair: tuple[Dataset, Dataset], size: int, window: int, seed: int, unit: Any
 ) -> None:
@@ -173,6 +174,23 @@ def test_batches_expand_to_exactly_the_samples_of_the_plain_data_set(
         for one, other in zip(tail, batches[len(batches) // 2 :], strict=True)
         for a, b in zip(one.groups, other.groups, strict=True)
     )
+
+
+@pytest.mark.parametrize("unit", ["auto", "run"])
+def test_runs_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], unit: Any) -> None:
+    grouped, _ = pair
+
+    def runs(shuffle: bool) -> tuple[int, int]:
+        """Runs of samples that agree in every group with ids, and of one user."""
+        options: dict[str, Any] = {"batch_size": 10_000, "unit": unit, "window_row_groups": 100, "shuffle": shuffle}
+        (batch,) = Loader(grouped, "train", LoaderConfig(**options)).epoch(0)
+        assert batch.group is not None
+        return len(find_runs([group.inverse for group in batch.groups])), int((batch.group.diff() != 0).sum())
+
+    stored, shuffled = runs(False), runs(True)
+    # Runs that were neighbours may have met others of equal values, and parted from them.
+    assert shuffled[0] == pytest.approx(stored[0], rel=0.05)
+    assert shuffled[1] > 1.5 * stored[1]
 
 
 def test_sessions_stay_together_unless_samples_are_shuffled(pair: tuple[Dataset, Dataset]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,37 +11,6 @@ from stratarec.kernels import dedup
 from stratarec.kernels.dedup import reference
 
 fast = settings(deadline=None, max_examples=40)
-
-
-@fast
-@given(st.lists(st.integers(0, 9), max_size=30))
-def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
-    place = np.full(10, -1, dtype=np.int32)
-    for _ in range(2):  # the scratch must be clean again
-        inverse, used = dedup.renumber(np.array(pointers, dtype=np.int32), place)
-        assert (inverse.tolist(), used.tolist()) == reference.renumber(pointers)
-    assert (place == -1).all()
-
-
-@pytest.mark.parametrize("kind", [np.int32, np.int64])
-def test_a_column_is_gathered_beside_others(kind: type) -> None:
-    column, rows = np.arange(9, dtype=np.float32), np.array([3, 3, 0, 8], dtype=kind)
-    out = np.full((4, 3), np.nan, dtype=np.float32)
-    dedup.gather_column(column, rows, out, 1)
-    assert out[:, 1].tolist() == column[rows].tolist()
-    assert np.isnan(out[:, [0, 2]]).all()
-
-
-@fast
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12))
-def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int, int]]) -> None:
-    start, length = (np.array([window[part] for window in windows], dtype=np.int64) for part in (0, 1))
-    moved, begin, size = dedup.join_windows(start, length)
-    values = np.concatenate([np.arange(b, b + s) for b, s in zip(begin, size, strict=True)] or [np.zeros(0, int)])
-    assert values.tolist() == reference.join_windows(torch.from_numpy(start), torch.from_numpy(length))
-    for u in range(len(start)):
-        if length[u]:
-            assert values[moved[u] : moved[u] + length[u]].tolist() == list(range(start[u], start[u] + length[u]))
 
 
 @fast

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -292,8 +292,13 @@ class Dataset:
         """The histories that are stored as windows."""
         return tuple(feature.name for feature in self.schema.histories) if self.deduplicated else ()
 
-    def read_block(self, split: str, shard: int, group: int) -> Block:
+    def read_block(self, split: str, shard: int, group: int, *, unused: bool = True) -> Block:
         """One row group with its tables.
+
+        Parameters
+        ----------
+        unused : bool
+            Read what training makes no use of too: times, and sessions of samples.
 
         Raises
         ------
@@ -301,7 +306,7 @@ class Dataset:
             Naming the file, when it cannot be read or a pointer points outside its table.
         """
         entry = self.shards(split)[shard]
-        samples = self._read(entry.path, group)
+        samples = self._read(entry.path, group, () if unused else ("__time", "__session"))
         tables = {} if entry.tables is None else _split_row(self._read(entry.tables.path, group))
         block = Block(samples=samples, tables=tables)
         fault = self._fault(block)
@@ -318,11 +323,12 @@ class Dataset:
         names += [name for name in ("__time", "__group", "__session") if name in columns]
         return pa.table({name: columns[name] for name in names})
 
-    def _read(self, relative: str, group: int) -> pa.Table:
+    def _read(self, relative: str, group: int, without: Container[str] = ()) -> pa.Table:
         path = self.path / relative
         try:
             with pq.ParquetFile(path) as file:
-                return file.read_row_group(group, use_threads=False)
+                columns = [name for name in file.schema_arrow.names if name not in without]
+                return file.read_row_group(group, columns, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise DatasetError(f"{path}, row group {group}: damaged ({error})") from error
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.data.batches import assemble
 from stratarec.data.dataset import Dataset
-from stratarec.data.window import Unit, Window, assemble
+from stratarec.data.window import Unit, Window
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.jagged import Batch
 
@@ -71,6 +72,7 @@ class Loader:
     def __init__(self, dataset: Dataset, split: str, config: LoaderConfig) -> None:
         self.dataset, self.split, self.config = dataset, split, config
         self.samples = dataset.samples(split)
+        self._sparse = [feature.name for feature in dataset.schema.sparse]
         if not self.samples:
             raise DatasetError(f"{dataset.path}: the split {split!r} has no samples; check data.split in the recipe")
         if config.unit == "session" and config.shuffle and not (dataset.deduplicated and dataset.schema.session_keys):
@@ -118,13 +120,17 @@ class Loader:
                 begin = position - (int(ends[number]) - len(window.order)) if number == first else 0
                 held.append((window, window.order[begin:]))
                 while sum(len(rows) for _, rows in held) >= size:
-                    yield assemble(_cut(held, size), self.dataset, expand=self.config.expand)
+                    yield self._batch(_cut(held, size))
                 held = [(window, rows) for window, rows in held if len(rows)]
             if held:
-                yield assemble(held, self.dataset, expand=self.config.expand)
+                yield self._batch(held)
+
+    def _batch(self, held: list[tuple[Window, NDArray[np.int64]]]) -> Batch:
+        batch = assemble(held, self.dataset)
+        return batch.expanded(self._sparse) if self.config.expand else batch
 
     def _read(self, window: list[tuple[int, int, int]], epoch: int, number: int) -> Window:
-        blocks = [self.dataset.read_block(self.split, shard, group) for shard, group, _ in window]
+        blocks = [self.dataset.read_block(self.split, shard, group, unused=False) for shard, group, _ in window]
         draws = np.random.default_rng([self.config.seed, epoch, 1, number]) if self.config.shuffle else None
         return Window.of(blocks, self.dataset, draws, self.config.unit)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
-from stratarec.kernels import dedup
+from stratarec.kernels import batches, dedup
 from stratarec.kernels.attention import Pairs
 
 # Samples a run, on average, that a group must leave: below it, its features are looked up for each sample.
@@ -129,13 +129,13 @@ def look_up(batch: Batch, sequences: tuple[str, ...]) -> Lookup:
     return Lookup(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
 
 
-def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> dedup.Bags:
+def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> batches.Bags:
     if isinstance(features, JaggedWindows):
         start, stop = features.start, features.start + features.length
     else:
         offsets = features.bag_offsets()
         start, stop = offsets[:-1], offsets[1:]
-    return dedup.Bags(
+    return batches.Bags(
         values=features.values.numpy(),
         start=start.numpy(),
         stop=stop.numpy(),
@@ -145,10 +145,10 @@ def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> 
     )
 
 
-def _joined(keys: Sequence[str], parts: Sequence[dedup.Bags], size: int) -> KeyedJagged:
+def _joined(keys: Sequence[str], parts: Sequence[batches.Bags], size: int) -> KeyedJagged:
     """Features over different numbers of bags side by side, each filled up with empty bags."""
     size = max(size, *(part.count for part in parts))
-    values, offsets = dedup.join_bags(parts, size)
+    values, offsets = (torch.from_numpy(part) for part in batches.join_bags(parts, size))
     filled = tuple(part.count for part in parts for _ in range(part.features))
     return KeyedJagged(keys=tuple(keys), values=values, offsets=offsets, batch_size=size, filled=filled)
 

@@ -1,4 +1,4 @@
-"""Deduplicated batches: pointers to inverse maps, windows to shared values, pooled vectors to samples and back.
+"""What models do with deduplicated batches: vectors of runs or of distinct values to samples and back.
 
 Shapes: B samples, R runs of them, U distinct values, W columns of a pooled buffer, E values under windows, D width.
 """
@@ -6,7 +6,6 @@ Shapes: B samples, R runs of them, U distinct values, W columns of a pooled buff
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,96 +21,6 @@ from stratarec.kernels.threads import team_threads
 # A cache line of float32: columns are cut into pieces of it, so that threads share the work.
 _LINE = 16
 _TILES_PER_THREAD = 4
-_NO_ROWS = np.zeros(0, dtype=np.int32)
-
-
-def renumber(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Pointers as numbers by first appearance, and the distinct pointers; an array look-up each, no hashing.
-
-    Parameters
-    ----------
-    pointers : ndarray
-        ``[B]`` in [0, len(place)).
-    place : ndarray
-        Scratch full of -1, which it is again afterwards.
-    """
-    inverse, used = np.empty(len(pointers), dtype=np.int32), np.empty(len(pointers), dtype=np.int64)
-    count = cpu.renumber(pointers, place, inverse, used)
-    return inverse, used[:count]
-
-
-def gather_column(column: NDArray[np.float32], rows: NDArray[Any], out: NDArray[np.float32], place: int) -> None:
-    """``out[i, place] = column[rows[i]]`` for `out` ``[B, F]``, C-contiguous: one pass instead of a copy and a pass.
-
-    Rows are not checked: the caller's are those of the column.
-    """
-    cpu.gather_column(column, rows, out.reshape(-1), out.shape[1], place)
-
-
-def join_windows(
-    start: NDArray[np.int64], length: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Where windows start among the values that they need, and the ranges (begin, size) of those values, ascending."""
-    order = np.argsort(start, kind="stable")
-    moved, begin, size = (np.empty(len(start), dtype=np.int64) for _ in range(3))
-    ranges = cpu.join_windows(start, length, order, moved, begin, size)
-    return moved, begin[:ranges], size[:ranges]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bags:
-    """Bags of some features: bag (f, i) is ``values[start[f * bags + i]:stop[f * bags + i]]``.
-
-    Parameters
-    ----------
-    values : ndarray
-        ``[N]`` int32 or int64.
-    start, stop : ndarray
-        ``[features * bags]`` int64.
-    features, bags : int
-        Their numbers.
-    rows : ndarray or None
-        ``[M]`` integers in [0, bags): which bags of every feature are meant; None for all, in order.
-    """
-
-    values: NDArray[Any]
-    start: NDArray[np.int64]
-    stop: NDArray[np.int64]
-    features: int
-    bags: int
-    rows: NDArray[Any] | None = None
-
-    @property
-    def count(self) -> int:
-        """Bags a feature."""
-        return self.bags if self.rows is None else len(self.rows)
-
-
-def join_bags(parts: Sequence[Bags], size: int) -> tuple[Tensor, Tensor]:
-    """Features of all parts one after another, each with `size` bags, those behind its own empty.
-
-    Neither rows nor places are checked: they are those of a checked group.
-
-    Returns
-    -------
-    tuple of Tensor
-        ``[N]`` values and ``[F * size + 1]`` int64 offsets.
-    """
-    offsets = np.empty(sum(part.features for part in parts) * size + 1, dtype=np.int64)
-    offsets[0], place, ends = 0, 1, [0]
-    for part in parts:
-        given = (part.start, part.stop, *_rows(part), part.count, part.features, part.bags)
-        ends.append(cpu.join_offsets(*given, size, offsets, place, ends[-1]))
-        place += part.features * size
-    values = np.empty(ends[-1], dtype=np.result_type(*(part.values for part in parts)))
-    for part, first in zip(parts, ends, strict=False):
-        given = (part.start, part.stop, *_rows(part), part.count, part.features, part.bags)
-        cpu.join_values(part.values, *given, values, first)
-    return torch.from_numpy(values), torch.from_numpy(offsets)
-
-
-def _rows(part: Bags) -> tuple[NDArray[Any], bool]:
-    return (_NO_ROWS, False) if part.rows is None else (part.rows, True)
 
 
 def find_runs(inverses: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Numba bodies for deduplicated batches: renumber pointers, join windows, expand and fold runs, gather windows.
+"""Numba bodies for models on deduplicated batches: expand and fold runs, rectify their sums, gather windows.
 
 Every sum is over samples (or windows) in ascending order and every output element belongs to one thread, so the bits do
 not depend on the number of threads.
@@ -12,88 +12,6 @@ from numba import njit
 from stratarec.kernels.team import BODY, run_team, take
 
 U = np.uint64
-
-
-@njit(nogil=True, cache=True)
-def renumber(pointers, place, inverse, used):
-    """inverse[i] = number of pointers[i] by first appearance, used[number] = pointer; `place` is -1 again after."""
-    count = 0
-    for i in range(len(pointers)):
-        p = pointers[i]
-        if place[p] < 0:
-            place[p] = count
-            used[count] = p
-            count += 1
-        inverse[i] = place[p]
-    for i in range(count):
-        place[used[i]] = -1
-    return count
-
-
-@njit(nogil=True, cache=True)
-def gather_column(column, rows, out, stride, place):
-    """out[place + i * stride] = column[rows[i]]."""
-    p = U(place)
-    for i in range(len(rows)):
-        out[p] = column[U(rows[i])]
-        p += U(stride)
-
-
-@njit(nogil=True, cache=True)
-def join_windows(start, length, order, moved, begin, size):
-    """Join windows that overlap or touch into ranges ``begin[r]:begin[r] + size[r]`` of their values.
-
-    `order` sorts `start`. ``moved[u]`` is where window u starts once the ranges lie one after another. Returns the
-    number of ranges.
-    """
-    ranges, stop, total = 0, -1, 0
-    for u in order:
-        if length[u] == 0:
-            moved[u] = 0
-            continue
-        if start[u] > stop:
-            begin[ranges] = start[u]
-            size[ranges] = 0
-            ranges += 1
-            stop = start[u]
-        grown = max(start[u] + length[u] - stop, 0)
-        moved[u] = total - (stop - start[u])
-        size[ranges - 1] += grown
-        total += grown
-        stop += grown
-    return ranges
-
-
-@njit(nogil=True, cache=True)
-def join_offsets(start, stop, rows, chosen, count, features, bags, batch, out, place, total):
-    """Offsets of `features` times `batch` bags from ``out[place]`` on, the first of which begins at `total`.
-
-    Bag i of feature f has ``stop - start`` values of bag ``f * bags + i``, or ``+ rows[i]`` where `chosen`; bags from
-    `count` on are empty. Returns where the last one ends.
-    """
-    at = U(place)
-    for f in range(features):
-        for i in range(count):
-            bag = U(f * bags + (rows[i] if chosen else i))
-            total += stop[bag] - start[bag]
-            out[at] = total
-            at += U(1)
-        for _ in range(count, batch):
-            out[at] = total
-            at += U(1)
-    return total
-
-
-@njit(nogil=True, cache=True)
-def join_values(values, start, stop, rows, chosen, count, features, bags, out, total):
-    """The values of the bags of `join_offsets` from ``out[total]`` on."""
-    at = U(total)
-    for f in range(features):
-        for i in range(count):
-            bag = U(f * bags + (rows[i] if chosen else i))
-            for place in range(U(start[bag]), U(stop[bag])):
-                out[at] = values[place]
-                at += U(1)
 
 
 @njit(**BODY)

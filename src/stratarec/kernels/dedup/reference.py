@@ -60,15 +60,3 @@ def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int
     for u, (first, count) in enumerate(zip(start.tolist(), length.tolist(), strict=True)):
         out[first : first + count] += gradient[u, :count]
     return out
-
-
-def join_windows(start: Tensor, length: Tensor) -> list[int]:
-    """Places that some window covers, ascending."""
-    spans = zip(start.tolist(), length.tolist(), strict=True)
-    return sorted({place for first, count in spans for place in range(first, first + count)})
-
-
-def renumber(pointers: list[int]) -> tuple[list[int], list[int]]:
-    """Number of each pointer by first appearance, and the distinct pointers."""
-    used = list(dict.fromkeys(pointers))
-    return [used.index(pointer) for pointer in pointers], used

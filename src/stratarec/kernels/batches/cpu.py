@@ -1,0 +1,189 @@
+"""Numba bodies that make batches of stored columns: gather, number pointers, join windows and bags.
+
+One thread each: the loader's own. What they read through comes from files whose pointers and windows were checked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from stratarec.kernels.prefetch import prefetch
+
+U = np.uint64
+# Rows between asking for a list and copying it.
+AHEAD = 8
+
+
+@njit(nogil=True, cache=True)
+def gather_column(column, rows, out):
+    """out[i] = column[rows[i]]."""
+    for i in range(len(rows)):
+        out[i] = column[U(rows[i])]
+
+
+@njit(nogil=True, cache=True)
+def number_rows(pointers, rows, place, inverse, used):
+    """inverse[i] = number of pointers[rows[i]] by first appearance, used[number] = pointer.
+
+    `place` is full of -1 before and after. Returns how many there are.
+    """
+    # Loads that wait for nothing first: in one loop with what depends on them they would wait for each other.
+    for i in range(len(rows)):
+        inverse[i] = pointers[U(rows[i])]
+    count, number, last = 0, np.int32(-1), np.int32(-1)
+    for i in range(len(rows)):
+        p = inverse[i]
+        # Samples of a run follow one another.
+        if p != last:
+            last, number = p, place[U(p)]
+            if number < 0:
+                number = np.int32(count)
+                place[U(p)] = number
+                used[count] = p
+                count += 1
+        inverse[i] = number
+    for i in range(count):
+        place[U(used[i])] = -1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def scatter_rows(matrix, width, rows, out, stride, places):
+    """out[i * stride + places[j]] = matrix[rows[i] * width + j]."""
+    for i in range(len(rows)):
+        source, target = U(rows[i]) * U(width), U(i) * U(stride)
+        for j in range(U(width)):
+            out[target + U(places[j])] = matrix[source + j]
+
+
+@njit(nogil=True, cache=True)
+def append_ids(matrix, width, rows, values, offsets, lists):
+    """Bags of the id matrix[rows[i] * width + j], or of none where it is negative: column by column, row by row.
+
+    Offsets are written where an id is missing or `lists` follow. Returns how many ids there are.
+    """
+    count, least = U(len(rows)), np.int32(0)
+    for i in range(count):
+        source, target = U(rows[i]) * U(width), i
+        for j in range(U(width)):
+            one = matrix[source + j]
+            values[target] = one
+            target += count
+            least = min(least, one)
+    bags = count * U(width)
+    if least == 0:
+        for bag in range(bags + U(1) if lists else 0):
+            offsets[bag] = bag
+        return np.int64(bags)
+    end = U(0)
+    offsets[0] = 0
+    for bag in range(bags):
+        one = values[bag]
+        # Written in any case: what is behind the last id is overwritten, or cut off in the end.
+        values[end] = one
+        end += U(one >= 0)
+        offsets[bag + U(1)] = end
+    return np.int64(end)
+
+
+@njit(nogil=True, cache=True)
+def append_lists(start, length, source, rows, values, at, offsets, place):
+    """Bags that are slices of `source`: ids from ``values[at]``, ends from ``offsets[place]`` on.
+
+    Returns the end of the last one.
+    """
+    end, last = U(at), U(max(len(rows) - 1, 0))
+    for i in range(len(rows)):
+        far = U(rows[min(U(i) + U(2 * AHEAD), last)])
+        prefetch(start, far)
+        prefetch(length, far)
+        prefetch(source, U(start[U(rows[min(U(i) + U(AHEAD), last)])]))
+        row = U(rows[i])
+        begin = U(start[row])
+        for one in range(begin, begin + U(length[row])):
+            values[end] = source[one]
+            end += U(1)
+        offsets[U(place) + U(i)] = end
+    return np.int64(end)
+
+
+@njit(nogil=True, cache=True)
+def total_length(length, rows):
+    """Sum of length[rows]."""
+    found = 0
+    for i in range(len(rows)):
+        found += length[U(rows[i])]
+    return found
+
+
+@njit(nogil=True, cache=True)
+def join_windows(start, length, order, values, moved, out):
+    """Copy the values of windows to `out`, those that windows overlap in once, in ascending order.
+
+    `order` sorts `start`. ``moved[u]`` is where window u starts in `out`. Returns how many values there are.
+    """
+    stop, total = -1, 0
+    for u in order:
+        if length[u] == 0:
+            moved[u] = 0
+            continue
+        begin = max(start[u], stop)
+        end = max(start[u] + length[u], stop)
+        # Where the window lies before what it adds.
+        moved[u] = total - (begin - start[u])
+        for place in range(U(begin), U(end)):
+            out[U(total)] = values[place]
+            total += 1
+        stop = end
+    return total
+
+
+@njit(nogil=True, cache=True)
+def join_offsets(start, stop, rows, chosen, count, features, bags, batch, out, place, total):
+    """Offsets of `features` times `batch` bags from ``out[place]`` on, the first of which begins at `total`.
+
+    Bag i of feature f has ``stop - start`` values of bag ``f * bags + i``, or ``+ rows[i]`` where `chosen`; bags from
+    `count` on are empty. Returns where the last one ends.
+    """
+    at = U(place)
+    for f in range(features):
+        for i in range(count):
+            bag = U(f * bags + (rows[i] if chosen else i))
+            total += stop[bag] - start[bag]
+            out[at] = total
+            at += U(1)
+        for _ in range(count, batch):
+            out[at] = total
+            at += U(1)
+    return total
+
+
+@njit(nogil=True, cache=True)
+def join_values(values, start, stop, rows, chosen, count, features, bags, out, total):
+    """The values of the bags of `join_offsets` from ``out[total]`` on."""
+    at = U(total)
+    for f in range(features):
+        for i in range(count):
+            bag = U(f * bags + (rows[i] if chosen else i))
+            for place in range(U(start[bag]), U(stop[bag])):
+                out[at] = values[place]
+                at += U(1)
+
+
+@njit(nogil=True, cache=True)
+def outside(places, limit):
+    """The first index i at which places[i] is not in [0, limit), or -1."""
+    for i in range(len(places)):
+        if U(places[i]) >= U(limit):
+            return i
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def outside_windows(start, length, limit):
+    """The first window that does not lie in [0, limit], or -1."""
+    for u in range(len(start)):
+        if start[u] < 0 or length[u] < 0 or start[u] + length[u] > limit:
+            return u
+    return -1

@@ -1,0 +1,116 @@
+"""Kernels that make batches: exactly what the plain reference gives."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratarec.kernels import batches
+from stratarec.kernels.batches import reference
+
+fast = settings(deadline=None, max_examples=60)
+bag = st.lists(st.integers(0, 99), max_size=4)
+
+
+def column(bags: list[list[int]]) -> batches.Lists:
+    """The bags as a list column whose values lie in reverse order, so that starts do not rise."""
+    length = np.array([len(one) for one in bags], dtype=np.int64)
+    values = np.array([one for found in reversed(bags) for one in found], dtype=np.int32)
+    return batches.Lists(start=length.sum() - length.cumsum(), length=length, values=values)
+
+
+def split(values: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
+    assert offsets[0] == 0
+    assert offsets[-1] == len(values)
+    return [values[first:last].tolist() for first, last in pairwise(offsets)]
+
+
+@fast
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.data())
+def test_pointers_are_numbered_by_first_appearance(pointers: list[int], data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.integers(0, len(pointers) - 1), max_size=30))
+    place = np.full(10, -1, dtype=np.int32)
+    for _ in range(2):  # the scratch must be clean again
+        inverse, used = batches.number_rows(np.array(pointers, dtype=np.int32), np.array(rows, dtype=np.int64), place)
+        assert (inverse.tolist(), used.tolist()) == reference.number_rows([pointers[row] for row in rows])
+    assert (place == -1).all()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_columns_are_gathered_and_rows_scattered(kind: type) -> None:
+    rows, places = np.array([3, 3, 0, 8], dtype=kind), np.array([2, 0])
+    numbers, out = np.arange(9, dtype=np.float32), np.full(4, np.nan, dtype=np.float32)
+    batches.gather_column(numbers, rows, out)
+    assert out.tolist() == numbers[rows].tolist()
+    matrix, wide = np.arange(18, dtype=np.float32).reshape(9, 2), np.full((4, 3), np.nan, dtype=np.float32)
+    batches.scatter_rows(matrix, rows, wide, places)
+    assert wide[:, places].tolist() == matrix[rows].tolist()
+    assert np.isnan(wide[:, 1]).all()
+
+
+@fast
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12))
+def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int, int]]) -> None:
+    start, length = (np.array([window[part] for window in windows], dtype=np.int64) for part in (0, 1))
+    lists = batches.Lists(start=start, length=length, values=np.arange(18, dtype=np.int32))
+    moved, sizes, values = batches.join_windows(lists, np.arange(len(windows)))
+    assert values.tolist() == reference.covered(windows)
+    assert sizes.tolist() == length.tolist()
+    for u in range(len(windows)):
+        assert moved[u] >= 0
+        if length[u]:
+            assert values[moved[u] : moved[u] + length[u]].tolist() == list(range(start[u], start[u] + length[u]))
+
+
+@fast
+@given(st.integers(0, 3), st.integers(0, 2), st.integers(1, 6), st.booleans(), st.data())
+def test_bags_of_rows_are_the_reference(width: int, lists: int, size: int, missing: bool, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.lists(st.integers(-1 if missing else 0, 9), min_size=width, max_size=width),
+                             min_size=size, max_size=size))  # fmt: skip
+    bags = [data.draw(st.lists(bag, min_size=size, max_size=size)) for _ in range(lists)]
+    rows = data.draw(st.lists(st.integers(0, size - 1), max_size=9))
+    matrix = np.array(ids, dtype=np.int32).reshape(size, width)
+    values, offsets = batches.take_bags(matrix, [column(found) for found in bags], np.array(rows, dtype=np.int64))
+    singles = [[[one for one in [ids[row][f]] if one >= 0] for row in rows] for f in range(width)]
+    expected = reference.join_bags([[*singles, *([found[row] for row in rows] for found in bags)]], len(rows))
+    if offsets is None:
+        assert all(len(found) == 1 for found in expected)
+        offsets = np.arange(len(values) + 1)
+    assert split(values, offsets) == expected
+
+
+@fast
+@given(st.lists(st.tuples(st.lists(st.lists(bag, min_size=3, max_size=3), min_size=1, max_size=2),
+                          st.none() | st.lists(st.integers(0, 2), max_size=5)), min_size=1, max_size=3))  # fmt: skip
+def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], list[int] | None]]) -> None:
+    given_, expected = [], []
+    for features, rows in parts:
+        one = column([found for bags in features for found in bags])
+        chosen = None if rows is None else np.array(rows, dtype=np.int32)
+        given_.append(
+            batches.Bags(
+                values=one.values,
+                start=one.start,
+                stop=one.start + one.length,
+                features=len(features),
+                bags=3,
+                rows=chosen,
+            )
+        )
+        expected.append([bags if rows is None else [bags[row] for row in rows] for bags in features])
+    assert split(*batches.join_bags(given_, 6)) == reference.join_bags(expected, 6)
+
+
+def test_places_outside_are_found() -> None:
+    assert batches.outside(np.array([0, 2, 1]), 3) == -1
+    assert batches.outside(np.array([0, 3, -1]), 3) == 1
+    assert batches.outside(np.array([0, -1, 3], dtype=np.int32), 3) == 1
+    start, length = np.array([0, 2, 3]), np.array([3, 2, 0])
+    assert batches.outside_windows(start, length, 4) == -1
+    assert batches.outside_windows(start, length, 3) == 1
+    assert batches.outside_windows(start, -length, 4) == 0
+    assert batches.outside_windows(start - 1, length, 4) == 0
