@@ -14,6 +14,10 @@ from torch import Tensor
 from stratarec.errors import ConfigError
 from stratarec.kernels.batches import outside, outside_windows
 
+# Samples that a run must have on average to be worth it. A run is neighbouring samples of the same values in all groups
+# that leave runs this long; the others are shuffled and looked up sample by sample.
+LEAST_RUN = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class JaggedTensor:

@@ -143,7 +143,7 @@ def test_no_distinct_value_is_stored_twice_in_a_row_group(pair: tuple[Dataset, D
             windows = [str(row) for row in block.tables["history"].to_pylist() if row["length"]]
             assert len(values) == len(set(values))
             assert len(windows) == len(set(windows))
-            used = block.samples["@found_1"].to_numpy()
+            used = block.pointers("found_1")
             assert list(dict.fromkeys(used.tolist())) == list(range(len(values)))
 
 
@@ -292,8 +292,9 @@ def test_impossible_groups_are_refused() -> None:
 @pytest.mark.parametrize(
     ("table", "column", "value", "message"),
     [
-        ("", "@found_1", 10_000, r"@found_1 points from 0 to 10000, expected 0 to"),
-        ("", "@history", -1, r"@history points from -1"),
+        ("@found_1", "row", 10_000, r"@found_1 points from 0 to 10000, expected 0 to"),
+        ("@history", "row", -1, r"@history points from -1"),
+        ("@history", "samples", 7_000, r"@history has \d+ samples in parts of \d+ and more, expected \d+"),
         ("history", "start", 10_000, "a window of history reaches"),
         ("history", "length", -5, "a window of history"),
         ("@sessions", "samples", 7_000, "its sessions have"),
@@ -305,21 +306,15 @@ def test_pointers_out_of_range_are_named(tmp_path: Path, table: str, column: str
     dataset = prepare(config(tmp_path, "data", schema()))
     shard = dataset.shards("train")[0]
     assert shard.tables is not None
-    path = dataset.path / (shard.tables.path if table else shard.path)
-    content = pq.read_table(path)
-    if table:
-        name = f"{table}/{column}"
-        values = content[name].to_pylist()
-        values[0][-1] = value
-    else:
-        name, values = column, content[column].to_pylist()
-        values[-1] = value
+    path = dataset.path / shard.tables.path
+    content, name = pq.read_table(path), f"{table}/{column}"
+    values = content[name].to_pylist()
+    values[0][-1] = value
     place = content.column_names.index(name)
     damaged = content.set_column(place, name, pa.array(values, content[name].type))
-    pq.write_table(damaged, path, row_group_size=1 if table else content.num_rows)
+    pq.write_table(damaged, path, row_group_size=1)
     manifest = read_json(dataset.path / "dataset.json")
-    entry = manifest["splits"]["train"][0]
-    entry = entry["tables"] if table else entry
+    entry = manifest["splits"]["train"][0]["tables"]
     entry.update(bytes=path.stat().st_size, hash=file_hash(path))
     manifest["hash"] = storage._manifest_hash(manifest)
     write_json(dataset.path / "dataset.json", manifest)

@@ -61,14 +61,15 @@ def test_factors_are_those_of_the_data(tmp_path: Path) -> None:
     assert found.batch_samples_per_session == SIZE
     assert set(rows) == {("city", "tags"), ("page",), ("item",)}
     assert rows["city", "tags"].stays == 1
-    assert rows["city", "tags"].batch_factor == rows["city", "tags"].predicted == SIZE
+    assert rows["city", "tags"].whole_factor == rows["city", "tags"].predicted == SIZE
+    assert 3 <= rows["city", "tags"].batch_factor < SIZE
     assert rows["city", "tags"].ids == 3
     assert rows["page",].session_factor == pytest.approx(3)
     assert rows["page",].batch_factor == pytest.approx(3)
     assert rows["item",].batch_factor == 1
     assert not rows["item",].grouped
     assert rows["city", "tags"].shuffled_factor < 2
-    assert found.lookups_saved == pytest.approx((3 * (1 - 1 / SIZE) + 2 / 3) / 5)
+    assert found.lookups_saved == pytest.approx((3 * rows["city", "tags"].saved + 2 / 3) / 5)
 
 
 def test_a_data_set_without_groups_says_what_they_would_bring(tmp_path: Path) -> None:

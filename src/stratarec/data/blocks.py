@@ -2,9 +2,10 @@
 
 A block holds whole sessions and everything its samples need, so a reader takes blocks in any order. Its tables are
 
-    <group>             the distinct values of the group's features; samples point at them by ``@<group>``
-    <history>           start and length of distinct windows; samples point at them by ``@<history>``
+    <group>             the distinct values of the group's features
+    <history>           start and length of distinct windows
     <history>.events    the ids that windows are slices of
+    @<group or history> in order of samples: how many neighbours have the same value, and its row in the table
     @sessions           session, user (64-bit hashes) and number of samples of each session, in order
 
 Values are distinct over the whole block, not in each session alone, and numbered in order of first appearance.
@@ -26,7 +27,7 @@ _PIECE = 1 << 14
 
 
 def pointer(name: str) -> str:
-    """The column by which samples point at the table `name`."""
+    """The table by which samples point at rows of the table `name`."""
     return f"@{name}"
 
 
@@ -42,14 +43,20 @@ class Block:
     samples: pa.Table
     tables: Mapping[str, pa.Table]
 
+    def pointers(self, name: str) -> NDArray[np.int32]:
+        """Row of the table `name` of each sample."""
+        runs = self.tables[pointer(name)]
+        found: NDArray[np.int32] = np.repeat(runs["row"].to_numpy(), runs["samples"].to_numpy())
+        return found
+
     def expand(self, groups: Mapping[str, Sequence[str]], histories: Sequence[str]) -> dict[str, pa.Array]:
         """Every column of the samples without deduplication, by name."""
-        found = {name: _flat(self.samples[name]) for name in self.samples.column_names if not name.startswith("@")}
+        found = {name: _flat(self.samples[name]) for name in self.samples.column_names}
         for group, features in groups.items():
-            rows = self.samples[pointer(group)]
+            rows = pa.array(self.pointers(group))
             found.update({name: _flat(self.tables[group][name].take(rows)) for name in features})
         for name in histories:
-            rows = self.samples[pointer(name)].to_numpy()
+            rows = self.pointers(name)
             start, length = (self.tables[name][part].to_numpy()[rows] for part in ("start", "length"))
             found[name] = slices(start, length, self.tables[events(name)]["id"].to_numpy())
         if SESSIONS in self.tables:
@@ -132,13 +139,12 @@ class Encoded:
         samples, tables = self.samples.slice(first, last - first), {}
         for name, group in self.groups.items():
             used, inverse = first_appearances(group.codes[first:last])
-            samples = samples.append_column(pointer(name), pa.array(inverse))
-            tables[name] = group.table.take(pa.array(used))
+            tables[pointer(name)], tables[name] = _runs(inverse), group.table.take(pa.array(used))
         for name, window in self.windows.items():
             start, stop = window.start[first:last], window.stop[first:last]
             used, inverse = first_appearances(start * (len(window.events) + 1) + stop)
             start, stop = (used // (len(window.events) + 1), used % (len(window.events) + 1))
-            samples = samples.append_column(pointer(name), pa.array(inverse))
+            tables[pointer(name)] = _runs(inverse)
             tables[name], tables[events(name)] = _window_tables(start, stop, window.events)
         if sessions is not None:
             tables[SESSIONS] = sessions
@@ -180,6 +186,13 @@ def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDAr
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     return distinct[order], place[ranks]
+
+
+def _runs(pointers: NDArray[np.int32]) -> pa.Table:
+    """Pointers as lengths of runs and what they point at."""
+    starts = np.flatnonzero(np.diff(pointers, prepend=-1))
+    samples = np.diff(starts, append=len(pointers)).astype(np.int32)
+    return pa.table({"samples": pa.array(samples), "row": pa.array(pointers[starts])})
 
 
 def _window_tables(

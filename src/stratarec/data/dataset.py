@@ -31,7 +31,7 @@ from stratarec.data.splits import SPLITS
 from stratarec.errors import DatasetError
 from stratarec.files import file_hash, read_json, write_atomic, write_json
 
-FORMAT = 2
+FORMAT = 3
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 LEVEL = 1
@@ -335,11 +335,11 @@ class Dataset:
     def _fault(self, block: Block) -> str:
         """What is wrong with the pointers of a block; empty when nothing is."""
         for name in (*self.groups, *self.windows):
-            if name not in block.tables or pointer(name) not in block.samples.column_names:
+            if name not in block.tables or pointer(name) not in block.tables:
                 return f"no table or no pointers for {name}"
-            fault = _outside(
-                block.samples[pointer(name)].to_numpy(), len(block.tables[name]), f"{pointer(name)} points"
-            )
+            runs = block.tables[pointer(name)]
+            fault = _outside(runs["row"].to_numpy(), len(block.tables[name]), f"{pointer(name)} points")
+            fault = fault or _miscounted(runs, block.samples.num_rows, f"{pointer(name)} has")
             if fault:
                 return fault
         for name in self.windows:
@@ -350,15 +350,22 @@ class Dataset:
             if fault or shortest < 0:
                 return fault or f"a window of {name} has length {shortest}"
         if SESSIONS in block.tables:
-            counted = int(block.tables[SESSIONS]["samples"].to_numpy().sum())
-            if counted != block.samples.num_rows:
-                return f"its sessions have {counted} samples, expected {block.samples.num_rows}"
+            return _miscounted(block.tables[SESSIONS], block.samples.num_rows, "its sessions have")
         return ""
 
 
 def _outside(places: NDArray[Any], size: int, what: str) -> str:
     if len(places) and (places.min() < 0 or places.max() >= size):
         return f"{what} from {places.min()} to {places.max()}, expected 0 to {size - 1}"
+    return ""
+
+
+def _miscounted(parts: pa.Table, samples: int, what: str) -> str:
+    """Whether parts of a block have other than its samples."""
+    sizes = parts["samples"].to_numpy()
+    counted = int(sizes.sum())
+    if counted != samples or (len(sizes) and sizes.min() < 1):
+        return f"{what} {counted} samples in parts of {sizes.min()} and more, expected {samples} in parts of 1 and more"
     return ""
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stratarec.data.blocks import SESSIONS, Block, events, pointer
 from stratarec.data.dataset import Dataset
 from stratarec.data.schema import Schema
+from stratarec.jagged import LEAST_RUN
 from stratarec.kernels.batches import Lists
 
 Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
@@ -66,6 +67,8 @@ class Table:
     """The distinct values of a group in all row groups of a window, and each sample's pointer to them."""
 
     pointers: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    """Samples that point elsewhere than the one before them, or begin a row group."""
     columns: Columns
     place: NDArray[np.int32]
     """Scratch of `number_rows`; the one thread that makes batches uses it."""
@@ -99,8 +102,8 @@ class Window:
             for name, features in dataset.groups.items()
         }
         windows = {name: _table(name, blocks, _histories(name, blocks)) for name in dataset.windows}
-        starts = np.concatenate(sizes).cumsum(dtype=np.int64)[:-1] if sizes else None
-        pointers = [table.pointers for table in (*groups.values(), *windows.values()) if table.columns.sparse]
+        starts = _starts(np.concatenate(sizes)) if sizes else None
+        runs = [table.starts for table in (*groups.values(), *windows.values()) if table.columns.sparse]
         label = np.concatenate([part["label"].to_numpy() for part in parts]).astype(np.float32)
         return cls(
             label=label,
@@ -108,30 +111,38 @@ class Window:
             groups=groups,
             windows=windows,
             user=np.concatenate(users) if users else None,
-            order=_order(len(label), starts, pointers, draws, unit),
+            order=_order(len(label), starts, runs, draws, unit),
         )
 
 
 def _order(
     size: int,
     sessions: NDArray[np.int64] | None,
-    pointers: Sequence[NDArray[np.int32]],
+    runs: Sequence[NDArray[np.int64]],
     draws: np.random.Generator | None,
     unit: Unit,
 ) -> NDArray[np.int64]:
-    """Samples in the order of permuted units; `sessions` is where all but the first begin."""
+    """Samples in the order of permuted units; `sessions` and the `runs` of each table are where those begin."""
     if draws is None:
         return np.arange(size)
     if sessions is None or unit == "sample":
         return draws.permutation(size)
-    first = np.zeros(size, dtype=bool)
-    first[:1] = first[sessions] = True
-    if unit != "session":
-        for part in pointers:
-            first[1:] |= part[1:] != part[:-1]
-    starts = np.flatnonzero(first)
+    starts = sessions if unit == "session" else _join_runs(size, sessions, runs)
     chosen = draws.permutation(len(starts))
     return slice_places(starts[chosen], np.diff(starts, append=size)[chosen])
+
+
+def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Where neighbours differ in their session or in any table, but for tables that leave no runs worth the name."""
+    first = np.zeros(size, dtype=bool)
+    first[sessions] = True
+    for starts in sorted(runs, key=len):
+        finer = first.copy()
+        finer[starts] = True
+        if np.count_nonzero(finer) * LEAST_RUN > size:
+            break
+        first = finer
+    return np.flatnonzero(first)
 
 
 def slice_places(start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -143,13 +154,22 @@ def slice_places(start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray
 
 def _table(name: str, blocks: Sequence[Block], columns: Columns) -> Table:
     """Pointers into the blocks' tables one after another, and what they point at."""
-    parts = [block.samples[pointer(name)].to_numpy() for block in blocks]
-    pointers = np.empty(sum(len(part) for part in parts), dtype=np.int32)
-    shift = first = 0
-    for part, block in zip(parts, blocks, strict=True):
-        np.add(part, np.int32(shift), out=pointers[first : first + len(part)])
-        first, shift = first + len(part), shift + block.tables[name].num_rows
-    return Table(pointers=pointers, columns=columns, place=np.full(shift, -1, dtype=np.int32))
+    runs = [block.tables[pointer(name)] for block in blocks]
+    sizes = np.concatenate([part["samples"].to_numpy() for part in runs])
+    shift = np.cumsum([0, *(block.tables[name].num_rows for block in blocks)])
+    rows = [part["row"].to_numpy() + np.int32(first) for part, first in zip(runs, shift, strict=False)]
+    return Table(
+        pointers=np.repeat(np.concatenate(rows), sizes),
+        starts=_starts(sizes),
+        columns=columns,
+        place=np.full(shift[-1], -1, dtype=np.int32),
+    )
+
+
+def _starts(sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """Where parts of the given sizes begin."""
+    ends: NDArray[np.int64] = sizes.cumsum(dtype=np.int64)
+    return ends - sizes
 
 
 def _histories(name: str, blocks: Sequence[Block]) -> Columns:

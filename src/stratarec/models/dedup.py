@@ -20,12 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
+from stratarec.jagged import LEAST_RUN, Batch, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.kernels import batches, dedup
 from stratarec.kernels.attention import Pairs
-
-# Samples a run, on average, that a group must leave: below it, its features are looked up for each sample.
-_LEAST_SAMPLES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +169,7 @@ def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[Inve
     alike: list[InverseJagged] = []
     for group in sorted(groups, key=lambda group: group.unique.batch_size):
         finer = dedup.find_runs([other.inverse for other in (*alike, group)])
-        if (len(finer) - 1) * _LEAST_SAMPLES <= size:
+        if (len(finer) - 1) * LEAST_RUN <= size:
             starts, alike = finer, [*alike, group]
     return starts, alike
 

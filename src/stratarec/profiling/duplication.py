@@ -36,9 +36,11 @@ class Duplication:
     session_factor: float
     """Samples for each distinct value inside a session."""
     batch_factor: float
-    """Samples for each distinct value inside a batch, sessions whole where the data set has groups."""
+    """Samples for each distinct value inside a batch, shuffled as training does by default."""
+    whole_factor: float
+    """As `batch_factor`, sessions kept whole."""
     predicted: float
-    """The formula, at d and at the batch's average samples per session."""
+    """What the formula gives for that, at d and at the batch's average samples of a user."""
     shuffled_factor: float
     """As `batch_factor`, samples shuffled one by one."""
     ids: float
@@ -94,11 +96,13 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
         frame = pl.from_arrow(dataset.read_row_group(split, shard, group))
         assert isinstance(frame, pl.DataFrame)
         session.add(frame)
-    together = _batch_factors(dataset, split, parts, batch_size, batches, "auto")
-    apart = _batch_factors(dataset, split, parts, batch_size, batches, "sample")
+    whole = "session" if dataset.deduplicated and dataset.schema.session_keys else "auto"
+    trained, together, apart = (
+        _batch_factors(dataset, split, parts, batch_size, batches, unit) for unit in ("auto", whole, "sample")
+    )
     rows = []
     for name, features in parts.items():
-        stays, factor = session.stays(name), together.factors[name]
+        stays = session.stays(name)
         rows.append(
             Duplication(
                 name=name,
@@ -106,7 +110,8 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
                 grouped=name in dataset.groups or name in dataset.windows,
                 stays=stays,
                 session_factor=dedup_factor(session.samples_per_session, stays),
-                batch_factor=factor,
+                batch_factor=trained.factors[name],
+                whole_factor=together.factors[name],
                 predicted=dedup_factor(together.samples_per_session, stays),
                 shuffled_factor=apart.factors[name],
                 ids=session.ids(name),

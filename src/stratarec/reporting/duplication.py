@@ -13,7 +13,7 @@ from stratarec.profiling.duplication import Duplication, Profile
 
 _HEADS = (
     "group or feature", "stored once", "ids a sample", "stays in session", "factor in session", "factor in batch",
-    "formula", "shuffled", "lookups saved",
+    "whole sessions", "formula", "single samples", "lookups saved",
 )  # fmt: skip
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ profile.dataset }}: duplication</title><style>
@@ -30,9 +30,10 @@ td:first-child, th:first-child { text-align: left } small { color: #5b6b7b }
 {% endif %}</td>{% endfor %}
 <td style="text-align:left"><span class="bar" style="width:{{ (8 * row.saved)|round(2) }}rem"></span></td></tr>
 {% endfor %}</table>
-<p>A factor is the number of samples for each distinct value. <i>Formula</i> is 1 / (1/S + (1 - 1/S)(1 - d)) for d, the
-share of neighbours within a session that agree, and S, the samples of a user in a batch. <i>Shuffled</i> is the factor
-when samples are shuffled one by one.</p>
+<p>A factor is the number of samples for each distinct value. Batches are shuffled in runs, as training does by default;
+beside it stand the factors of batches of <i>whole sessions</i> and of <i>single samples</i>. <i>Formula</i> is what
+1 / (1/S + (1 - 1/S)(1 - d)) gives for whole sessions, where d is the share of neighbours within a session that agree,
+and S the samples of a user in a batch.</p>
 </body></html>
 """
 
@@ -41,8 +42,8 @@ def about(profile: Profile) -> str:
     """One line under the title."""
     return (
         f"{profile.split}: {profile.samples_per_session:.1f} samples a session; in batches of {profile.batch_size:,}, "
-        f"{profile.batch_samples_per_session:.1f} samples of a user; {profile.lookups_saved:.0%} of the lookups of a "
-        "batch are saved by what is stored once"
+        f"{profile.batch_samples_per_session:.1f} samples of a user where sessions are whole; "
+        f"{profile.lookups_saved:.0%} of the lookups of a batch are saved by what is stored once"
     )
 
 
@@ -80,6 +81,7 @@ def _cells(row: Duplication) -> tuple[str, ...]:
         f"{row.stays:.1%}",
         f"{row.session_factor:.2f}",
         f"{row.batch_factor:.2f}",
+        f"{row.whole_factor:.2f}",
         f"{row.predicted:.2f}",
         f"{row.shuffled_factor:.2f}",
         f"{row.saved:.0%}",
