@@ -168,8 +168,8 @@ def _table(name: str, blocks: Sequence[Block], columns: Columns) -> Table:
 
 def _starts(sizes: NDArray[Any]) -> NDArray[np.int64]:
     """Where parts of the given sizes begin."""
-    ends: NDArray[np.int64] = sizes.cumsum(dtype=np.int64)
-    return ends - sizes
+    starts: NDArray[np.int64] = sizes.cumsum(dtype=np.int64) - sizes
+    return starts
 
 
 def _histories(name: str, blocks: Sequence[Block]) -> Columns:

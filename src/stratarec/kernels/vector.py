@@ -19,6 +19,7 @@ LANES = 16
 
 _FLOAT = ir.FloatType()
 _I32 = ir.IntType(32)
+_I16 = ir.IntType(16)
 
 
 def blocks(width: int) -> tuple[int, bool]:
@@ -45,31 +46,58 @@ class _RowModel(PrimitiveModel):
 def _address(context, builder, kind, array, element, width):
     """A pointer to a vector of `width` at ``array[element]`` of a C-contiguous 1-D array."""
     view = context.make_array(kind)(context, builder, array)
-    return builder.bitcast(builder.gep(view.data, [element]), ir.VectorType(_FLOAT, width).as_pointer())
+    number = _I16 if kind.dtype == types.uint16 else _FLOAT
+    return builder.bitcast(builder.gep(view.data, [element]), ir.VectorType(number, width).as_pointer())
+
+
+def _splat(kind, number, width):
+    return ir.Constant(ir.VectorType(kind, width), [number] * width)
+
+
+def _widen(builder, halves, width):
+    """The float32 that bfloat16 bits are."""
+    words = builder.zext(halves, ir.VectorType(_I32, width))
+    return builder.bitcast(builder.shl(words, _splat(_I32, 16, width)), ir.VectorType(_FLOAT, width))
+
+
+def _narrow(builder, row, width):
+    """The bits of the nearest bfloat16, ties to even; what is no number stays so."""
+    words = builder.bitcast(row, ir.VectorType(_I32, width))
+    odd = builder.and_(builder.lshr(words, _splat(_I32, 16, width)), _splat(_I32, 1, width))
+    rounded = builder.add(words, builder.add(odd, _splat(_I32, 0x7FFF, width)))
+    kept = builder.select(builder.fcmp_unordered("uno", row, row), _splat(_I32, 0x7FC00000, width), rounded)
+    return builder.trunc(builder.lshr(kept, _splat(_I32, 16, width)), ir.VectorType(_I16, width))
 
 
 @intrinsic(prefer_literal=True)
 def load(typingctx, array, element, width):
-    """``array[element:element + width]`` as a `Row`; `width` is a constant."""
+    """``array[element:element + width]`` as a `Row`; `width` is a constant.
+
+    The array is of float32, or of uint16 that are the bits of bfloat16.
+    """
     if not isinstance(width, types.IntegerLiteral):
         return None
     lanes = width.literal_value
     signature = Row(lanes)(array, types.uint64, width)
 
     def codegen(context, builder, signature, args):
-        return builder.load(_address(context, builder, signature.args[0], args[0], args[1], lanes), align=4)
+        half = signature.args[0].dtype == types.uint16
+        address = _address(context, builder, signature.args[0], args[0], args[1], lanes)
+        found = builder.load(address, align=2 if half else 4)
+        return _widen(builder, found, lanes) if half else found
 
     return signature, codegen
 
 
 @intrinsic
 def store(typingctx, array, element, row):
-    """``array[element:element + D] = row``."""
+    """``array[element:element + D] = row``, rounded where the array is of bfloat16 bits."""
     signature = types.void(array, types.uint64, row)
 
     def codegen(context, builder, signature, args):
-        kind = signature.args[2]
-        builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1], kind.width), align=4)
+        half, width = signature.args[0].dtype == types.uint16, signature.args[2].width
+        address = _address(context, builder, signature.args[0], args[0], args[1], width)
+        builder.store(_narrow(builder, args[2], width) if half else args[2], address, align=2 if half else 4)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -118,6 +146,17 @@ def multiply(typingctx, one, other):
         return builder.fmul(args[0], args[1])
 
     return one(one, other), codegen
+
+
+@intrinsic
+def passed(typingctx, row, by):
+    """`row` where `by` is above zero or no number, else zero."""
+
+    def codegen(context, builder, signature, args):
+        zeros = _splat(_FLOAT, 0.0, signature.args[0].width)
+        return builder.select(builder.fcmp_ordered("<=", args[1], zeros), zeros, args[0])
+
+    return row(row, by), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratarec.kernels.dedup import relu_runs
+from stratarec.kernels.linear import linear_relu
 
 
 def initialize(module: nn.Module, seed: int) -> None:
@@ -68,13 +68,7 @@ class MLP(nn.Sequential):
         """
         first, _, *rest = self
         assert isinstance(first, nn.Linear)
-        weights = [
-            _padded(first.weight.index_select(1, chosen), part)
-            for chosen, part in zip(columns, (own, common), strict=True)
-        ]
-        hidden = relu_runs(
-            functional.linear(own, weights[0], first.bias), functional.linear(common, weights[1]), starts
-        )  # fmt: skip
+        hidden = linear_relu(own, common, first.weight, first.bias, columns, starts)
         for layer in rest:
             hidden = layer(hidden)
         return hidden

@@ -78,46 +78,6 @@ class Spans:
         return out
 
 
-def relu_runs(samples: Tensor, runs: Tensor, starts: Tensor) -> Tensor:
-    """``[B, W]`` float32: ``max(samples[b] + runs[r], 0)`` for the samples b of run r; `samples` may be overwritten.
-
-    Parameters
-    ----------
-    samples : Tensor
-        ``[B, W]``.
-    runs : Tensor
-        ``[R, W]``; gradients are summed over a run's samples in ascending order.
-    starts : Tensor
-        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
-    """
-    out: Tensor = _ReluRuns.apply(samples.float(), runs.float(), starts)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _ReluRuns(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, samples: Tensor, runs: Tensor, starts: Tensor) -> Tensor:
-        # Overwritten memory under a new tensor, as nothing that gives `samples` needs it for its backward.
-        flat, threads = _flat(samples), team_threads()
-        tile = _tile(len(runs), threads)
-        cpu.relu_runs(launcher(), threads, flat, _flat(runs), starts.numpy(), samples.shape[1], tile)
-        out = torch.from_numpy(flat).view(samples.shape)
-        ctx.save_for_backward(out, starts)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        out, starts = ctx.saved_tensors
-        columns, threads = out.shape[1], team_threads()
-        samples, runs = RECYCLER.empty(*out.shape), RECYCLER.empty(len(starts) - 1, columns)
-        cpu.relu_gradient(
-            launcher(), threads, _flat(gradient), _flat(out), starts.numpy(), columns, samples.view(-1).numpy(),
-            runs.view(-1).numpy(), _tile(len(runs), threads),
-        )  # fmt: skip
-        return samples, runs, None
-
-
 def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
     """``[rows, W]`` from ``[B, W]``: row r is the sum over samples with ``inverse[b] == r`` in ascending order."""
     out = RECYCLER.empty(rows, gradient.shape[1])

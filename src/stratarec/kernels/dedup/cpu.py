@@ -1,4 +1,4 @@
-"""Numba bodies for models on deduplicated batches: expand and fold runs, rectify their sums, gather windows.
+"""Numba bodies for models on deduplicated batches: expand and fold runs, gather windows.
 
 Every sum is over samples (or windows) in ascending order and every output element belongs to one thread, so the bits do
 not depend on the number of threads.
@@ -75,54 +75,6 @@ def fold_runs(member, counter, gradient, stride, starts, first, width, out, tile
 def fold(launch, threads, gradient, stride, starts, first, width, out, tile):
     given = (np.zeros(1, np.int64), gradient, stride, starts, first, width, out, tile)
     run_team(launch, threads, fold_runs, given)
-
-
-@njit(**BODY)
-def relu_tiles(member, counter, samples, runs, starts, columns, tile):
-    """samples[b] = max(samples[b] + runs[r], 0) for the samples of each run, in place."""
-    W, count = U(columns), len(starts) - 1
-    while True:
-        low = take(counter) * tile
-        if low >= count:
-            break
-        for run in range(low, min(low + tile, count)):
-            for b in range(U(starts[run]), U(starts[run + 1])):
-                for d in range(W):
-                    found = samples[b * W + d] + runs[U(run) * W + d]
-                    # Asked this way, what is no number stays so.
-                    samples[b * W + d] = np.float32(0.0) if found <= np.float32(0.0) else found
-
-
-@njit(nogil=True, cache=True)
-def relu_runs(launch, threads, samples, runs, starts, columns, tile):
-    run_team(launch, threads, relu_tiles, (np.zeros(1, np.int64), samples, runs, starts, columns, tile))
-
-
-@njit(**BODY)
-def relu_gradient_tiles(member, counter, gradient, out, starts, columns, samples, runs, tile):
-    """samples[b] = gradient[b], or 0 where out[b] <= 0; runs[r] = their sum over the run's samples, ascending."""
-    W, count = U(columns), len(starts) - 1
-    while True:
-        low = take(counter) * tile
-        if low >= count:
-            break
-        for run in range(low, min(low + tile, count)):
-            target = U(run) * W
-            for d in range(W):
-                runs[target + d] = np.float32(0.0)
-            for b in range(U(starts[run]), U(starts[run + 1])):
-                for d in range(W):
-                    # Loaded in any case: a loop with a load that may not happen is not vectorised.
-                    passed = gradient[b * W + d]
-                    passed = np.float32(0.0) if out[b * W + d] <= np.float32(0.0) else passed
-                    samples[b * W + d] = passed
-                    runs[target + d] += passed
-
-
-@njit(nogil=True, cache=True)
-def relu_gradient(launch, threads, gradient, out, starts, columns, samples, runs, tile):
-    given = (np.zeros(1, np.int64), gradient, out, starts, columns, samples, runs, tile)
-    run_team(launch, threads, relu_gradient_tiles, given)
 
 
 @njit(**BODY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import torch
 from torch import Tensor
 
 
@@ -30,12 +29,6 @@ def fold(gradient: Tensor, columns: list[int], starts: list[int]) -> Tensor:
         for sample in range(first, last):
             out[run, columns] += gradient[sample, columns]
     return out
-
-
-def relu_runs(samples: Tensor, runs: Tensor, starts: list[int]) -> Tensor:
-    """``[B, W]``: the rectified sums of each sample's row and its run's."""
-    lengths = torch.tensor(starts).diff()
-    return (samples + torch.repeat_interleave(runs, lengths, dim=0)).relu()
 
 
 def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:

@@ -1,0 +1,101 @@
+"""A linear layer and its ReLU where samples of a run share some of the inputs.
+
+The layer is linear, so the share of the common inputs is computed once a run and added to the samples'. One operation,
+so that autograd neither keeps nor copies what lies between.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from stratarec.kernels.linear import cpu
+from stratarec.kernels.team import launcher
+from stratarec.kernels.threads import team_threads
+from stratarec.kernels.vector import LANES
+
+_TILES_PER_THREAD = 4
+
+
+def linear_relu(
+    own: Tensor, common: Tensor, weight: Tensor, bias: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor
+) -> Tensor:
+    """``[B, H]``: ``relu(x @ weight.T + bias)``; in the type of autocast where that is on, else in float32.
+
+    Parameters
+    ----------
+    own, common : Tensor
+        ``[B, .]`` inputs of each sample, and ``[R, .]`` of each run; columns behind those of `columns` are zeros.
+    weight, bias : Tensor
+        ``[H, C]`` and ``[H]``.
+    columns : pair of Tensor
+        int64: which of the C inputs `own` and `common` are.
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. Gradients are summed over a run's samples in
+        ascending order.
+    """
+    out: Tensor = _LinearRelu.apply(own, common, weight, bias, columns, starts)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _LinearRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, own: Tensor, common: Tensor, weight: Tensor, bias: Tensor, columns: tuple[Tensor, Tensor],
+        starts: Tensor,
+    ) -> Tensor:  # fmt: skip
+        kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+        inputs = [own.to(kind), common.to(kind)]
+        weights = [_chosen(weight, *part).to(kind) for part in zip(columns, inputs, strict=True)]
+        out = torch.addmm(bias.to(kind), inputs[0], weights[0].t())
+        runs = (inputs[1] @ weights[1].t()).float()
+        _kernels(out).relu(
+            launcher(), team_threads(), _flat(out), _flat(runs), starts.numpy(), out.shape[1], _tile(len(runs))
+        )  # fmt: skip
+        ctx.save_for_backward(*inputs, *weights, out, starts)
+        ctx.columns, ctx.shape = columns, weight.shape
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        own, common, own_weight, common_weight, out, starts = ctx.saved_tensors
+        samples, runs = torch.empty_like(out), torch.empty(len(starts) - 1, out.shape[1])
+        gradient = gradient.to(out.dtype).contiguous()
+        _kernels(out).gradient(
+            launcher(), team_threads(), _flat(gradient), _flat(out), starts.numpy(), out.shape[1], _flat(samples),
+            _flat(runs), _tile(len(runs)),
+        )  # fmt: skip
+        runs = runs.to(out.dtype)
+        weight = torch.zeros(ctx.shape)
+        for columns, part in zip(ctx.columns, (samples.t() @ own, runs.t() @ common), strict=True):
+            weight.index_copy_(1, columns, part[:, : len(columns)].float())
+        bias = samples.sum(0, dtype=torch.float32)
+        return (samples @ own_weight).float(), (runs @ common_weight).float(), weight, bias, None, None
+
+
+def _chosen(weight: Tensor, columns: Tensor, inputs: Tensor) -> Tensor:
+    """Columns of the weight, and zeros for those that `inputs` have beyond them."""
+    return functional.pad(weight.index_select(1, columns), (0, inputs.shape[1] - len(columns)))
+
+
+def _kernels(tensor: Tensor) -> Any:
+    return cpu.kernels(1 if tensor.shape[1] % LANES else LANES)
+
+
+def _flat(tensor: Tensor) -> NDArray[Any]:
+    """The memory of a contiguous tensor, bfloat16 as the bits that it is."""
+    flat = tensor.detach().view(-1)
+    if flat.dtype == torch.bfloat16:
+        return flat.view(torch.int16).numpy().view(np.uint16)
+    array: NDArray[Any] = flat.numpy()
+    return array
+
+
+def _tile(runs: int) -> int:
+    return max(-(-runs // (team_threads() * _TILES_PER_THREAD)), 1)

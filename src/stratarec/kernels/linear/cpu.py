@@ -1,0 +1,69 @@
+"""Numba bodies of a rectified sum of what samples and their runs have, in float32 or bfloat16.
+
+Arithmetic is in float32 either way. Every output element belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+from numba import literally, njit
+
+from stratarec.kernels.team import BODY, run_team, take
+from stratarec.kernels.vector import add, broadcast, load, passed, store
+
+U = np.uint64
+
+
+@njit(**BODY)
+def relu_tiles(member, lanes, counter, samples, runs, starts, width, tile):
+    """samples[b] = max(samples[b] + runs[r], 0) for the samples b of run r, in place."""
+    literally(lanes)
+    W, count = U(width), len(starts) - 1
+    while True:
+        low = take(counter) * tile
+        if low >= count:
+            break
+        for run in range(low, min(low + tile, count)):
+            for b in range(U(starts[run]), U(starts[run + 1])):
+                for d in range(U(0), W, U(lanes)):
+                    found = add(load(samples, b * W + d, lanes), load(runs, U(run) * W + d, lanes))
+                    store(samples, b * W + d, passed(found, found))
+
+
+@njit(**BODY)
+def gradient_tiles(member, lanes, counter, gradient, out, starts, width, samples, runs, tile):
+    """samples[b] = gradient[b], or 0 where out[b] <= 0; runs[r] = their sum over the run's samples, ascending."""
+    literally(lanes)
+    W, count = U(width), len(starts) - 1
+    while True:
+        low = take(counter) * tile
+        if low >= count:
+            break
+        for run in range(low, min(low + tile, count)):
+            for d in range(U(0), W, U(lanes)):
+                total = broadcast(np.float32(0.0), lanes)
+                for b in range(U(starts[run]), U(starts[run + 1])):
+                    found = passed(load(gradient, b * W + d, lanes), load(out, b * W + d, lanes))
+                    store(samples, b * W + d, found)
+                    total = add(total, found)
+                store(runs, U(run) * W + d, total)
+
+
+@cache
+def kernels(lanes: int) -> SimpleNamespace:
+    """Both passes in blocks of `lanes`, compiled for each type at its first call and kept on disk."""
+
+    @njit(nogil=True, cache=True)
+    def relu(launch, threads, samples, runs, starts, width, tile):
+        given = (lanes, np.zeros(1, np.int64), samples, runs, starts, width, tile)
+        run_team(launch, threads, relu_tiles, given)
+
+    @njit(nogil=True, cache=True)
+    def gradient(launch, threads, gradient, out, starts, width, samples, runs, tile):
+        given = (lanes, np.zeros(1, np.int64), gradient, out, starts, width, samples, runs, tile)
+        run_team(launch, threads, gradient_tiles, given)
+
+    return SimpleNamespace(relu=relu, gradient=gradient)
