@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -30,26 +31,51 @@ def split(values: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
 
 
 @fast
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.data())
-def test_pointers_are_numbered_by_first_appearance(pointers: list[int], data: st.DataObject) -> None:
-    rows = data.draw(st.lists(st.integers(0, len(pointers) - 1), max_size=30))
+@given(st.lists(st.integers(0, 9), max_size=30))
+def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
     place = np.full(10, -1, dtype=np.int32)
     for _ in range(2):  # the scratch must be clean again
-        inverse, used = batches.number_rows(np.array(pointers, dtype=np.int32), np.array(rows, dtype=np.int64), place)
-        assert (inverse.tolist(), used.tolist()) == reference.number_rows([pointers[row] for row in rows])
+        numbers = np.array(pointers, dtype=np.int32)
+        used = batches.number_pointers(numbers, place)
+        assert (numbers.tolist(), used.tolist()) == reference.number_pointers(pointers)
     assert (place == -1).all()
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
-def test_columns_are_gathered_and_rows_scattered(kind: type) -> None:
+def test_rows_are_scattered(kind: type) -> None:
     rows, places = np.array([3, 3, 0, 8], dtype=kind), np.array([2, 0])
-    numbers, out = np.arange(9, dtype=np.float32), np.full(4, np.nan, dtype=np.float32)
-    batches.gather_column(numbers, rows, out)
-    assert out.tolist() == numbers[rows].tolist()
     matrix, wide = np.arange(18, dtype=np.float32).reshape(9, 2), np.full((4, 3), np.nan, dtype=np.float32)
     batches.scatter_rows(matrix, rows, wide, places)
     assert wide[:, places].tolist() == matrix[rows].tolist()
     assert np.isnan(wide[:, 1]).all()
+
+
+@fast
+@given(st.integers(2, 5), st.booleans(), st.integers(0, 3), st.lists(st.integers(0, 6), max_size=12))
+def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: list[int]) -> None:
+    words = np.random.default_rng(width).integers(-1, 4, (7, width)).astype(np.int32)
+    ids = min(ids, width)
+    found, missing = batches.spread_rows(words, np.array(rows, dtype=np.int32), paired=paired, ids=ids, room=3)
+    front = 2 if paired else 0
+    assert len(found) == width * len(rows) + 3
+    assert found[: front * len(rows)].tolist() == words[rows, :front].ravel().tolist()
+    assert found[front * len(rows) : -3].tolist() == words[rows, front:].T.ravel().tolist()
+    assert missing == bool((words[rows, width - ids :] < 0).any())
+
+
+@fast
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.integers(0, 2), st.randoms())
+def test_runs_are_filled_and_put_in_order(sizes: list[int], column: int, draws: Random) -> None:
+    runs, total = list(range(len(sizes))), sum(sizes)
+    words = np.full((total, 3), -7, dtype=np.int32)
+    batches.fill_runs(words, column, np.array(runs, dtype=np.int32), np.array(sizes, dtype=np.int32))
+    expected = np.repeat(runs, sizes)
+    assert words[:, column].tolist() == expected.tolist()
+    assert (np.delete(words, column, axis=1) == -7).all()
+    draws.shuffle(runs)
+    starts = np.cumsum([0, *sizes[:-1]])
+    order = batches.order_runs(starts, np.array(runs), total)
+    assert order.tolist() == [place for run in runs for place in range(starts[run], starts[run] + sizes[run])]
 
 
 @fast

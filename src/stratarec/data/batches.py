@@ -6,71 +6,80 @@ batch uses, and windows that overlap are joined by sorting their starts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
-from stratarec.data.window import Columns, Table, Window
+from stratarec.data.window import Table, Window
 from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
-from stratarec.kernels.batches import gather_column, join_windows, number_rows, scatter_rows, take_bags
+from stratarec.kernels.batches import end_bags, join_windows, number_pointers, scatter_rows, spread_rows, take_bags
 
 
-def assemble(held: Sequence[tuple[Window, NDArray[np.int64]]], dataset: Dataset) -> Batch:
+def assemble(held: Sequence[tuple[Window, NDArray[np.int32]]], dataset: Dataset) -> Batch:
     """A batch of the given rows of one or several windows."""
     parts = [_cut(window, rows, dataset) for window, rows in held]
     return parts[0] if len(parts) == 1 else Batch.concatenate(parts)
 
 
-def _cut(window: Window, rows: NDArray[np.int64], dataset: Dataset) -> Batch:
-    groups = [_group(window.groups[name], rows) for name in dataset.groups if window.groups[name].columns.sparse]
+def _cut(window: Window, rows: NDArray[np.int32], dataset: Dataset) -> Batch:
+    samples, size = window.samples, len(rows)
+    singles, room = len(samples.sparse) - len(samples.lists), sum(part.ids(rows) for part in samples.lists)
+    words, missing = spread_rows(samples.ids, rows, paired=window.users, ids=singles, room=room)
+    front = 2 * window.users * size
+    label, *pointers = words[front : front + (1 + len(window.tables)) * size].reshape(-1, size)
+    tables = dict(zip(window.tables, pointers, strict=True))
+    values = words[front + (1 + len(pointers)) * size :]
+    dense = _dense(window, rows, tables, len(dataset.schema.dense))
+    # From here on pointers are numbers of the batch's own.
+    groups = [
+        _group(window.tables[name], tables[name]) for name in dataset.groups if window.tables[name].columns.sparse
+    ]
     return Batch(
-        label=torch.from_numpy(_gathered(window.label, rows)),
-        dense=torch.from_numpy(_dense(window, rows, len(dataset.schema.dense))),
-        sparse=_bags(window.samples, rows),
-        groups=(*groups, *(_history(name, window.windows[name], rows) for name in dataset.windows)),
-        group=None if window.user is None else torch.from_numpy(_gathered(window.user, rows)),
+        label=torch.from_numpy(label.view(np.float32)),
+        dense=torch.from_numpy(dense),
+        sparse=_keyed(samples.sparse, *end_bags(values, singles, missing, samples.lists, rows), size),
+        groups=(*groups, *(_history(name, window.tables[name], tables[name]) for name in dataset.windows)),
+        group=torch.from_numpy(words[:front].view(np.int64)) if window.users else None,
     )
 
 
-def _gathered(column: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
-    found = np.empty(len(rows), dtype=column.dtype)
-    gather_column(column, rows, found)
-    return found
-
-
-def _dense(window: Window, rows: NDArray[np.int64], features: int) -> NDArray[np.float32]:
+def _dense(
+    window: Window, rows: NDArray[np.int32], pointers: Mapping[str, NDArray[np.int32]], features: int
+) -> NDArray[np.float32]:
     """``[B, features]``, those of groups too."""
     found = np.empty((len(rows), features), dtype=np.float32)
-    if len(window.samples.dense_places):
-        scatter_rows(window.samples.dense, rows, found, window.samples.dense_places)
-    for table in window.groups.values():
-        if len(table.columns.dense_places):
-            scatter_rows(table.columns.dense, _gathered(table.pointers, rows), found, table.columns.dense_places)
+    for columns, chosen in (
+        (window.samples, rows),
+        *((window.tables[name].columns, pointers[name]) for name in pointers),
+    ):
+        if len(columns.dense_places):
+            scatter_rows(columns.dense, chosen, found, columns.dense_places)
     return found
 
 
-def _bags(columns: Columns, rows: NDArray[Any]) -> KeyedJagged:
-    """All sparse features of some rows."""
-    values, offsets = take_bags(columns.ids, columns.lists, rows)
+def _keyed(
+    keys: tuple[str, ...], values: NDArray[np.int32], offsets: NDArray[np.int64] | None, size: int
+) -> KeyedJagged:
     return KeyedJagged(
-        keys=columns.sparse,
+        keys=keys,
         values=torch.from_numpy(values),
         offsets=None if offsets is None else torch.from_numpy(offsets),
-        batch_size=len(rows),
+        batch_size=size,
     )
 
 
-def _group(table: Table, rows: NDArray[np.int64]) -> InverseJagged:
-    inverse, used = number_rows(table.pointers, rows, table.place)
-    return InverseJagged(unique=_bags(table.columns, used), inverse=torch.from_numpy(inverse))
+def _group(table: Table, pointers: NDArray[np.int32]) -> InverseJagged:
+    """The group of samples that have these pointers, which are overwritten."""
+    used = number_pointers(pointers, table.place)
+    unique = _keyed(table.columns.sparse, *take_bags(table.columns.ids, table.columns.lists, used), len(used))
+    return InverseJagged(unique=unique, inverse=torch.from_numpy(pointers))
 
 
-def _history(name: str, table: Table, rows: NDArray[np.int64]) -> InverseJagged:
-    inverse, used = number_rows(table.pointers, rows, table.place)
+def _history(name: str, table: Table, pointers: NDArray[np.int32]) -> InverseJagged:
+    used = number_pointers(pointers, table.place)
     start, length, values = (torch.from_numpy(part) for part in join_windows(table.columns.lists[0], used))
     unique = JaggedWindows(key=name, values=values, start=start, length=length)
-    return InverseJagged(unique=unique, inverse=torch.from_numpy(inverse))
+    return InverseJagged(unique=unique, inverse=torch.from_numpy(pointers))

@@ -35,6 +35,8 @@ FORMAT = 3
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 LEVEL = 1
+# Columns that training has no use for.
+_UNUSED = ("__time", "__session", f"{SESSIONS}/session")
 """Of zstd."""
 
 
@@ -306,8 +308,9 @@ class Dataset:
             Naming the file, when it cannot be read or a pointer points outside its table.
         """
         entry = self.shards(split)[shard]
-        samples = self._read(entry.path, group, () if unused else ("__time", "__session"))
-        tables = {} if entry.tables is None else _split_row(self._read(entry.tables.path, group))
+        without = () if unused else _UNUSED
+        samples = self._read(entry.path, group, without)
+        tables = {} if entry.tables is None else _split_row(self._read(entry.tables.path, group, without))
         block = Block(samples=samples, tables=tables)
         fault = self._fault(block)
         if fault:

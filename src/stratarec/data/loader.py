@@ -112,7 +112,7 @@ class Loader:
         first = int(np.searchsorted(ends, position, side="right"))
         with ThreadPoolExecutor(1, thread_name_prefix="stratarec-window") as reader:
             ahead: Future[Window] | None = None
-            held: list[tuple[Window, NDArray[np.int64]]] = []
+            held: list[tuple[Window, NDArray[np.int32]]] = []
             for number in range(first, len(windows)):
                 window = (ahead or reader.submit(self._read, windows[number], epoch, number)).result()
                 more = number + 1 < len(windows)
@@ -125,7 +125,7 @@ class Loader:
             if held:
                 yield self._batch(held)
 
-    def _batch(self, held: list[tuple[Window, NDArray[np.int64]]]) -> Batch:
+    def _batch(self, held: list[tuple[Window, NDArray[np.int32]]]) -> Batch:
         batch = assemble(held, self.dataset)
         return batch.expanded(self._sparse) if self.config.expand else batch
 
@@ -135,7 +135,7 @@ class Loader:
         return Window.of(blocks, self.dataset, draws, self.config.unit)
 
 
-def _cut(held: list[tuple[Window, NDArray[np.int64]]], size: int) -> list[tuple[Window, NDArray[np.int64]]]:
+def _cut(held: list[tuple[Window, NDArray[np.int32]]], size: int) -> list[tuple[Window, NDArray[np.int32]]]:
     """Take `size` rows off the front of `held`."""
     taken = []
     for place, (window, rows) in enumerate(held):

@@ -14,7 +14,7 @@ from stratarec.data.blocks import SESSIONS, Block, events, pointer
 from stratarec.data.dataset import Dataset
 from stratarec.data.schema import Schema
 from stratarec.jagged import LEAST_RUN
-from stratarec.kernels.batches import Lists
+from stratarec.kernels.batches import Lists, fill_runs, order_runs
 
 Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
 
@@ -35,14 +35,14 @@ class Columns:
     """Where each of them is among the schema's."""
 
     @classmethod
-    def of(cls, parts: Sequence[pa.Table], names: Container[str], schema: Schema) -> Columns:
-        """The features `names` of tables one after another."""
+    def of(cls, parts: Sequence[pa.Table], names: Container[str], schema: Schema, front: int = 0) -> Columns:
+        """The features `names` of tables one after another; `front` columns are left free before the ids."""
         sparse = [feature.name for feature in schema.sparse if feature.name in names]
         lists = [name for name in sparse if pa.types.is_list(parts[0][name].type)]
         singles = [name for name in sparse if name not in lists]
         dense = [(place, feature.name) for place, feature in enumerate(schema.dense) if feature.name in names]
         return cls(
-            ids=_matrix(parts, singles, np.dtype(np.int32)),
+            ids=_matrix(parts, singles, np.dtype(np.int32), front),
             lists=tuple(_lists(pa.concat_tables(parts)[name]) for name in lists),
             sparse=(*singles, *lists),
             dense=_matrix(parts, [name for _, name in dense], np.dtype(np.float32)),
@@ -64,55 +64,73 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The distinct values of a group in all row groups of a window, and each sample's pointer to them."""
+    """The distinct values of a group in all row groups of a window."""
 
-    pointers: NDArray[np.int32]
-    starts: NDArray[np.int64]
+    runs: NDArray[np.int64]
     """Samples that point elsewhere than the one before them, or begin a row group."""
     columns: Columns
     place: NDArray[np.int32]
-    """Scratch of `number_rows`; the one thread that makes batches uses it."""
+    """Scratch of `number_pointers`; the one thread that makes batches uses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """Samples of some row groups, their tables, and the order of samples."""
 
-    label: NDArray[np.float32]
     samples: Columns
-    """The features that are in no table."""
-    groups: dict[str, Table]
-    windows: dict[str, Table]
-    """Each history as a table of one list column; its rows may overlap."""
-    user: NDArray[np.int64] | None
-    order: NDArray[np.int64]
+    """The features that are in no table. In front of the ids stand the user (two words, where there is one), the bits
+    of the label as float32, and a pointer into each of `tables`."""
+    users: bool
+    """Whether samples have a user."""
+    tables: dict[str, Table]
+    """Groups, then histories: tables of one list column, whose rows may overlap."""
+    order: NDArray[np.int32]
 
     @classmethod
     def of(cls, blocks: Sequence[Block], dataset: Dataset, draws: np.random.Generator | None, unit: Unit) -> Window:
         """Join blocks; `draws` permutes their units, None leaves samples as they are stored."""
-        parts = [block.samples for block in blocks]
-        own = set(parts[0].column_names)
-        sessions = [block.tables[SESSIONS] for block in blocks if SESSIONS in block.tables]
-        sizes = [part["samples"].to_numpy() for part in sessions]
-        users = [np.repeat(part["user"].to_numpy(), size) for part, size in zip(sessions, sizes, strict=True)]
-        if "__group" in own:
-            users = [part["__group"].to_numpy() for part in parts]
-        groups = {
-            name: _table(name, blocks, Columns.of([block.tables[name] for block in blocks], features, dataset.schema))
-            for name, features in dataset.groups.items()
+        parts, schema = [block.samples for block in blocks], dataset.schema
+        columns = {
+            **{
+                name: Columns.of([b.tables[name] for b in blocks], keys, schema)
+                for name, keys in dataset.groups.items()
+            },
+            **{name: _histories(name, blocks) for name in dataset.windows},
         }
-        windows = {name: _table(name, blocks, _histories(name, blocks)) for name in dataset.windows}
-        starts = _starts(np.concatenate(sizes)) if sizes else None
-        runs = [table.starts for table in (*groups.values(), *windows.values()) if table.columns.sparse]
+        users = SESSIONS in blocks[0].tables or "__group" in parts[0].column_names
+        front = 2 * users + 1 + len(columns)
+        samples = Columns.of(parts, set(parts[0].column_names), schema, front)
+        if users:
+            _set_users(samples.ids, blocks)
         label = np.concatenate([part["label"].to_numpy() for part in parts]).astype(np.float32)
+        samples.ids[:, 2 * users] = label.view(np.int32)
+        tables = {
+            name: _table(name, blocks, found, samples.ids, column)
+            for column, (name, found) in enumerate(columns.items(), 2 * users + 1)
+        }
+        sessions = _starts(_session_sizes(blocks)) if SESSIONS in blocks[0].tables else None
+        runs = [table.runs for table in tables.values() if table.columns.sparse]
         return cls(
-            label=label,
-            samples=Columns.of(parts, own, dataset.schema),
-            groups=groups,
-            windows=windows,
-            user=np.concatenate(users) if users else None,
-            order=_order(len(label), starts, runs, draws, unit),
+            samples=samples, users=users, tables=tables, order=_order(len(label), sessions, runs, draws, unit)
+        )  # fmt: skip
+
+
+def _set_users(words: NDArray[np.int32], blocks: Sequence[Block]) -> None:
+    """The first two columns: the user of each sample, or the session where there are no users."""
+    if SESSIONS in blocks[0].tables:
+        users, sizes = (
+            np.concatenate([block.tables[SESSIONS]["user"].to_numpy() for block in blocks]),
+            _session_sizes(blocks),
         )
+        for half in range(2):
+            fill_runs(words, half, np.ascontiguousarray(users.view(np.int32)[half::2]), sizes)
+    else:
+        users = np.concatenate([block.samples["__group"].to_numpy() for block in blocks])
+        words[:, :2] = users.view(np.int32).reshape(-1, 2)
+
+
+def _session_sizes(blocks: Sequence[Block]) -> NDArray[np.int32]:
+    return np.concatenate([block.tables[SESSIONS]["samples"].to_numpy() for block in blocks])
 
 
 def _order(
@@ -121,15 +139,14 @@ def _order(
     runs: Sequence[NDArray[np.int64]],
     draws: np.random.Generator | None,
     unit: Unit,
-) -> NDArray[np.int64]:
+) -> NDArray[np.int32]:
     """Samples in the order of permuted units; `sessions` and the `runs` of each table are where those begin."""
     if draws is None:
-        return np.arange(size)
+        return np.arange(size, dtype=np.int32)
     if sessions is None or unit == "sample":
-        return draws.permutation(size)
+        return draws.permutation(size).astype(np.int32)
     starts = sessions if unit == "session" else _join_runs(size, sessions, runs)
-    chosen = draws.permutation(len(starts))
-    return slice_places(starts[chosen], np.diff(starts, append=size)[chosen])
+    return order_runs(starts, draws.permutation(len(starts)), size)
 
 
 def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -145,25 +162,14 @@ def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np
     return np.flatnonzero(first)
 
 
-def slice_places(start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The places of the slices ``start[i]:start[i] + length[i]``, one after another."""
-    ends = length.cumsum()
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(start - (ends - length), length)
-
-
-def _table(name: str, blocks: Sequence[Block], columns: Columns) -> Table:
-    """Pointers into the blocks' tables one after another, and what they point at."""
+def _table(name: str, blocks: Sequence[Block], columns: Columns, words: NDArray[np.int32], place: int) -> Table:
+    """A table; pointers to it become the column `place` of `words`."""
     runs = [block.tables[pointer(name)] for block in blocks]
     sizes = np.concatenate([part["samples"].to_numpy() for part in runs])
     shift = np.cumsum([0, *(block.tables[name].num_rows for block in blocks)])
     rows = [part["row"].to_numpy() + np.int32(first) for part, first in zip(runs, shift, strict=False)]
-    return Table(
-        pointers=np.repeat(np.concatenate(rows), sizes),
-        starts=_starts(sizes),
-        columns=columns,
-        place=np.full(shift[-1], -1, dtype=np.int32),
-    )
+    fill_runs(words, place, np.concatenate(rows), sizes)
+    return Table(runs=_starts(sizes), columns=columns, place=np.full(shift[-1], -1, dtype=np.int32))
 
 
 def _starts(sizes: NDArray[Any]) -> NDArray[np.int64]:
@@ -182,12 +188,12 @@ def _histories(name: str, blocks: Sequence[Block]) -> Columns:
     return Columns.of_lists(name, Lists(start=np.concatenate(start), length=length, values=values))
 
 
-def _matrix(parts: Sequence[pa.Table], names: Sequence[str], kind: np.dtype[Any]) -> NDArray[Any]:
-    """``[N, len(names)]``, part by part: one of them at a time stays in the caches."""
-    found = np.empty((sum(part.num_rows for part in parts), len(names)), dtype=kind)
+def _matrix(parts: Sequence[pa.Table], names: Sequence[str], kind: np.dtype[Any], front: int = 0) -> NDArray[Any]:
+    """``[N, front + len(names)]``, part by part: one of them at a time stays in the caches."""
+    found = np.empty((sum(part.num_rows for part in parts), front + len(names)), dtype=kind)
     first = 0
     for part in parts:
-        for place, name in enumerate(names):
+        for place, name in enumerate(names, front):
             found[first : first + part.num_rows, place] = part[name].to_numpy()
         first += part.num_rows
     return found

@@ -17,9 +17,44 @@ from stratarec.kernels.batches import cpu
 _NO_ROWS = np.zeros(0, dtype=np.int32)
 
 
-def gather_column(column: NDArray[Any], rows: NDArray[Any], out: NDArray[Any]) -> None:
-    """``out[i] = column[rows[i]]``. Rows are not checked: the caller's are those of the column."""
-    cpu.gather_column(column, rows, out)
+def spread_rows(
+    words: NDArray[np.int32], rows: NDArray[Any], *, paired: bool, ids: int, room: int = 0
+) -> tuple[NDArray[np.int32], bool]:
+    """Some rows, column by column.
+
+    Parameters
+    ----------
+    words : ndarray
+        ``[M, W]`` int32, C-contiguous.
+    rows : ndarray
+        ``[B]`` integers in [0, M), not checked.
+    paired : bool
+        Keep the first two columns side by side: they are the halves of a number.
+    ids : int
+        How many columns at the end are ids.
+    room : int
+        Words to leave behind them.
+
+    Returns
+    -------
+    tuple
+        ``[W * B + room]`` words, and whether an id is negative: missing.
+    """
+    width = words.shape[1]
+    found = np.empty(width * len(rows) + room, dtype=np.int32)
+    return found, bool(cpu.spread_rows(words.reshape(-1), width, rows, paired, ids, found))
+
+
+def fill_runs(words: NDArray[np.int32], column: int, values: NDArray[np.int32], sizes: NDArray[np.int32]) -> None:
+    """Set a column of `words` ``[M, W]``, C-contiguous: ``values[r]`` in the next ``sizes[r]`` rows, M in all."""
+    cpu.fill_runs(words.reshape(-1), words.shape[1], column, values, sizes)
+
+
+def order_runs(starts: NDArray[np.int64], chosen: NDArray[np.int64], size: int) -> NDArray[np.int32]:
+    """``[size]`` places of all runs in the order `chosen`; run r is ``starts[r]:starts[r + 1]``, the last to `size`."""
+    found = np.empty(size, dtype=np.int32)
+    cpu.order_runs(starts, chosen, size, found)
+    return found
 
 
 def scatter_rows(matrix: NDArray[np.float32], rows: NDArray[Any], out: NDArray[np.float32], places: Any) -> None:
@@ -27,22 +62,18 @@ def scatter_rows(matrix: NDArray[np.float32], rows: NDArray[Any], out: NDArray[n
     cpu.scatter_rows(matrix.reshape(-1), matrix.shape[1], rows, out.reshape(-1), out.shape[1], places)
 
 
-def number_rows(
-    pointers: NDArray[np.int32], rows: NDArray[Any], place: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """``pointers[rows]`` as numbers by first appearance, and the distinct pointers; an array look-up each, no hashing.
+def number_pointers(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Turn pointers into numbers by first appearance, in place; returns the distinct pointers. Nothing is hashed.
 
     Parameters
     ----------
     pointers : ndarray
-        In [0, len(place)).
-    rows : ndarray
-        ``[B]`` places in `pointers`, not checked.
+        ``[B]`` in [0, len(place)).
     place : ndarray
         Scratch full of -1, which it is again afterwards.
     """
-    inverse, used = np.empty(len(rows), dtype=np.int32), np.empty(min(len(rows), len(place)), dtype=np.int32)
-    return inverse, used[: cpu.number_rows(pointers, rows, place, inverse, used)]
+    used = np.empty(min(len(pointers), len(place)), dtype=np.int32)
+    return used[: cpu.number_pointers(pointers, place, used)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +108,19 @@ def take_bags(
     tuple of ndarray
         ``[N]`` ids and ``[(W + len(lists)) * B + 1]`` offsets; None for those where every bag holds one id.
     """
-    width, size = ids.shape[1], len(rows)
-    values = np.empty(width * size + sum(part.ids(rows) for part in lists), dtype=np.int32)
-    offsets = np.empty((width + len(lists)) * size + 1, dtype=np.int64)
-    end = cpu.append_ids(ids.reshape(-1), width, rows, values, offsets, bool(lists))
-    if not lists and end == len(values):
+    values, missing = spread_rows(ids, rows, paired=False, ids=ids.shape[1], room=sum(part.ids(rows) for part in lists))
+    return end_bags(values, ids.shape[1], missing, lists, rows)
+
+
+def end_bags(
+    values: NDArray[np.int32], width: int, missing: bool, lists: Sequence[Lists], rows: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
+    """What `take_bags` gives, from the ids of `width` columns that lie in `values`, with room for the lists."""
+    if not missing and not lists:
         return values, None
+    size = len(rows)
+    offsets = np.empty((width + len(lists)) * size + 1, dtype=np.int64)
+    end = cpu.end_bags(values, width * size, missing, offsets)
     for place, part in enumerate(lists, width):
         end = cpu.append_lists(part.start, part.length, part.values, rows, values, end, offsets, place * size + 1)
     return values[:end], offsets

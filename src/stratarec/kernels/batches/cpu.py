@@ -16,24 +16,75 @@ AHEAD = 8
 
 
 @njit(nogil=True, cache=True)
-def gather_column(column, rows, out):
-    """out[i] = column[rows[i]]."""
-    for i in range(len(rows)):
-        out[i] = column[U(rows[i])]
+def spread_rows(words, width, rows, paired, ids, out):
+    """Columns of some rows one after another, but for two at the front that stay side by side where `paired`.
+
+    Returns whether one of the last `ids` columns has a negative number.
+    """
+    count, W, least = U(len(rows)), U(width), np.int32(0)
+    front, last = U(2 if paired else 0), max(U(len(rows)), U(1)) - U(1)
+    for i in range(count):
+        prefetch(words, U(rows[min(i + U(2 * AHEAD), last)]) * W)
+        source = U(rows[i]) * W
+        for j in range(front):
+            out[U(2) * i + j] = words[source + j]
+        for j in range(front, W):
+            out[j * count + i] = words[source + j]
+        for j in range(W - U(ids), W):
+            least = min(least, words[source + j])
+    return least < 0
 
 
 @njit(nogil=True, cache=True)
-def number_rows(pointers, rows, place, inverse, used):
-    """inverse[i] = number of pointers[rows[i]] by first appearance, used[number] = pointer.
+def fill_runs(words, width, column, values, sizes):
+    """Column `column` of words: values[0] in the first sizes[0] rows, then values[1] in sizes[1], and so on."""
+    at = U(column)
+    for run in range(len(sizes)):
+        for _ in range(sizes[run]):
+            words[at] = values[run]
+            at += U(width)
+
+
+@njit(nogil=True, cache=True)
+def end_bags(values, count, missing, offsets):
+    """Offsets of `count` bags of one id each; where some are `missing` (negative), their bags become empty.
+
+    Returns how many ids are left.
+    """
+    offsets[0] = 0
+    if not missing:
+        for bag in range(U(count)):
+            offsets[bag + U(1)] = bag + U(1)
+        return count
+    end = U(0)
+    for bag in range(U(count)):
+        one = values[bag]
+        # Written in any case: what is behind the last id is overwritten, or cut off in the end.
+        values[end] = one
+        end += U(one >= 0)
+        offsets[bag + U(1)] = end
+    return np.int64(end)
+
+
+@njit(nogil=True, cache=True)
+def order_runs(starts, chosen, size, out):
+    """The places of the runs `chosen`, one after another; run r begins at starts[r] and ends where the next begins."""
+    at, last = U(0), len(starts) - 1
+    for run in chosen:
+        for place in range(starts[run], starts[run + 1] if run < last else size):
+            out[at] = place
+            at += U(1)
+
+
+@njit(nogil=True, cache=True)
+def number_pointers(pointers, place, used):
+    """Pointers become numbers by first appearance, used[number] = pointer.
 
     `place` is full of -1 before and after. Returns how many there are.
     """
-    # Loads that wait for nothing first: in one loop with what depends on them they would wait for each other.
-    for i in range(len(rows)):
-        inverse[i] = pointers[U(rows[i])]
     count, number, last = 0, np.int32(-1), np.int32(-1)
-    for i in range(len(rows)):
-        p = inverse[i]
+    for i in range(len(pointers)):
+        p = pointers[i]
         # Samples of a run follow one another.
         if p != last:
             last, number = p, place[U(p)]
@@ -42,7 +93,7 @@ def number_rows(pointers, rows, place, inverse, used):
                 place[U(p)] = number
                 used[count] = p
                 count += 1
-        inverse[i] = number
+        pointers[i] = number
     for i in range(count):
         place[U(used[i])] = -1
     return count
@@ -55,36 +106,6 @@ def scatter_rows(matrix, width, rows, out, stride, places):
         source, target = U(rows[i]) * U(width), U(i) * U(stride)
         for j in range(U(width)):
             out[target + U(places[j])] = matrix[source + j]
-
-
-@njit(nogil=True, cache=True)
-def append_ids(matrix, width, rows, values, offsets, lists):
-    """Bags of the id matrix[rows[i] * width + j], or of none where it is negative: column by column, row by row.
-
-    Offsets are written where an id is missing or `lists` follow. Returns how many ids there are.
-    """
-    count, least = U(len(rows)), np.int32(0)
-    for i in range(count):
-        source, target = U(rows[i]) * U(width), i
-        for j in range(U(width)):
-            one = matrix[source + j]
-            values[target] = one
-            target += count
-            least = min(least, one)
-    bags = count * U(width)
-    if least == 0:
-        for bag in range(bags + U(1) if lists else 0):
-            offsets[bag] = bag
-        return np.int64(bags)
-    end = U(0)
-    offsets[0] = 0
-    for bag in range(bags):
-        one = values[bag]
-        # Written in any case: what is behind the last id is overwritten, or cut off in the end.
-        values[end] = one
-        end += U(one >= 0)
-        offsets[bag + U(1)] = end
-    return np.int64(end)
 
 
 @njit(nogil=True, cache=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def number_rows(pointers: list[int]) -> tuple[list[int], list[int]]:
+def number_pointers(pointers: list[int]) -> tuple[list[int], list[int]]:
     """Number of each pointer by first appearance, and the distinct pointers."""
     used = list(dict.fromkeys(pointers))
     return [used.index(pointer) for pointer in pointers], used
