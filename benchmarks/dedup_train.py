@@ -22,6 +22,7 @@ from benchmarks.sessions import pair, recipe, with_run
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.jagged import Batch
+from stratarec.models.dedup import Lookup
 from stratarec.training.trainer import Trainer
 
 LIMIT = 1e-3
@@ -36,17 +37,17 @@ class Side:
         self.trainer = Trainer(with_run(made, Path(folder) / f"{name}-{groups}"), dataset)
         self.batches = self._forever()
 
-    def _forever(self) -> Iterator[Batch]:
+    def _forever(self) -> Iterator[tuple[Batch, Lookup]]:
         epoch = 0
         while True:
-            yield from self.trainer.loader.epoch(epoch)
+            yield from self.trainer.items(epoch)
             epoch += 1
 
     def steps(self, count: int) -> float:
         """Seconds a step."""
         began = time.perf_counter()
-        for batch in islice(self.batches, count):
-            self.trainer.step(batch)
+        for item in islice(self.batches, count):
+            self.trainer.step(*item)
         return (time.perf_counter() - began) / count
 
     def saved_bytes(self) -> int:
@@ -57,9 +58,9 @@ class Side:
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        batch = next(self.batches)
+        item = next(self.batches)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            self.trainer.model(batch)
+            self.trainer.model(*item)
         return sum(storages.values())
 
 

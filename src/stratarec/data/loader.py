@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from stratarec.errors import ConfigError, DatasetError
 from stratarec.jagged import Batch
 
 _POLL_SECONDS = 0.1
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +91,11 @@ class Loader:
 
         Windows that lie wholly before `start_batch` are not read.
         """
-        windows = self._windows(epoch)
-        return _run_ahead(lambda: self._batches(windows, epoch, start_batch), self.config.prefetch_batches)
+        return run_ahead(lambda: self.batches(epoch, start_batch), self.config.prefetch_batches)
+
+    def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        """As `epoch`, made when they are asked for instead of ahead; windows are read ahead all the same."""
+        return self._batches(self._windows(epoch), epoch, start_batch)
 
     def _windows(self, epoch: int) -> list[list[tuple[int, int, int]]]:
         """(shard, row group, samples) of each window in order."""
@@ -146,12 +151,15 @@ def _cut(held: list[tuple[Window, NDArray[np.int32]]], size: int) -> list[tuple[
     return [(window, rows) for window, rows in taken if len(rows)]
 
 
-def _run_ahead(make: Callable[[], Iterator[Batch]], depth: int) -> Iterator[Batch]:
-    """Run an iterator in a thread of its own, at most `depth` items ahead."""
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
+def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:
+    """Run an iterator in a thread of its own, at most `depth` items ahead.
+
+    Closing it, or dropping it, stops the thread; what goes wrong there is raised here.
+    """
+    ready: queue.Queue[Item | BaseException | None] = queue.Queue(depth)
     stop = threading.Event()
 
-    def put(item: Batch | BaseException | None) -> bool:
+    def put(item: Item | BaseException | None) -> bool:
         while not stop.is_set():
             try:
                 ready.put(item, timeout=_POLL_SECONDS)
@@ -162,8 +170,8 @@ def _run_ahead(make: Callable[[], Iterator[Batch]], depth: int) -> Iterator[Batc
 
     def work() -> None:
         try:
-            for batch in make():
-                if not put(batch):
+            for item in make():
+                if not put(item):
                     return
             put(None)
         except BaseException as error:  # handed to the consumer, which raises it

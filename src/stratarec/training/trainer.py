@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils.tensorboard import SummaryWriter
 
 from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.loader import Loader, LoaderConfig, run_ahead
 from stratarec.embedding.lookahead import Lookahead
 from stratarec.errors import CheckpointError, Interrupted, TrainingError
 from stratarec.files import make_directory, write_json
@@ -208,10 +208,17 @@ class Trainer:
         position, stager, first = self.position, self.model.embeddings.stager, self.position.step
         return Lookahead(
             stager,
-            ((batch, self.model.look_up(batch)) for batch in self.loader.epoch(position.epoch, position.batch)),
+            self.items(position.epoch, position.batch),
             lambda item: item[1].features,
             depth=self.model.embeddings.tiers.lookahead if stager.groups else 0,
             pause_after=lambda place: self._is_barrier(first + place + 1),
+        )
+
+    def items(self, epoch: int, start_batch: int = 0) -> Iterator[Item]:
+        """The batches of an epoch and their lookups, made ahead on a thread: what `step` takes."""
+        return run_ahead(
+            lambda: ((batch, self.model.look_up(batch)) for batch in self.loader.batches(epoch, start_batch)),
+            self.loader.config.prefetch_batches,
         )
 
     def _is_barrier(self, step: int) -> bool:

@@ -52,8 +52,8 @@ class _LinearRelu(torch.autograd.Function):
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         inputs = [own.to(kind), common.to(kind)]
         weights = [_chosen(weight, *part).to(kind) for part in zip(columns, inputs, strict=True)]
-        out = torch.addmm(bias.to(kind), inputs[0], weights[0].t())
-        runs = (inputs[1] @ weights[1].t()).float()
+        out = inputs[0] @ weights[0].t()
+        runs = torch.addmm(bias.to(kind), inputs[1], weights[1].t()).float()
         _kernels(out).relu(
             launcher(), team_threads(), _flat(out), _flat(runs), starts.numpy(), out.shape[1], _tile(len(runs))
         )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from numba import literally, njit
 
 from stratarec.kernels.team import BODY, run_team, take
-from stratarec.kernels.vector import add, broadcast, load, passed, store
+from stratarec.kernels.vector import add, load, passed, store
 
 U = np.uint64
 
@@ -43,13 +43,12 @@ def gradient_tiles(member, lanes, counter, gradient, out, starts, width, samples
         if low >= count:
             break
         for run in range(low, min(low + tile, count)):
-            for d in range(U(0), W, U(lanes)):
-                total = broadcast(np.float32(0.0), lanes)
-                for b in range(U(starts[run]), U(starts[run + 1])):
+            for b in range(U(starts[run]), U(starts[run + 1])):
+                for d in range(U(0), W, U(lanes)):
                     found = passed(load(gradient, b * W + d, lanes), load(out, b * W + d, lanes))
                     store(samples, b * W + d, found)
-                    total = add(total, found)
-                store(runs, U(run) * W + d, total)
+                    place = U(run) * W + d
+                    store(runs, place, found if b == U(starts[run]) else add(load(runs, place, lanes), found))
 
 
 @cache
