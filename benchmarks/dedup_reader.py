@@ -16,6 +16,7 @@ from benchmarks.sessions import pair
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import Repeats
 from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.window import Unit
 
 BATCH = 4096
 
@@ -54,22 +55,32 @@ def gate(grouped: Dataset, plain: Dataset) -> None:
 
 
 def factors(dataset: Dataset, batches: int = 20) -> dict[str, dict[str, float]]:
-    """Samples for each distinct value in batches of whole sessions, and what the formula gives."""
+    """Samples for each distinct value of a group in batches as they come, in those of whole sessions, and by formula.
+
+    The formula is for whole sessions.
+    """
     repeats = Repeats.from_dict(dataset.about["repeats"])
+    names = {features[0]: features for features in dataset.groups.values()}
+    runs, sessions = measured(dataset, "run", batches), measured(dataset, "session", batches)
+    return {
+        key: {
+            "runs": runs[key],
+            "sessions": sessions[key],
+            **({"formula": repeats.factor(*names[key])} if key in names else {}),
+        }
+        for key in runs
+    }
+
+
+def measured(dataset: Dataset, unit: Unit, batches: int) -> dict[str, float]:
+    """Median factor of each group over some batches."""
     found: dict[str, list[float]] = {}
-    stream = Loader(dataset, "train", LoaderConfig(batch_size=BATCH)).epoch(0)
+    stream = Loader(dataset, "train", LoaderConfig(batch_size=BATCH, unit=unit)).epoch(0)
     for batch in islice(stream, batches):
         for group in batch.groups:
             found.setdefault(group.keys[0], []).append(group.factor)
     stream.close()  # type: ignore[attr-defined]
-    names = {features[0]: features for features in dataset.groups.values()}
-    return {
-        key: {
-            "measured": median(values),
-            **({"formula": repeats.factor(*names[key])} if key in names else {}),
-        }
-        for key, values in found.items()
-    }
+    return {key: median(values) for key, values in found.items()}
 
 
 def cell(name: str, rounds: int) -> dict[str, Any]:

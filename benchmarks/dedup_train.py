@@ -1,8 +1,7 @@
 """Training on deduplicated batches against the same model without deduplication at the same batch size.
 
-Ours reads the data set with groups, sessions shuffled whole; the reference reads the one without, samples shuffled one
-by one. Loading is part of the step. Both sides take turns, a stretch of steps each. `dedup_quality` compares what they
-learn.
+Ours reads the data set with groups, shuffled in runs; the reference reads the one without, samples shuffled one by one.
+Loading is part of the step. Both sides take turns, a stretch of steps each. `dedup_quality` compares what they learn.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.sessions import pair, recipe, with_run
 from stratarec.data.dataset import Dataset
+from stratarec.data.groups import GroupMode
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.jagged import Batch
 from stratarec.models.dedup import Lookup
@@ -31,9 +31,9 @@ LIMIT = 1e-3
 class Side:
     """A trainer and its own endless pass over the data."""
 
-    def __init__(self, name: str, dataset: Dataset, pooling: str, folder: str, seed: int = 0) -> None:
-        groups = "auto" if dataset.deduplicated else "none"
-        made = recipe(name, groups, f"model.history.pooling={pooling}", f"train.seed={seed}")  # type: ignore[arg-type]
+    def __init__(self, name: str, dataset: Dataset, folder: str, *fields: str) -> None:
+        groups: GroupMode = "auto" if dataset.deduplicated else "none"
+        made = recipe(name, groups, *fields)
         self.trainer = Trainer(with_run(made, Path(folder) / f"{name}-{groups}"), dataset)
         self.batches = self._forever()
 
@@ -64,10 +64,10 @@ class Side:
         return sum(storages.values())
 
 
-def gate(name: str, pooling: str, folder: str) -> None:
+def gate(name: str, folder: str, *fields: str) -> None:
     """The same batch, deduplicated and expanded: pooled vectors bitwise equal, logits up to rounding."""
     grouped, _ = pair(name)
-    side = Side(name, grouped, pooling, folder)
+    side = Side(name, grouped, folder, *fields)
     keys = tuple(feature.name for feature in grouped.schema.sparse)
     stream = Loader(grouped, "train", LoaderConfig(batch_size=4096)).epoch(0)
     with torch.no_grad():
@@ -78,19 +78,20 @@ def gate(name: str, pooling: str, folder: str) -> None:
                 pooled = runs.expand(pooled.view(batch.size, -1, model.network.width)).flatten(1)
             plain = batch.expanded(keys)
             if not torch.equal(pooled, model.embeddings(plain.sparse).pooled):
-                raise AssertionError(f"{name}, {pooling}: pooled vectors of distinct values differ from expanded ones")
+                raise AssertionError(f"{name}, {fields}: pooled vectors of distinct values differ from expanded ones")
             difference = float((model(batch) - model(plain)).abs().max())
             if difference > LIMIT:
-                raise AssertionError(f"{name}, {pooling}: logits differ by {difference}, expected at most {LIMIT}")
+                raise AssertionError(f"{name}, {fields}: logits differ by {difference}, expected at most {LIMIT}")
     stream.close()  # type: ignore[attr-defined]
 
 
-def cell(name: str, pooling: str, rounds: int, stretch: int) -> dict[str, Any]:
+def cell(name: str, pooling: str, rounds: int, stretch: int, precision: str = "float32") -> dict[str, Any]:
     """Speed with one kind of pooling."""
     grouped, plain = pair(name)
+    fields = (f"model.history.pooling={pooling}", f"train.precision={precision}")
     with tempfile.TemporaryDirectory() as folder:
-        gate(name, pooling, folder)
-        sides = {"ours": Side(name, grouped, pooling, folder), "plain": Side(name, plain, pooling, folder)}
+        gate(name, folder, *fields)
+        sides = {key: Side(name, data, folder, *fields) for key, data in (("ours", grouped), ("plain", plain))}
         saved = {key: side.saved_bytes() for key, side in sides.items()}
         seconds: dict[str, list[float]] = {key: [] for key in sides}
         for round_ in range(-1, rounds):
@@ -103,6 +104,7 @@ def cell(name: str, pooling: str, rounds: int, stretch: int) -> dict[str, Any]:
     return {
         "log": name,
         "pooling": pooling,
+        "precision": precision,
         "batch": size,
         "ours_samples_s": size / median(seconds["ours"]),
         "plain_samples_s": size / median(seconds["plain"]),
@@ -113,19 +115,15 @@ def cell(name: str, pooling: str, rounds: int, stretch: int) -> dict[str, Any]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Globo for the metrics, Trivago beside it; `quick` is a few steps of Globo."""
+    """Globo for the metrics; beside it the mean in bf16, and Trivago. `quick` is a few steps of Globo."""
     rounds, stretch = (2, 5) if quick else (6, 15)
-    rows = [cell("globo", pooling, rounds, stretch) for pooling in ("transformer", "mean", "target_attention")]
+    kinds = [("globo", pooling, "float32") for pooling in ("transformer", "mean", "target_attention")]
     if not quick:
-        rows += [cell("trivago", pooling, rounds, stretch) for pooling in ("transformer", "mean")]
-    by = {f"{row['log']}_{row['pooling']}": row["ratio"] for row in rows}
+        kinds += [("globo", "mean", "bf16"), ("trivago", "transformer", "float32"), ("trivago", "mean", "float32")]
+    rows = [cell(name, pooling, rounds, stretch, precision) for name, pooling, precision in kinds]
+    names = ["_".join(part for part in kind if part not in ("globo", "float32")) for kind in kinds]
     return {
         "config": {"recipes": ["globo", "trivago"], "history_length": 50, "negatives": 4},
-        "metrics": {
-            "ratio_transformer": by["globo_transformer"],
-            "ratio_mean": by["globo_mean"],
-            "ratio_target_attention": by["globo_target_attention"],
-            **{f"{key}_ratio": value for key, value in by.items() if key.startswith("trivago")},
-        },
+        "metrics": {f"ratio_{name}": row["ratio"] for name, row in zip(names, rows, strict=True)},
         "samples": {"rows": rows},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,9 +17,10 @@ fast = settings(deadline=None, max_examples=40)
 @fast
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30))
 def test_runs_end_where_some_inverse_changes(samples: list[tuple[int, int]]) -> None:
-    inverses = [torch.tensor(part, dtype=torch.int32) for part in zip(*samples, strict=True)]
-    for chosen in (inverses, inverses[:1]):
-        assert dedup.find_runs(chosen).tolist() == reference.find_runs([part.tolist() for part in chosen])
+    one, other = (np.array(part, dtype=np.int32) for part in zip(*samples, strict=True))
+    first = dedup.find_runs(one, np.array([0, len(samples)]))
+    assert first.tolist() == reference.find_runs([one.tolist()])
+    assert dedup.find_runs(other, first).tolist() == reference.find_runs([one.tolist(), other.tolist()])
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -52,8 +52,8 @@ def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
         found = linear_relu(*inputs, COLUMNS, torch.tensor(starts))
     assert found.dtype == torch.bfloat16
     own, common, weight, bias = (part.detach().bfloat16() for part in inputs)
-    samples = torch.addmm(bias, own[:, :4], weight[:, COLUMNS[0]].t()).float()
-    runs = (common[:, :3] @ weight[:, COLUMNS[1]].t()).float()
+    samples = (own[:, :4] @ weight[:, COLUMNS[0]].t()).float()
+    runs = torch.addmm(bias, common[:, :3], weight[:, COLUMNS[1]].t()).float()
     expected = (samples + torch.repeat_interleave(runs, torch.tensor(starts).diff(), dim=0)).relu().bfloat16()
     assert torch.equal(found, expected)
     mine = torch.autograd.grad(found, inputs, gradient)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,17 +128,18 @@ def look_up(batch: Batch, sequences: tuple[str, ...]) -> Lookup:
 
 
 def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> batches.Bags:
+    start = stop = None
     if isinstance(features, JaggedWindows):
-        start, stop = features.start, features.start + features.length
-    else:
-        offsets = features.bag_offsets()
-        start, stop = offsets[:-1], offsets[1:]
+        start = features.start.numpy()
+        stop = start + features.length.numpy()
+    elif features.offsets is not None:
+        start, stop = features.offsets.numpy()[:-1], features.offsets.numpy()[1:]
     return batches.Bags(
         values=features.values.numpy(),
-        start=start.numpy(),
-        stop=stop.numpy(),
         features=len(features.keys),
         bags=features.batch_size,
+        start=start,
+        stop=stop,
         rows=None if rows is None else rows.numpy(),
     )
 
@@ -165,13 +167,13 @@ def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, Windows]:
 
 def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[InverseJagged]]:
     """``[R + 1]`` starts of runs, and the groups that are constant in each: as many as leave runs long enough."""
-    starts = torch.tensor([0, size])
+    starts = np.array([0, size])
     alike: list[InverseJagged] = []
     for group in sorted(groups, key=lambda group: group.unique.batch_size):
-        finer = dedup.find_runs([other.inverse for other in (*alike, group)])
+        finer = dedup.find_runs(group.inverse.numpy(), starts)
         if (len(finer) - 1) * LEAST_RUN <= size:
             starts, alike = finer, [*alike, group]
-    return starts, alike
+    return torch.from_numpy(starts), alike
 
 
 @dataclass(frozen=True, kw_only=True)

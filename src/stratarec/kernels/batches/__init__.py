@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.batches import cpu
 
-_NO_ROWS = np.zeros(0, dtype=np.int32)
+_NO_ROWS, _NO_PLACES = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
 
 
 def spread_rows(
@@ -149,25 +149,37 @@ class Bags:
     ----------
     values : ndarray
         ``[N]`` int32 or int64.
-    start, stop : ndarray
-        ``[features * bags]`` int64.
     features, bags : int
         Their numbers.
+    start, stop : ndarray or None
+        ``[features * bags]`` int64; None where every bag holds one value.
     rows : ndarray or None
         ``[M]`` integers in [0, bags): which bags of every feature are meant; None for all, in order.
     """
 
     values: NDArray[Any]
-    start: NDArray[np.int64]
-    stop: NDArray[np.int64]
     features: int
     bags: int
+    start: NDArray[np.int64] | None = None
+    stop: NDArray[np.int64] | None = None
     rows: NDArray[Any] | None = None
 
     @property
     def count(self) -> int:
         """Bags a feature."""
         return self.bags if self.rows is None else len(self.rows)
+
+    @property
+    def ids(self) -> int:
+        """Ids in all of them."""
+        if self.start is None or self.stop is None:
+            return self.features * self.count
+        return int(cpu.count_ids(self.start, self.stop, *self.chosen, self.features, self.bags))
+
+    @property
+    def chosen(self) -> tuple[NDArray[Any], bool]:
+        """`rows` as kernels take them."""
+        return (_NO_ROWS, False) if self.rows is None else (self.rows, True)
 
 
 def join_bags(parts: Sequence[Bags], size: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -180,21 +192,17 @@ def join_bags(parts: Sequence[Bags], size: int) -> tuple[NDArray[Any], NDArray[n
     tuple of ndarray
         ``[N]`` values and ``[F * size + 1]`` int64 offsets.
     """
+    values = np.empty(sum(part.ids for part in parts), dtype=np.result_type(*(part.values for part in parts)))
     offsets = np.empty(sum(part.features for part in parts) * size + 1, dtype=np.int64)
-    offsets[0], place, ends = 0, 1, [0]
+    offsets[0], place, end = 0, 1, 0
     for part in parts:
-        given = (part.start, part.stop, *_rows(part), part.count, part.features, part.bags)
-        ends.append(cpu.join_offsets(*given, size, offsets, place, ends[-1]))
+        single = part.start is None or part.stop is None
+        given = (_NO_PLACES, _NO_PLACES) if single else (part.start, part.stop)
+        end = cpu.join_bags(
+            part.values, *given, single, *part.chosen, part.features, part.bags, size, offsets, place, values, end
+        )  # fmt: skip
         place += part.features * size
-    values = np.empty(ends[-1], dtype=np.result_type(*(part.values for part in parts)))
-    for part, first in zip(parts, ends, strict=False):
-        given = (part.start, part.stop, *_rows(part), part.count, part.features, part.bags)
-        cpu.join_values(part.values, *given, values, first)
     return values, offsets
-
-
-def _rows(part: Bags) -> tuple[NDArray[Any], bool]:
-    return (_NO_ROWS, False) if part.rows is None else (part.rows, True)
 
 
 def outside(places: NDArray[Any], limit: int) -> int:

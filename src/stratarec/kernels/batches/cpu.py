@@ -161,35 +161,37 @@ def join_windows(start, length, order, values, moved, out):
 
 
 @njit(nogil=True, cache=True)
-def join_offsets(start, stop, rows, chosen, count, features, bags, batch, out, place, total):
-    """Offsets of `features` times `batch` bags from ``out[place]`` on, the first of which begins at `total`.
-
-    Bag i of feature f has ``stop - start`` values of bag ``f * bags + i``, or ``+ rows[i]`` where `chosen`; bags from
-    `count` on are empty. Returns where the last one ends.
-    """
-    at = U(place)
+def count_ids(start, stop, rows, chosen, features, bags):
+    """Ids in the bags that `join_bags` copies."""
+    total, count = 0, len(rows) if chosen else bags
     for f in range(features):
         for i in range(count):
             bag = U(f * bags + (rows[i] if chosen else i))
             total += stop[bag] - start[bag]
-            out[at] = total
-            at += U(1)
-        for _ in range(count, batch):
-            out[at] = total
-            at += U(1)
     return total
 
 
 @njit(nogil=True, cache=True)
-def join_values(values, start, stop, rows, chosen, count, features, bags, out, total):
-    """The values of the bags of `join_offsets` from ``out[total]`` on."""
-    at = U(total)
+def join_bags(values, start, stop, single, rows, chosen, features, bags, size, offsets, place, out, at):
+    """Copy bags to ``out[at:]``, ends to ``offsets[place:]``; each feature is filled up with empty ones to `size`.
+
+    Bag i of feature f is bag ``f * bags + i`` of what is given, or ``+ rows[i]`` where `chosen`. Where bags are
+    `single` it is one value, else ``values[start:stop]``. Returns the end of the last one.
+    """
+    p, end, count = U(place), U(at), len(rows) if chosen else bags
     for f in range(features):
         for i in range(count):
             bag = U(f * bags + (rows[i] if chosen else i))
-            for place in range(U(start[bag]), U(stop[bag])):
-                out[at] = values[place]
-                at += U(1)
+            first, last = (bag, bag + U(1)) if single else (U(start[bag]), U(stop[bag]))
+            for one in range(first, last):
+                out[end] = values[one]
+                end += U(1)
+            offsets[p] = end
+            p += U(1)
+        for _ in range(count, size):
+            offsets[p] = end
+            p += U(1)
+    return np.int64(end)
 
 
 @njit(nogil=True, cache=True)

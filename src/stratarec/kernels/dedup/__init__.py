@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,18 +22,14 @@ _LINE = 16
 _TILES_PER_THREAD = 4
 
 
-def find_runs(inverses: Sequence[Tensor]) -> Tensor:
-    """``[R + 1]`` int64: where neighbouring samples differ in any of the inverses ``[B]``, from 0 to B.
+def find_runs(inverse: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``[R + 1]``: `starts` of runs from 0 to B, and where in them neighbouring samples differ in `inverse` ``[B]``.
 
-    Sessions lie together in a batch, so runs are nearly as few as distinct values, and copying to the samples of a run,
-    or summing over them, needs no index.
+    Samples of a session lie together in a batch, so runs are nearly as few as distinct values, and copying to the
+    samples of a run, or summing over them, needs no index.
     """
-    changed = np.ones(inverses[0].numel() + 1, dtype=bool)
-    changed[1:-1] = False
-    for inverse in inverses:
-        ids = inverse.numpy()
-        changed[1:-1] |= ids[1:] != ids[:-1]
-    return torch.from_numpy(np.flatnonzero(changed))
+    found = np.empty(len(inverse) + 1, dtype=np.int64)
+    return found[: cpu.find_runs(inverse, starts, found)]
 
 
 class Spans:

@@ -14,6 +14,19 @@ from stratarec.kernels.team import BODY, run_team, take
 U = np.uint64
 
 
+@njit(nogil=True, cache=True)
+def find_runs(inverse, starts, found):
+    """`starts`, which end with the number of samples, and where neighbours differ; returns how many there are."""
+    count = U(0)
+    for run in range(U(len(starts) - 1)):
+        for b in range(U(starts[run]), U(starts[run + U(1)])):
+            if b == U(starts[run]) or inverse[b] != inverse[b - U(1)]:
+                found[count] = b
+                count += U(1)
+    found[count] = starts[-1]
+    return np.int64(count + U(1))
+
+
 @njit(**BODY)
 def expand_spans(member, counter, pooled, stride, starts, first, width):
     """pooled[b] = pooled[r] in columns ``first[g]:first[g] + width[g]`` for the samples b of run r, in place.
