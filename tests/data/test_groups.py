@@ -206,8 +206,9 @@ def test_sessions_stay_together_unless_samples_are_shuffled(pair: tuple[Dataset,
         return int((batch.group.diff() != 0).sum())
 
     assert switches("session") < 0.2 * switches("sample")
-    with pytest.raises(ConfigError, match="no sessions to shuffle"):
-        Loader(plain, "train", LoaderConfig(unit="session"))
+    for unit in ("session", "run"):
+        with pytest.raises(ConfigError, match=f"no sessions to shuffle by {unit}"):
+            Loader(plain, "train", LoaderConfig(unit=unit))  # type: ignore[arg-type]
 
 
 def test_windows_share_the_events_they_overlap_in(pair: tuple[Dataset, Dataset]) -> None:

@@ -34,9 +34,8 @@ def _cut(window: Window, rows: NDArray[np.int32], dataset: Dataset) -> Batch:
     values = words[front + (1 + len(pointers)) * size :]
     dense = _dense(window, rows, tables, len(dataset.schema.dense))
     # From here on pointers are numbers of the batch's own.
-    groups = [
-        _group(window.tables[name], tables[name]) for name in dataset.groups if window.tables[name].columns.sparse
-    ]
+    shared = [name for name in dataset.groups if window.tables[name].columns.sparse]
+    groups = [_group(window.tables[name], tables[name]) for name in shared]
     return Batch(
         label=torch.from_numpy(label.view(np.float32)),
         dense=torch.from_numpy(dense),
@@ -51,10 +50,8 @@ def _dense(
 ) -> NDArray[np.float32]:
     """``[B, features]``, those of groups too."""
     found = np.empty((len(rows), features), dtype=np.float32)
-    for columns, chosen in (
-        (window.samples, rows),
-        *((window.tables[name].columns, pointers[name]) for name in pointers),
-    ):
+    tables = ((window.tables[name].columns, chosen) for name, chosen in pointers.items())
+    for columns, chosen in ((window.samples, rows), *tables):
         if len(columns.dense_places):
             scatter_rows(columns.dense, chosen, found, columns.dense_places)
     return found

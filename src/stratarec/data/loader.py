@@ -1,8 +1,8 @@
 """Batches of a split, in an order that (seed, epoch) fixes, read ahead by threads.
 
 Shuffling is in blocks: the row groups of all shards are permuted, `window_row_groups` of them at a time are held in
-memory, and sessions (or samples) are permuted inside that window. Memory holds two windows and the batches that are
-ready.
+memory, and runs of samples (or sessions, or samples) are permuted inside that window. Memory holds two windows and the
+batches that are ready.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class LoaderConfig:
     shuffle: bool = True
     """Permute row groups, and within a window what `unit` says; else the order of storage."""
     unit: Unit = "auto"
-    """What is permuted within a window: whole sessions, so that batches repeat values and stay deduplicated, or single
-    samples. ``auto``: sessions where the data set has groups."""
+    """What is permuted within a window: ``sample``, single samples; ``session``, all samples of a session together; or
+    ``run``, neighbouring samples of a session together that agree in every group with ids and every history, so that
+    batches repeat values and stay deduplicated. ``auto``: runs where the data set has groups, else samples."""
     expand: bool = False
     """Give batches without groups: every feature with a bag for each sample."""
     window_row_groups: int = 8
@@ -77,9 +78,11 @@ class Loader:
         self._sparse = [feature.name for feature in dataset.schema.sparse]
         if not self.samples:
             raise DatasetError(f"{dataset.path}: the split {split!r} has no samples; check data.split in the recipe")
-        if config.unit == "session" and config.shuffle and not (dataset.deduplicated and dataset.schema.session_keys):
+        sessions = dataset.deduplicated and dataset.schema.session_keys
+        if config.unit in ("session", "run") and config.shuffle and not sessions:
             raise ConfigError(
-                f"{dataset.path} has no sessions to shuffle; use sample order, or name schema.session and prepare again"
+                f"{dataset.path} has no sessions to shuffle by {config.unit}; shuffle by sample, or name "
+                "schema.session and prepare again with groups"
             )
 
     def __len__(self) -> int:

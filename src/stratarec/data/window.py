@@ -89,17 +89,10 @@ class Window:
     @classmethod
     def of(cls, blocks: Sequence[Block], dataset: Dataset, draws: np.random.Generator | None, unit: Unit) -> Window:
         """Join blocks; `draws` permutes their units, None leaves samples as they are stored."""
-        parts, schema = [block.samples for block in blocks], dataset.schema
-        columns = {
-            **{
-                name: Columns.of([b.tables[name] for b in blocks], keys, schema)
-                for name, keys in dataset.groups.items()
-            },
-            **{name: _histories(name, blocks) for name in dataset.windows},
-        }
+        parts, columns = [block.samples for block in blocks], _tables(blocks, dataset)
         users = SESSIONS in blocks[0].tables or "__group" in parts[0].column_names
         front = 2 * users + 1 + len(columns)
-        samples = Columns.of(parts, set(parts[0].column_names), schema, front)
+        samples = Columns.of(parts, set(parts[0].column_names), dataset.schema, front)
         if users:
             _set_users(samples.ids, blocks)
         label = np.concatenate([part["label"].to_numpy() for part in parts]).astype(np.float32)
@@ -115,15 +108,21 @@ class Window:
         )  # fmt: skip
 
 
+def _tables(blocks: Sequence[Block], dataset: Dataset) -> dict[str, Columns]:
+    """The rows of each group's table, then of each history's."""
+    groups = {
+        name: Columns.of([block.tables[name] for block in blocks], keys, dataset.schema)
+        for name, keys in dataset.groups.items()
+    }
+    return {**groups, **{name: _histories(name, blocks) for name in dataset.windows}}
+
+
 def _set_users(words: NDArray[np.int32], blocks: Sequence[Block]) -> None:
     """The first two columns: the user of each sample, or the session where there are no users."""
     if SESSIONS in blocks[0].tables:
-        users, sizes = (
-            np.concatenate([block.tables[SESSIONS]["user"].to_numpy() for block in blocks]),
-            _session_sizes(blocks),
-        )
+        users = np.concatenate([block.tables[SESSIONS]["user"].to_numpy() for block in blocks])
         for half in range(2):
-            fill_runs(words, half, np.ascontiguousarray(users.view(np.int32)[half::2]), sizes)
+            fill_runs(words, half, np.ascontiguousarray(users.view(np.int32)[half::2]), _session_sizes(blocks))
     else:
         users = np.concatenate([block.samples["__group"].to_numpy() for block in blocks])
         words[:, :2] = users.view(np.int32).reshape(-1, 2)

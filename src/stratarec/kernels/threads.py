@@ -14,6 +14,8 @@ import torch
 numba.config.THREADING_LAYER = "threadsafe"
 
 _LIMITS = threading.local()
+# More tiles than threads even out what one of them is late with.
+_TILES_PER_THREAD = 4
 
 
 def limit_threads(most: int) -> None:
@@ -32,3 +34,9 @@ def use_torch_threads() -> int:
     threads = team_threads()
     numba.set_num_threads(threads)
     return threads
+
+
+def tile_size(count: int, threads: int, *, least: int = 1, most: int | None = None) -> int:
+    """How many of `count` things a thread takes at a time, within limits."""
+    size = max(-(-count // (threads * _TILES_PER_THREAD)), least)
+    return size if most is None else min(size, most)

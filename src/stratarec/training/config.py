@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from stratarec.data.window import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.training.checkpoint import CheckpointConfig
@@ -84,9 +85,10 @@ class TrainConfig:
     """Steps between points of the loss curve."""
     window_row_groups: int = 8
     """Row groups that are shuffled together; bounds the loader's memory."""
-    shuffle: Literal["auto", "session", "run", "sample"] = "auto"
-    """What is shuffled within them: ``session`` keeps the samples of a session together, so that batches repeat
-    values; ``auto`` does so where the data set has groups."""
+    shuffle: Unit = "auto"
+    """What is shuffled within them: ``run`` keeps neighbouring samples of a session together that share their groups
+    and histories, ``session`` all samples of a session, ``sample`` none. ``auto``: runs where the data set has groups,
+    else samples."""
     deduplicate: bool = True
     """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
 

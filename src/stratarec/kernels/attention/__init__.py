@@ -18,10 +18,8 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.attention import cpu
 from stratarec.kernels.memory import RECYCLER
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import team_threads
+from stratarec.kernels.threads import team_threads, tile_size
 from stratarec.kernels.vector import blocks
-
-_TILES_PER_THREAD = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +83,12 @@ def _flat(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().view(-1).numpy()
 
 
-def _tile(count: int, threads: int) -> int:
-    return max(count // (threads * _TILES_PER_THREAD), 64)
-
-
 def _combine(samples: Tensor, events: Tensor, pairs: Pairs, times: bool) -> Tensor:
     width, threads = events.shape[1], team_threads()
     out = RECYCLER.empty(len(pairs), width)
     cpu.kernels(*blocks(width)).combine(
         launcher(), threads, times, _flat(samples), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
-        out.view(-1).numpy(), _tile(pairs.samples, threads),
+        out.view(-1).numpy(), tile_size(pairs.samples, threads, least=64),
     )  # fmt: skip
     return out
 
@@ -104,7 +98,7 @@ def _sum_to_samples(term: int, left: Tensor, events: Tensor, pairs: Pairs) -> Te
     out = RECYCLER.empty(pairs.samples, width)
     cpu.kernels(*blocks(width)).sum_to_samples(
         launcher(), threads, term, _flat(left), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
-        out.view(-1).numpy(), _tile(pairs.samples, threads),
+        out.view(-1).numpy(), tile_size(pairs.samples, threads, least=64),
     )  # fmt: skip
     return out
 
@@ -114,7 +108,7 @@ def _sum_to_events(term: int, left: Tensor, samples: Tensor, pairs: Pairs, event
     out = RECYCLER.empty(events, width)
     cpu.kernels(*blocks(width)).sum_to_events(
         launcher(), threads, term, _flat(left), _flat(samples), pairs.first.numpy(), pairs.offsets.numpy(), width,
-        out.view(-1).numpy(), events, _tile(events, threads),
+        out.view(-1).numpy(), events, tile_size(events, threads, least=64),
     )  # fmt: skip
     return out
 
@@ -153,6 +147,6 @@ class _Pool(torch.autograd.Function):
         dots = torch.empty(len(pairs))
         cpu.kernels(*blocks(width)).dots(
             launcher(), threads, _flat(gradient), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
-            dots.numpy(), _tile(pairs.samples, threads),
+            dots.numpy(), tile_size(pairs.samples, threads, least=64),
         )  # fmt: skip
         return dots, _sum_to_events(cpu.SCALED, weights, gradient, pairs, len(events)), None

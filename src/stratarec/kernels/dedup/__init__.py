@@ -15,11 +15,10 @@ from torch import Tensor
 from stratarec.kernels.dedup import cpu
 from stratarec.kernels.memory import RECYCLER
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import team_threads
+from stratarec.kernels.threads import team_threads, tile_size
 
 # A cache line of float32: columns are cut into pieces of it, so that threads share the work.
 _LINE = 16
-_TILES_PER_THREAD = 4
 
 
 def find_runs(inverse: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -66,7 +65,7 @@ class Spans:
         out = RECYCLER.empty(self.size, self.columns)
         first, width = (np.array(part, dtype=np.int64) for part in zip(*self._spans, strict=True))
         threads = team_threads()
-        tile = _tile(len(self.starts) - 1, threads)
+        tile = tile_size(len(self.starts) - 1, threads)
         cpu.fold(
             launcher(), threads, _flat(gradient), self.columns, self.starts, first, width, out.view(-1).numpy(), tile
         )  # fmt: skip
@@ -86,10 +85,6 @@ def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
 def _flat(tensor: Tensor) -> NDArray[Any]:
     array: NDArray[Any] = tensor.detach().contiguous().view(-1).numpy()
     return array
-
-
-def _tile(count: int, threads: int) -> int:
-    return max(-(-count // (threads * _TILES_PER_THREAD)), 1)
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -114,7 +109,7 @@ def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) ->
     out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), team_threads()
     cpu.gather_windows(
         launcher(), threads, _flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
-        _tile(start.numel(), threads), out.view(-1).numpy(),
+        tile_size(start.numel(), threads), out.view(-1).numpy(),
     )  # fmt: skip
     return out
 
@@ -124,7 +119,7 @@ def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int
     longest, width = gradient.shape[1:]
     out, threads = RECYCLER.empty(values, width), team_threads()
     cpu.scatter_windows(
-        launcher(), threads, _flat(gradient), width, start.numpy(), length.numpy(), longest, _tile(values, threads),
+        launcher(), threads, _flat(gradient), width, start.numpy(), length.numpy(), longest, tile_size(values, threads),
         out.view(-1).numpy(), values,
     )  # fmt: skip
     return out

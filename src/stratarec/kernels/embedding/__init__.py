@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stratarec.kernels.embedding import backward, lookup, rows
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import team_threads
+from stratarec.kernels.threads import team_threads, tile_size
 from stratarec.kernels.vector import blocks
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
@@ -28,8 +28,8 @@ KINDS = {
     "adagrad": rows.ADAGRAD,
     "rowwise_adam": rows.ROWWISE_ADAM,
 }
-# Samples that a thread looks up at once: more tiles than threads even out, fewer than 64 rows a table start too often.
-_TILES_PER_THREAD, _LEAST_TILE, _MOST_TILE = 4, 64, 512
+# Samples that a thread looks up at once: fewer than 64 rows a table start too often.
+_LEAST_TILE, _MOST_TILE = 64, 512
 # Larger outputs are written past the caches: reading lines only to overwrite them took a tenth to a third of the time.
 _STREAM_BYTES = 4 << 20
 # The scratch of `update`, in the order in which its kernel takes it.
@@ -205,7 +205,7 @@ def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
 
 
 def _tile(count: int, threads: int) -> int:
-    return min(max(count // (threads * _TILES_PER_THREAD), _LEAST_TILE), _MOST_TILE)
+    return tile_size(count, threads, least=_LEAST_TILE, most=_MOST_TILE)
 
 
 def _all_offsets(lookups: Lookups) -> NDArray[np.int64]:

@@ -16,10 +16,8 @@ from torch.nn import functional
 
 from stratarec.kernels.linear import cpu
 from stratarec.kernels.team import launcher
-from stratarec.kernels.threads import team_threads
+from stratarec.kernels.threads import team_threads, tile_size
 from stratarec.kernels.vector import LANES
-
-_TILES_PER_THREAD = 4
 
 
 def linear_relu(
@@ -54,9 +52,9 @@ class _LinearRelu(torch.autograd.Function):
         weights = [_chosen(weight, *part).to(kind) for part in zip(columns, inputs, strict=True)]
         out = inputs[0] @ weights[0].t()
         runs = torch.addmm(bias.to(kind), inputs[1], weights[1].t()).float()
-        _kernels(out).relu(
-            launcher(), team_threads(), _flat(out), _flat(runs), starts.numpy(), out.shape[1], _tile(len(runs))
-        )  # fmt: skip
+        threads = team_threads()
+        tile = tile_size(len(runs), threads)
+        _kernels(out).relu(launcher(), threads, _flat(out), _flat(runs), starts.numpy(), out.shape[1], tile)
         ctx.save_for_backward(*inputs, *weights, out, starts)
         ctx.columns, ctx.shape = columns, weight.shape
         return out
@@ -67,9 +65,10 @@ class _LinearRelu(torch.autograd.Function):
         own, common, own_weight, common_weight, out, starts = ctx.saved_tensors
         samples, runs = torch.empty_like(out), torch.empty(len(starts) - 1, out.shape[1])
         gradient = gradient.to(out.dtype).contiguous()
+        threads = team_threads()
         _kernels(out).gradient(
-            launcher(), team_threads(), _flat(gradient), _flat(out), starts.numpy(), out.shape[1], _flat(samples),
-            _flat(runs), _tile(len(runs)),
+            launcher(), threads, _flat(gradient), _flat(out), starts.numpy(), out.shape[1], _flat(samples),
+            _flat(runs), tile_size(len(runs), threads),
         )  # fmt: skip
         runs = runs.to(out.dtype)
         weight = torch.zeros(ctx.shape)
@@ -95,7 +94,3 @@ def _flat(tensor: Tensor) -> NDArray[Any]:
         return flat.view(torch.int16).numpy().view(np.uint16)
     array: NDArray[Any] = flat.numpy()
     return array
-
-
-def _tile(runs: int) -> int:
-    return max(-(-runs // (team_threads() * _TILES_PER_THREAD)), 1)
