@@ -23,7 +23,6 @@ from stratarec.data.window import Unit, Window
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.jagged import Batch
 
-_POLL_SECONDS = 0.1
 Item = TypeVar("Item")
 
 
@@ -159,34 +158,33 @@ def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:
 
     Closing it, or dropping it, stops the thread; what goes wrong there is raised here.
     """
-    ready: queue.Queue[Item | BaseException | None] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(item: Item | BaseException | None) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=_POLL_SECONDS)
-            except queue.Full:
-                continue
-            return True
-        return False
+    ready: queue.SimpleQueue[Item | BaseException | None] = queue.SimpleQueue()
+    # One for each item that may be handed over before the consumer takes another.
+    tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
+    stopped = threading.Event()
 
     def work() -> None:
         try:
             for item in make():
-                if not put(item):
+                tokens.get()
+                if stopped.is_set():
                     return
-            put(None)
+                ready.put(item)
+            ready.put(None)
         except BaseException as error:  # handed to the consumer, which raises it
-            put(error)
+            ready.put(error)
 
+    for _ in range(depth):
+        tokens.put(None)
     thread = threading.Thread(target=work, name="stratarec-loader", daemon=True)
     thread.start()
     try:
         while (item := ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
+            tokens.put(None)
             yield item
     finally:
-        stop.set()
+        stopped.set()
+        tokens.put(None)
         thread.join()
