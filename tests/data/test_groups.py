@@ -296,11 +296,11 @@ def test_impossible_groups_are_refused() -> None:
 @pytest.mark.parametrize(
     ("table", "column", "value", "message"),
     [
-        ("@found_1", "row", 10_000, r"@found_1 points from 0 to 10000, expected 0 to"),
-        ("@history", "row", -1, r"@history points from -1"),
+        ("@found_1", "row", 10_000, r"@found_1 points at 10000, expected 0 to"),
+        ("@history", "row", -1, r"@history points at -1"),
         ("@history", "samples", 7_000, r"@history has \d+ samples in parts of \d+ and more, expected \d+"),
-        ("history", "start", 10_000, "a window of history reaches"),
-        ("history", "length", -5, "a window of history"),
+        ("history", "start", 10_000, r"a window of history has \d+ events from 10000"),
+        ("history", "length", -5, "a window of history has -5 events"),
         ("@sessions", "samples", 7_000, "its sessions have"),
     ],
 )

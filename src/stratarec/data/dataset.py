@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.blocks import SESSIONS, Block, Encoded, events, pointer
+from stratarec.data.blocks import Block, Encoded
+from stratarec.data.reading import BlockReader
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SPLITS
 from stratarec.errors import DatasetError
@@ -35,8 +36,6 @@ FORMAT = 3
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 LEVEL = 1
-# Columns that training has no use for.
-_UNUSED = ("__time", "__session", f"{SESSIONS}/session")
 """Of zstd."""
 
 
@@ -294,30 +293,21 @@ class Dataset:
         """The histories that are stored as windows."""
         return tuple(feature.name for feature in self.schema.histories) if self.deduplicated else ()
 
-    def read_block(self, split: str, shard: int, group: int, *, unused: bool = True) -> Block:
-        """One row group with its tables.
+    def reader(self, split: str, *, unused: bool = True) -> BlockReader:
+        """Reads row groups of a split; to be closed.
 
         Parameters
         ----------
         unused : bool
             Read what training makes no use of too: times, and sessions of samples.
-
-        Raises
-        ------
-        DatasetError
-            Naming the file, when it cannot be read or a pointer points outside its table.
         """
-        entry = self.shards(split)[shard]
-        without = () if unused else _UNUSED
-        samples = self._read(entry.path, group, without)
-        tables = {} if entry.tables is None else _split_row(self._read(entry.tables.path, group, without))
-        block = Block(samples=samples, tables=tables)
-        fault = self._fault(block)
-        if fault:
-            raise DatasetError(
-                f"{self.path / entry.path}, row group {group}: damaged ({fault}); prepare the data again"
-            )
-        return block
+        files = [(shard.path, shard.tables.path if shard.tables else None) for shard in self.shards(split)]
+        return BlockReader(self.path, files, tuple(self.groups), self.windows, unused=unused)
+
+    def read_block(self, split: str, shard: int, group: int) -> Block:
+        """One row group with its tables; see `BlockReader.read`."""
+        with self.reader(split) as reader:
+            return reader.read(shard, group)
 
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
         """One row group with a column for every feature, nothing deduplicated."""
@@ -325,60 +315,6 @@ class Dataset:
         names = ["label", *(f.name for f in self.schema.dense), *(f.name for f in self.schema.sparse)]
         names += [name for name in ("__time", "__group", "__session") if name in columns]
         return pa.table({name: columns[name] for name in names})
-
-    def _read(self, relative: str, group: int, without: Container[str] = ()) -> pa.Table:
-        path = self.path / relative
-        try:
-            with pq.ParquetFile(path) as file:
-                columns = [name for name in file.schema_arrow.names if name not in without]
-                return file.read_row_group(group, columns, use_threads=False)
-        except (OSError, pa.ArrowException) as error:
-            raise DatasetError(f"{path}, row group {group}: damaged ({error})") from error
-
-    def _fault(self, block: Block) -> str:
-        """What is wrong with the pointers of a block; empty when nothing is."""
-        for name in (*self.groups, *self.windows):
-            if name not in block.tables or pointer(name) not in block.tables:
-                return f"no table or no pointers for {name}"
-            runs = block.tables[pointer(name)]
-            fault = _outside(runs["row"].to_numpy(), len(block.tables[name]), f"{pointer(name)} points")
-            fault = fault or _miscounted(runs, block.samples.num_rows, f"{pointer(name)} has")
-            if fault:
-                return fault
-        for name in self.windows:
-            start, length = (block.tables[name][part].to_numpy() for part in ("start", "length"))
-            ends = np.concatenate([start, start.astype(np.int64) + length])
-            shortest = int(length.min()) if len(length) else 0
-            fault = _outside(ends, len(block.tables[events(name)]) + 1, f"a window of {name} reaches")
-            if fault or shortest < 0:
-                return fault or f"a window of {name} has length {shortest}"
-        if SESSIONS in block.tables:
-            return _miscounted(block.tables[SESSIONS], block.samples.num_rows, "its sessions have")
-        return ""
-
-
-def _outside(places: NDArray[Any], size: int, what: str) -> str:
-    if len(places) and (places.min() < 0 or places.max() >= size):
-        return f"{what} from {places.min()} to {places.max()}, expected 0 to {size - 1}"
-    return ""
-
-
-def _miscounted(parts: pa.Table, samples: int, what: str) -> str:
-    """Whether parts of a block have other than its samples."""
-    sizes = parts["samples"].to_numpy()
-    counted = int(sizes.sum())
-    if counted != samples or (len(sizes) and sizes.min() < 1):
-        return f"{what} {counted} samples in parts of {sizes.min()} and more, expected {samples} in parts of 1 and more"
-    return ""
-
-
-def _split_row(row: pa.Table) -> dict[str, pa.Table]:
-    """The tables that `_one_row` wrote."""
-    tables: dict[str, dict[str, pa.Array]] = {}
-    for column in row.column_names:
-        table, _, name = column.rpartition("/")
-        tables.setdefault(table, {})[name] = row[column].chunk(0).flatten()
-    return {name: pa.table(columns) for name, columns in tables.items()}
 
 
 def _schema(content: Mapping[str, Any]) -> Schema:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.batches import assemble
 from stratarec.data.dataset import Dataset
+from stratarec.data.reading import BlockReader
 from stratarec.data.window import Unit, Window
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.jagged import Batch
@@ -117,13 +118,16 @@ class Loader:
         ends = np.cumsum([sum(samples for _, _, samples in window) for window in windows])
         position = start_batch * size
         first = int(np.searchsorted(ends, position, side="right"))
-        with ThreadPoolExecutor(1, thread_name_prefix="stratarec-window") as reader:
+        with (
+            self.dataset.reader(self.split, unused=False) as files,
+            ThreadPoolExecutor(1, thread_name_prefix="stratarec-window") as reader,
+        ):
             ahead: Future[Window] | None = None
             held: list[tuple[Window, NDArray[np.int32]]] = []
             for number in range(first, len(windows)):
-                window = (ahead or reader.submit(self._read, windows[number], epoch, number)).result()
+                window = (ahead or reader.submit(self._read, files, windows[number], epoch, number)).result()
                 more = number + 1 < len(windows)
-                ahead = reader.submit(self._read, windows[number + 1], epoch, number + 1) if more else None
+                ahead = reader.submit(self._read, files, windows[number + 1], epoch, number + 1) if more else None
                 begin = position - (int(ends[number]) - len(window.order)) if number == first else 0
                 held.append((window, window.order[begin:]))
                 while sum(len(rows) for _, rows in held) >= size:
@@ -136,8 +140,8 @@ class Loader:
         batch = assemble(held, self.dataset)
         return batch.expanded(self._sparse) if self.config.expand else batch
 
-    def _read(self, window: list[tuple[int, int, int]], epoch: int, number: int) -> Window:
-        blocks = [self.dataset.read_block(self.split, shard, group, unused=False) for shard, group, _ in window]
+    def _read(self, files: BlockReader, window: list[tuple[int, int, int]], epoch: int, number: int) -> Window:
+        blocks = [files.read(shard, group) for shard, group, _ in window]
         draws = np.random.default_rng([self.config.seed, epoch, 1, number]) if self.config.shuffle else None
         return Window.of(blocks, self.dataset, draws, self.config.unit)
 

@@ -210,6 +210,12 @@ def outside(places: NDArray[Any], limit: int) -> int:
     return int(cpu.outside(places, limit))
 
 
-def outside_windows(start: NDArray[np.int64], length: NDArray[np.int64], limit: int) -> int:
+def outside_windows(start: NDArray[Any], length: NDArray[Any], limit: int) -> int:
     """The first window ``start[u]:start[u] + length[u]`` that does not lie in [0, limit], or -1."""
     return int(cpu.outside_windows(start, length, limit))
+
+
+def least_and_total(sizes: NDArray[Any]) -> tuple[int, int]:
+    """The least of some integers, 1 where there is none, and their sum."""
+    least, total = cpu.least_and_total(sizes)
+    return int(least), int(total)

@@ -194,7 +194,10 @@ def join_bags(values, start, stop, single, rows, chosen, features, bags, size, o
     return np.int64(end)
 
 
-@njit(nogil=True, cache=True)
+# These are over sooner than the interpreter lock changes hands, so they keep it.
+
+
+@njit(cache=True)
 def outside(places, limit):
     """The first index i at which places[i] is not in [0, limit), or -1."""
     for i in range(len(places)):
@@ -203,10 +206,20 @@ def outside(places, limit):
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit(cache=True)
 def outside_windows(start, length, limit):
     """The first window that does not lie in [0, limit], or -1."""
     for u in range(len(start)):
-        if start[u] < 0 or length[u] < 0 or start[u] + length[u] > limit:
+        if start[u] < 0 or length[u] < 0 or np.int64(start[u]) + length[u] > limit:
             return u
     return -1
+
+
+@njit(cache=True)
+def least_and_total(sizes):
+    """The least of some numbers, 1 where there is none, and their sum."""
+    least, total = np.int64(sizes[0] if len(sizes) else 1), np.int64(0)
+    for i in range(len(sizes)):
+        least = min(least, np.int64(sizes[i]))
+        total += sizes[i]
+    return least, total
