@@ -1,7 +1,7 @@
 """Samples a second of the loader on a data set with groups against the same loader on one without.
 
-Batches stay deduplicated on our side and are plain on the other. They take turns, from a cold page cache (files are
-dropped from it before each pass) and from a warm one.
+Batches stay deduplicated on our side and are plain on the other, of the size that the recipe trains with. They take
+turns, from a cold page cache (files are dropped from it before each pass) and from a warm one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
-from benchmarks.sessions import pair
+from benchmarks.sessions import pair, recipe
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import Repeats
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.window import Unit
 
-BATCH = 4096
+
+def batch_size(name: str) -> int:
+    """What the log's recipe trains with."""
+    return recipe(name, "auto").train.batch_size
 
 
 def drop_from_cache(dataset: Dataset) -> None:
@@ -32,20 +35,20 @@ def drop_from_cache(dataset: Dataset) -> None:
             os.close(handle)
 
 
-def pass_over(dataset: Dataset, epoch: int) -> float:
+def pass_over(dataset: Dataset, size: int, epoch: int) -> float:
     """Samples a second over a whole epoch, start included."""
     began, samples = time.perf_counter(), 0
-    for batch in Loader(dataset, "train", LoaderConfig(batch_size=BATCH)).epoch(epoch):
+    for batch in Loader(dataset, "train", LoaderConfig(batch_size=size)).epoch(epoch):
         samples += batch.size
     return samples / (time.perf_counter() - began)
 
 
-def gate(grouped: Dataset, plain: Dataset) -> None:
+def gate(grouped: Dataset, plain: Dataset, size: int) -> None:
     """The batches of both expand to the same samples: counts, labels and ids of a whole epoch agree in sum."""
     sums = []
     for dataset in (grouped, plain):
         total = [0, 0, 0, 0]
-        for batch in Loader(dataset, "train", LoaderConfig(batch_size=BATCH, expand=True)).epoch(0):
+        for batch in Loader(dataset, "train", LoaderConfig(batch_size=size, expand=True)).epoch(0):
             ids = batch.sparse.values.long()
             found = (batch.size, int(batch.label.sum()), int(ids.sum()), int((ids * ids).sum()))
             total = [one + other for one, other in zip(total, found, strict=True)]
@@ -54,14 +57,14 @@ def gate(grouped: Dataset, plain: Dataset) -> None:
         raise AssertionError(f"batches differ: {sums[0]} with groups, {sums[1]} without")
 
 
-def factors(dataset: Dataset, batches: int = 20) -> dict[str, dict[str, float]]:
+def factors(dataset: Dataset, size: int, batches: int = 20) -> dict[str, dict[str, float]]:
     """Samples for each distinct value of a group in batches as they come, in those of whole sessions, and by formula.
 
     The formula is for whole sessions.
     """
     repeats = Repeats.from_dict(dataset.about["repeats"])
     names = {features[0]: features for features in dataset.groups.values()}
-    runs, sessions = measured(dataset, "run", batches), measured(dataset, "session", batches)
+    runs, sessions = (measured(dataset, size, unit, batches) for unit in ("run", "session"))
     return {
         key: {
             "runs": runs[key],
@@ -72,10 +75,10 @@ def factors(dataset: Dataset, batches: int = 20) -> dict[str, dict[str, float]]:
     }
 
 
-def measured(dataset: Dataset, unit: Unit, batches: int) -> dict[str, float]:
+def measured(dataset: Dataset, size: int, unit: Unit, batches: int) -> dict[str, float]:
     """Median factor of each group over some batches."""
     found: dict[str, list[float]] = {}
-    stream = Loader(dataset, "train", LoaderConfig(batch_size=BATCH, unit=unit)).epoch(0)
+    stream = Loader(dataset, "train", LoaderConfig(batch_size=size, unit=unit)).epoch(0)
     for batch in islice(stream, batches):
         for group in batch.groups:
             found.setdefault(group.keys[0], []).append(group.factor)
@@ -85,8 +88,8 @@ def measured(dataset: Dataset, unit: Unit, batches: int) -> dict[str, float]:
 
 def cell(name: str, rounds: int) -> dict[str, Any]:
     """One log."""
-    grouped, plain = pair(name)
-    gate(grouped, plain)
+    (grouped, plain), size = pair(name), batch_size(name)
+    gate(grouped, plain, size)
     sides = {"ours": grouped, "plain": plain}
     speeds: dict[tuple[str, str], list[float]] = {}
     for round_ in range(-1, rounds):
@@ -94,12 +97,13 @@ def cell(name: str, rounds: int) -> dict[str, Any]:
             for side in list(sides) if round_ % 2 else list(reversed(sides)):
                 if cache == "cold":
                     drop_from_cache(sides[side])
-                speed = pass_over(sides[side], max(round_, 0))
+                speed = pass_over(sides[side], size, max(round_, 0))
                 if round_ >= 0:
                     speeds.setdefault((side, cache), []).append(speed)
     middle = {key: median(values) for key, values in speeds.items()}
     return {
         "log": name,
+        "batch": size,
         **{f"{side}_{cache}": middle[side, cache] for side, cache in middle},
         "ratio_cold": median(a / b for a, b in zip(speeds["ours", "cold"], speeds["plain", "cold"], strict=True)),
         "ratio_warm": median(a / b for a, b in zip(speeds["ours", "warm"], speeds["plain", "warm"], strict=True)),
@@ -108,11 +112,11 @@ def cell(name: str, rounds: int) -> dict[str, Any]:
 
 def run(quick: bool) -> dict[str, Any]:
     """What Globo's log has for the metrics, the whole recipe and Trivago beside it; `quick` is Trivago alone."""
-    rows = [cell("trivago", 3)] if quick else [cell("globo_bare", 5), cell("globo", 5), cell("trivago", 9)]
+    rows = [cell("trivago", 3)] if quick else [cell("globo_bare", 15), cell("globo", 7), cell("trivago", 15)]
     names = ("ratio_cold", "ratio_warm")
     beside = {f"{row['log']}_{name}": row[name] for row in rows[1:] for name in names}
     return {
-        "config": {"batch": BATCH, "cold": "posix_fadvise(DONTNEED) before each pass"},
+        "config": {"cold": "posix_fadvise(DONTNEED) before each pass"},
         "metrics": {**{name: rows[0][name] for name in names}, **beside},
-        "samples": {"rows": rows, "factors": {row["log"]: factors(pair(row["log"])[0]) for row in rows}},
+        "samples": {"rows": rows, "factors": {row["log"]: factors(pair(row["log"])[0], row["batch"]) for row in rows}},
     }
