@@ -95,6 +95,8 @@ class KeyedJagged:
                 raise ConfigError(f"{self.values.numel()} ids without offsets, expected one for each of {bags} bags")
         elif self.offsets.numel() != bags + 1:
             raise ConfigError(f"offsets has {self.offsets.numel()} elements, expected F * B + 1 = {bags + 1}")
+        if self.filled is not None and len(self.filled) != len(self.keys):
+            raise ConfigError(f"filled has {len(self.filled)} numbers, expected {len(self.keys)}, one a feature")
 
     @classmethod
     def from_features(cls, features: Mapping[str, JaggedTensor]) -> KeyedJagged:

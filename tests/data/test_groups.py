@@ -26,6 +26,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.data.window import _join_runs
 from stratarec.errors import ConfigError, DataError, DatasetError
 from stratarec.files import read_json, write_json
 from stratarec.jagged import Batch
@@ -194,6 +195,15 @@ def test_runs_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], u
     # Runs that were neighbours may have met others of equal values, and parted from them.
     assert shuffled[0] == pytest.approx(stored[0], rel=0.05)
     assert shuffled[1] > 1.5 * stored[1]
+
+
+def test_tables_that_leave_no_runs_do_not_count() -> None:
+    sessions, every = np.array([0, 6]), np.arange(10)
+    assert _join_runs(10, sessions, [np.array([0, 3])]).tolist() == [0, 3, 6]
+    assert _join_runs(10, sessions, [every, np.array([0, 3])]).tolist() == [0, 3, 6]
+    assert _join_runs(10, sessions, [np.array([0, 3]), np.array([0, 4, 8])]).tolist() == [0, 3, 4, 6, 8]
+    assert _join_runs(10, sessions, [every]).tolist() == every.tolist()
+    assert _join_runs(10, sessions, []).tolist() == every.tolist()
 
 
 def test_sessions_stay_together_unless_samples_are_shuffled(pair: tuple[Dataset, Dataset]) -> None:

@@ -49,6 +49,30 @@ def batch_of(draws: np.random.Generator, batch: int, dtype: torch.dtype = torch.
     return KeyedJagged.from_features({key: jagged(draws, rows, batch, 4, dtype) for key, rows in SIZES.items()})
 
 
+def test_bags_behind_the_filled_ones_change_nothing() -> None:
+    """Empty bags that a batch says it has are not written, and training has the same bits."""
+    draws, size, filled = np.random.default_rng(1), 200, 70
+    bags = {}
+    for key, rows in SIZES.items():
+        bag = jagged(draws, rows, filled, 4, torch.int64)
+        behind = bag.offsets[-1:].expand(size - filled)
+        bags[key] = JaggedTensor(values=bag.values, offsets=torch.cat([bag.offsets, behind]))
+    plain = KeyedJagged.from_features(bags)
+    said = replace(plain, filled=(filled,) * len(SIZES))
+    one, other = collection(16), collection(16)
+    for _ in range(3):
+        found, expected = other(said), one(plain)
+        assert torch.equal(found.pooled[:filled], expected.pooled[:filled])
+        assert (expected.pooled[filled:] == 0).all()
+        for pooled, sequences in ((found.pooled, found.sequences), (expected.pooled, expected.sequences)):
+            (pooled[:filled].sum() + sequences["as"].values.square().sum()).backward()
+    for name in "abc":
+        for part, view in one.table(name).items():
+            assert torch.equal(other.table(name)[part], view)
+    with pytest.raises(ConfigError, match="filled has 1 numbers, expected 5"):
+        replace(plain, filled=(3,))
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 99), st.sampled_from([1, 5, 16, 33]), st.sampled_from([0, 1, 7]), st.booleans())
 def test_lookups_equal_the_reference_bit_for_bit(seed: int, width: int, batch: int, wide: bool) -> None:

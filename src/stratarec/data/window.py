@@ -149,16 +149,18 @@ def _order(
 
 
 def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Where neighbours differ in their session or in any table, but for tables that leave no runs worth the name."""
-    first = np.zeros(size, dtype=bool)
-    first[sessions] = True
+    """Where neighbours differ in their session or in a table; tables that leave no runs worth the name do not count.
+
+    Where none is left every sample is a run.
+    """
+    first: NDArray[np.bool_] | None = None
     for starts in sorted(runs, key=len):
-        finer = first.copy()
-        finer[starts] = True
+        finer = np.zeros(size, dtype=bool) if first is None else first.copy()
+        finer[sessions] = finer[starts] = True
         if np.count_nonzero(finer) * LEAST_RUN > size:
             break
         first = finer
-    return np.flatnonzero(first)
+    return np.arange(size) if first is None else np.flatnonzero(first)
 
 
 def _table(name: str, blocks: Sequence[Block], columns: Columns, words: NDArray[np.int32], place: int) -> Table:
