@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import jinja2
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +16,12 @@ _HEADS = (
     "group or feature", "stored once", "ids a sample", "stays in session", "factor in session", "factor in batch",
     "whole sessions", "formula", "single samples", "lookups saved",
 )  # fmt: skip
+_SHORT_HEADS = ("", "once", "ids", "stays", "session", "batch", "whole", "formula", "single", "saved")
+_LEGEND = (
+    "once: stored once; ids: looked up a sample; stays: share of neighbours in a session that agree. Then samples for "
+    "each distinct value: in a session, in a batch as training shuffles it, in one of whole sessions, by formula for "
+    "that, and in one of single samples; saved: share of lookups"
+)
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ profile.dataset }}: duplication</title><style>
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
@@ -49,16 +56,17 @@ def about(profile: Profile) -> str:
 
 def print_profile(profile: Profile) -> None:
     """Show the table on the terminal."""
-    table = Table(title=f"{profile.dataset}: duplication")
-    for place, head in enumerate(_HEADS):
-        table.add_column(head, justify="right" if place else "left")
+    table = Table(title=f"{profile.dataset}: duplication", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for place, head in enumerate(_SHORT_HEADS):
+        table.add_column(head, justify="right" if place else "left", no_wrap=True)
     for row in profile.rows:
-        cells = _cells(row)
-        members = f" ({', '.join(row.features)})" if row.features != (row.name,) else ""
-        table.add_row(cells[0] + members, *cells[1:])
+        table.add_row(*_cells(row))
     console = Console()
     console.print(table)
-    console.print(about(profile), highlight=False)
+    for row in profile.rows:
+        if row.features != (row.name,):
+            console.print(f"{row.name}: {', '.join(row.features)}", highlight=False)
+    console.print(f"{_LEGEND}\n{about(profile)}", highlight=False)
 
 
 def write_profile(path: Path, profile: Profile) -> None:
@@ -74,15 +82,12 @@ def _write(path: Path, text: str) -> None:
 
 
 def _cells(row: Duplication) -> tuple[str, ...]:
+    factors = (row.session_factor, row.batch_factor, row.whole_factor, row.predicted, row.shuffled_factor)
     return (
         row.name,
         "yes" if row.grouped else "no",
         f"{row.ids:.1f}",
         f"{row.stays:.1%}",
-        f"{row.session_factor:.2f}",
-        f"{row.batch_factor:.2f}",
-        f"{row.whole_factor:.2f}",
-        f"{row.predicted:.2f}",
-        f"{row.shuffled_factor:.2f}",
+        *(f"{factor:.2f}" if factor < 100 else f"{factor:.0f}" for factor in factors),
         f"{row.saved:.0%}",
     )
