@@ -58,7 +58,7 @@ def print_profile(profile: Profile) -> None:
     """Show the table on the terminal."""
     table = Table(title=f"{profile.dataset}: duplication", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for place, head in enumerate(_SHORT_HEADS):
-        table.add_column(head, justify="right" if place else "left", no_wrap=True)
+        table.add_column(head, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
     for row in profile.rows:
         table.add_row(*_cells(row))
     console = Console()
