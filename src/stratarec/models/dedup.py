@@ -1,9 +1,9 @@
 """Look up distinct values once and expand what becomes of them.
 
-Samples of a session lie together in a batch, so that groups change together: a *run* is neighbouring samples that
-agree in all groups. The features of groups are looked up once a run, and a run's vectors serve all its samples. A batch
-with runs is looked up by one call, so that backward is one optimizer step: a group's R bags are the first R of B bags
-of its features, the others are empty. Embedding tables and caches see an ordinary `KeyedJagged` with fewer ids.
+Batches are shuffled in *runs*: neighbouring samples that agree in all groups. The features of groups are looked up once
+a run, and a run's vectors serve all its samples. A batch with runs is looked up by one call, so that backward is one
+optimizer step: a group's R bags are the first R of B bags of its features, the others are empty. Embedding tables and
+caches see an ordinary `KeyedJagged` with fewer ids.
 
 Unpooled histories are looked up once for each event; histories that overlap share these rows.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratarec.kernels.linear import linear_relu
+from stratarec.kernels.linear import linear_relu, pad_weight
 
 
 def initialize(module: nn.Module, seed: int) -> None:
@@ -47,7 +47,7 @@ class MLP(nn.Sequential):
             return inputs[:, : self.outputs]
         first, *rest = self
         assert isinstance(first, nn.Linear)
-        hidden = functional.linear(inputs, _padded(first.weight, inputs), first.bias)
+        hidden = functional.linear(inputs, pad_weight(first.weight, inputs), first.bias)
         for layer in rest:
             hidden = layer(hidden)
         return hidden
@@ -72,9 +72,3 @@ class MLP(nn.Sequential):
         for layer in rest:
             hidden = layer(hidden)
         return hidden
-
-
-def _padded(weight: Tensor, inputs: Tensor) -> Tensor:
-    """The weight with zeros for the columns by which `inputs` is wider."""
-    more = inputs.shape[1] - weight.shape[1]
-    return functional.pad(weight, (0, more)) if more else weight

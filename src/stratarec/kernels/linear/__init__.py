@@ -49,7 +49,10 @@ class _LinearRelu(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         inputs = [own.to(kind), common.to(kind)]
-        weights = [_chosen(weight, *part).to(kind) for part in zip(columns, inputs, strict=True)]
+        weights = [
+            pad_weight(weight.index_select(1, chosen), part).to(kind)
+            for chosen, part in zip(columns, inputs, strict=True)
+        ]
         out = inputs[0] @ weights[0].t()
         runs = torch.addmm(bias.to(kind), inputs[1], weights[1].t()).float()
         threads = team_threads()
@@ -78,9 +81,10 @@ class _LinearRelu(torch.autograd.Function):
         return (samples @ own_weight).float(), (runs @ common_weight).float(), weight, bias, None, None
 
 
-def _chosen(weight: Tensor, columns: Tensor, inputs: Tensor) -> Tensor:
-    """Columns of the weight, and zeros for those that `inputs` have beyond them."""
-    return functional.pad(weight.index_select(1, columns), (0, inputs.shape[1] - len(columns)))
+def pad_weight(weight: Tensor, inputs: Tensor) -> Tensor:
+    """The weight with zeros for the columns by which `inputs` is wider."""
+    more = inputs.shape[1] - weight.shape[1]
+    return functional.pad(weight, (0, more)) if more else weight
 
 
 def _kernels(tensor: Tensor) -> Any:
