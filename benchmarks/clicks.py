@@ -40,6 +40,7 @@ from stratarec.training.metrics import Metrics, evaluate_logits
 from stratarec.training.trainer import Trainer
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "globo.yaml"
+PLAIN = ["train.deduplicate=false"]
 # Settings of the logistic regression that validation chooses among: Adam's rate and L2.
 LOGISTIC = ((0.03, 0.0), (0.01, 0.0), (0.01, 1e-5), (0.002, 0.0))
 QUICK_STEPS, QUICK_BATCHES = 300, 20
@@ -50,18 +51,18 @@ Scores = tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]
 
 
 def open_data(data: Path | None) -> tuple[Recipe, Dataset]:
-    """The recipe, and its data set: prepared where only the log is there."""
-    recipe = Recipe.load(RECIPE)
+    """The recipe, and its data set: prepared where only the log is there. Peers take plain batches, so all do."""
+    recipe = Recipe.load(RECIPE, PLAIN)
     prepared = Path(recipe.data.path) if data is None or data.is_file() else data
     if (prepared / MANIFEST).is_file() and not (data and data.is_file()):
-        return Recipe.load(RECIPE, [f"data.path={prepared}"]), Dataset.open(prepared)
+        return Recipe.load(RECIPE, [*PLAIN, f"data.path={prepared}"]), Dataset.open(prepared)
     log = data or Path(recipe.data.source.paths[0])  # type: ignore[union-attr]
     if not log.is_file():
         raise ConfigError(
             f"clicks needs the Globo.com click log and {log} is not there; pass --data with the Parquet file or a data "
             "set prepared from it"
         )
-    recipe = Recipe.load(RECIPE, [f"data.source.paths=[{log}]"])
+    recipe = Recipe.load(RECIPE, [*PLAIN, f"data.source.paths=[{log}]"])
     return recipe, prepare(recipe.data, name=recipe.name)
 
 
@@ -173,7 +174,7 @@ def _set_rate(optimizer: Any, rate: float) -> None:
 
 def score(dataset: Dataset, split: str, models: dict[str, Callable[[Batch], Tensor]], limit: int | None) -> Scores:
     """Labels and every model's logits over a split."""
-    loader = Loader(dataset, split, LoaderConfig(batch_size=8192, shuffle=limit is not None))
+    loader = Loader(dataset, split, LoaderConfig(batch_size=8192, shuffle=limit is not None, expand=True))
     labels: list[NDArray[np.float32]] = []
     logits: dict[str, list[NDArray[np.float32]]] = {name: [] for name in models}
     with torch.no_grad():
