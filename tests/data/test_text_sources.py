@@ -247,3 +247,19 @@ def test_the_real_criteo_sample_reads_whole(real_data: Path) -> None:
         np.testing.assert_array_equal(frame[name].fill_null(np.nan).to_numpy(), expected)
     for place, name in enumerate(SPARSE, 14):
         assert frame[name].to_list() == [row[place] or None for row in plain]
+
+
+def test_the_first_bad_line_is_named_whatever_is_wrong_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    rows = [line(), line("1", "x"), line(fields=3), line("7"), b"", line(), line("1", "y"), line("8")]
+    path.write_bytes(b"\n".join(rows) + b"\n")
+    with pytest.raises(DataError, match="line 2: field 'I1': got 'x'"):
+        read(source(path))
+    (chunk,) = source(path, "skip").chunks(Path())
+    assert chunk.bad_rows == 6
+    assert [int(text.split("line ")[1].split(":")[0]) for text in chunk.bad_examples] == [2, 3, 4, 5, 7]
+    assert chunk.rows.tolist() == [1, 6]
+    del rows[1]
+    path.write_bytes(b"\n".join(rows) + b"\n")
+    with pytest.raises(DataError, match="line 2: got 3 fields"):
+        read(source(path))
