@@ -40,7 +40,7 @@ ROOMS = [
     ("jagged",),
     ("kernels",),
     ("tensors",),
-    ("files", "progress", "sizes"),
+    ("files", "finite", "progress", "sizes"),
     ("errors",),
 ]
 

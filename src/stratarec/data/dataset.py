@@ -2,12 +2,13 @@
 
     dataset.json                        schema, counts, splits, groups, vocabulary sizes, hashes, format version
     vocabulary/<name>.parquet           value, id, count
-    <split>/shard-00000.parquet         label, dense (float32), ids (int32, or lists of int32), __time, pointers (int32)
+    <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row
     <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
                                         column ``<table>/<column>`` holding the whole column as one list
 
-Without groups there are no tables: histories are lists, and __group and __session columns of the samples. Only this
-module and `blocks` know the layout; `prepare` writes and the loader reads through them.
+Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only this
+module and `blocks` know the layout; `prepare` writes and the loader reads through them. What begins with @ is in
+`names`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.blocks import Block, Encoded
+from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER
 from stratarec.data.reading import BlockReader
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SPLITS
 from stratarec.errors import DatasetError
 from stratarec.files import file_hash, read_json, write_atomic, write_json
 
-FORMAT = 3
+FORMAT = 4
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 LEVEL = 1
@@ -116,7 +118,10 @@ def parquet_options(sample: pa.Table) -> dict[str, Any]:
     Dictionary indices are packed by the bit, which hides from zstd what repeats by the byte, so which one is smaller is
     a matter of the column: pointers go as differences, precise numbers plain, categories by dictionary.
     """
-    chosen = {path: _smallest(sample.select([name]), path) for name, path in _leaves(sample.schema)}
+    chosen: dict[str, str | None] = {}
+    for name, path in _leaves(sample.schema):
+        # A feature may be called what Parquet calls the values of another one's lists: a dictionary suits any type.
+        chosen[path] = None if path in chosen else _smallest(sample.select([name]), path)
     return {
         "compression": "zstd",
         "compression_level": LEVEL,
@@ -288,6 +293,21 @@ class Dataset:
         counts: NDArray[np.int64] = table["count"].to_numpy()
         return counts
 
+    def row_numbers(self, split: str) -> Iterator[NDArray[np.int64]]:
+        """Which row of the log each sample came from, row group by row group in the order of storage; see `split_rows`.
+
+        Raises
+        ------
+        DatasetError
+            Where the data set was prepared without.
+        """
+        if not self.about["rows"]["kept"]:
+            raise DatasetError(f"{self.path} does not know rows of the log; prepare it with data.keep_rows")
+        with self.reader(split) as reader:
+            for number, shard in enumerate(self.shards(split)):
+                for group in range(len(shard.row_groups)):
+                    yield reader.row_numbers(number, group)
+
     @property
     def windows(self) -> tuple[str, ...]:
         """The histories that are stored as windows."""
@@ -312,8 +332,8 @@ class Dataset:
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
         """One row group with a column for every feature, nothing deduplicated."""
         columns = self.read_block(split, shard, group).expand(self.groups, self.windows)
-        names = ["label", *(f.name for f in self.schema.dense), *(f.name for f in self.schema.sparse)]
-        names += [name for name in ("__time", "__group", "__session") if name in columns]
+        names = [LABEL, *self.schema.names]
+        names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})
 
 

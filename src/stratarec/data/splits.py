@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
+from stratarec.data.names import FILE, ROW
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 
@@ -85,14 +86,14 @@ class Splitter:
         """``[N]`` split numbers of staged rows; `last_time` is the largest time of all samples."""
         config, schema = self._config, self._schema
         if config.by == "file":
-            numbers: NDArray[np.int8] = self._file_split[frame["__file"].to_numpy()]
+            numbers: NDArray[np.int8] = self._file_split[frame[FILE].to_numpy()]
             return numbers
         if config.by == "time":
             times = frame[schema.time].to_numpy()
             last_valid = last_time - in_unit(str(config.test), schema.time_unit, "data.split.test")
             last_train = last_valid - in_unit(str(config.valid), schema.time_unit, "data.split.valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
-        key = frame[schema.shard_key] if schema.shard_key else frame["__row"]
+        key = frame[schema.shard_key] if schema.shard_key else frame[ROW]
         hashes = stable_hash(pl.Series(stable_hash(key) ^ np.uint64(config.seed)).reinterpret(signed=True))
         place = unit_interval(hashes)
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]

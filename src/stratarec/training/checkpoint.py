@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stratarec.errors import CheckpointError, ConfigError, DatasetError, StorageError
 from stratarec.files import file_hash, make_directory, read_json, replace_directory, storage_error, write_json
+from stratarec.finite import check_finite
 from stratarec.models import CTRModel
 from stratarec.tensors import read_tensors, write_tensors
 
@@ -39,6 +40,7 @@ class CheckpointConfig:
     """How many of the last are kept, the best one besides."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "train.checkpoint.")
         for name, least in (("every_steps", 0), ("every_minutes", 0), ("keep", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"train.checkpoint.{name} is {getattr(self, name)}, expected at least {least}")

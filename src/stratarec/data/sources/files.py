@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import IO, Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from stratarec.errors import DataError
 
@@ -33,18 +35,40 @@ def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
     Raises
     ------
     DataError
-        For no paths, a path or glob that matches nothing, a directory, or an empty file.
+        For no paths, a path or glob that matches nothing, a directory, an empty file, or a file that is named twice,
+        be it under another name: its rows would count twice.
     """
     if not paths:
         raise DataError("the source has no paths; name at least one file, glob or URL in data.source.paths")
-    found: list[InputFile] = []
+    found: dict[object, InputFile] = {}
     for pattern in paths:
+        for system, path in _matches(pattern):
+            file, key = _describe(system, path, pattern), _identity(system, path)
+            if key in found:
+                other = "" if found[key].path == file.path else f", which is {found[key].path}"
+                raise DataError(f"{file.path}{other}: named twice; let data.source.paths name each file once")
+            found[key] = file
+    return tuple(found.values())
+
+
+def _matches(pattern: str) -> list[tuple[Any, str]]:
+    """File system and path of each file that `pattern` names."""
+    try:
         system, path = fsspec.core.url_to_fs(pattern)
         matches = sorted(system.glob(path)) if any(mark in path for mark in "*?[") else [path]
-        if not matches:
-            raise DataError(f"{pattern}: no file matches; check data.source.paths")
-        found += [_describe(system, match, pattern) for match in matches]
-    return tuple(found)
+    except (ImportError, ValueError, OSError) as error:  # no library for it, an unknown protocol, no access
+        raise DataError(f"{pattern}: {' '.join(str(error).split())}; check data.source.paths") from error
+    if not matches:
+        raise DataError(f"{pattern}: no file matches; check data.source.paths")
+    return [(system, match) for match in matches]
+
+
+def _identity(system: Any, path: str) -> object:
+    """The same for two names of one file: links and relative paths on this machine, else the URL."""
+    if isinstance(system, LocalFileSystem):
+        known = os.stat(path)
+        return known.st_dev, known.st_ino
+    return system.unstrip_protocol(path)
 
 
 def _describe(system: Any, path: str, pattern: str) -> InputFile:
