@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -37,10 +38,24 @@ def test_a_file_that_is_named_twice_is_refused(logs: Path, first: str, again: st
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_with_brackets_in_its_name_is_that_file(logs: Path) -> None:
+    (logs / "[ab].tsv").write_text("c")
+    assert [file.path for file in expand((str(logs / "[ab].tsv"),))] == [str(logs / "[ab].tsv")]
+
+
 @pytest.mark.parametrize(
-    ("path", "message"), [("nope://x/y", "nope"), ("zip://a.tsv::none.zip", "No such file"), ("s3://bucket/x", "s3")]
+    ("path", "message"),
+    [
+        ("nope://x/y", "nope"),
+        ("zip://a.tsv::none.zip", "No such file"),
+        ("s3://bucket/x", "s3"),
+        ("", "an empty name"),
+        ("a\0b", "null byte"),
+    ],
 )
 def test_places_that_cannot_be_reached_are_one_line(path: str, message: str) -> None:
+    if path.startswith("s3") and importlib.util.find_spec("s3fs"):
+        pytest.skip("the library for s3 is installed here")
     with pytest.raises(DataError, match=message) as caught:
         expand((path,))
     assert "check data.source.paths" in str(caught.value)

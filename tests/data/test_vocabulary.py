@@ -63,6 +63,11 @@ def test_limits_out_of_range_name_their_field(name: str) -> None:
         VocabularyConfig(overrides={"C1": VocabularyOverride(**{name: -1})})
 
 
+def test_a_table_has_an_end() -> None:
+    with pytest.raises(ConfigError, match=r"data\.vocabulary\.tail_buckets is 1000000000000, expected at most"):
+        VocabularyConfig(tail_buckets=10**12)
+
+
 def test_ids_of_64_bits_without_a_sign_share_a_vocabulary_with_others_as_text(tmp_path: Path) -> None:
     signed, unsigned = [-1, 5, 7, -1] * 10, [2**64 - 1, 5, 2**63, 2**64 - 1] * 10
     columns = {"a": pl.Series(signed, dtype=pl.Int64), "b": pl.Series(unsigned, dtype=pl.UInt64)}

@@ -82,7 +82,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         vocabularies = {feature.name: feature.vocabulary for feature in self.sparse}
-        filled = (replace(f, vocabulary=f.vocabulary or vocabularies.get(f.of, f.of)) for f in self.sparse)
+        filled = (replace(f, vocabulary=f.vocabulary or vocabularies.get(f.of) or f.of) for f in self.sparse)
         object.__setattr__(self, "sparse", tuple(filled))
         self._check_names()
         self._check_keys()

@@ -15,7 +15,8 @@ from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 
 MISSING = -1
-_LEAST = {"min_count": 1, "tail_buckets": 1, "max_rows": 0}
+# Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
+_RANGES = {"min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +78,12 @@ class VocabularyConfig(VocabularyLimits):
 
 
 def _check_limits(limits: VocabularyLimits | VocabularyOverride, where: str) -> None:
-    for name, least in _LEAST.items():
+    for name, (least, most) in _RANGES.items():
         value = getattr(limits, name)
         if value is not None and value < least:
             raise ConfigError(f"{where}.{name} is {value}, expected at least {least}")
+        if value is not None and value > most:
+            raise ConfigError(f"{where}.{name} is {value}, expected at most {most}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,9 +53,13 @@ def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
 
 def _matches(pattern: str) -> list[tuple[Any, str]]:
     """File system and path of each file that `pattern` names."""
+    if not pattern:
+        raise DataError("'': an empty name; check data.source.paths")
     try:
         system, path = fsspec.core.url_to_fs(pattern)
-        matches = sorted(system.glob(path)) if any(mark in path for mark in "*?[") else [path]
+        # A file may have brackets in its name.
+        glob = any(mark in path for mark in "*?[") and not system.exists(path)
+        matches = sorted(system.glob(path)) if glob else [path]
     except (ImportError, ValueError, OSError) as error:  # no library for it, an unknown protocol, no access
         raise DataError(f"{pattern}: {' '.join(str(error).split())}; check data.source.paths") from error
     if not matches:
@@ -76,8 +80,9 @@ def _describe(system: Any, path: str, pattern: str) -> InputFile:
         info = system.info(path)
     except FileNotFoundError as error:
         raise DataError(f"{pattern}: no such file; check data.source.paths") from error
-    except OSError as error:
-        raise DataError(f"{pattern}: cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{pattern!a}: cannot be read: {reason}; check data.source.paths") from error
     if info["type"] == "directory":
         raise DataError(f"{path}: is a directory, expected a file; a glob such as {path}/* names the files in it")
     if not info["size"]:
