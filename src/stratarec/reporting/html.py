@@ -21,7 +21,7 @@ from stratarec.files import write_text
 # Colours that stand for those of the page, which differ from light to dark: matplotlib takes no CSS variable.
 TEXT, MUTED, LINE, ACCENT, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
 _CSS = {TEXT: "--text", MUTED: "--muted", LINE: "--line", ACCENT: "--accent", SECOND: "--second"}
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "stratarec",
     "font.size": 8,
