@@ -32,6 +32,7 @@ from stratarec.models.dedup import Lookup
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.reporting.metrics import LABELS, show
 from stratarec.reporting.report import write_report
 from stratarec.training import checkpoint
 from stratarec.training.evaluation import autocast, evaluate_split
@@ -51,12 +52,12 @@ class Position:
     epoch: int = 0
     batch: int = 0
     smoothed_loss: float = 0.0
-    best: float = math.nan
+    best: float | None = None
     best_step: int = -1
     bad_evaluations: int = 0
     finished: bool = False
     losses: list[tuple[int, float]] = field(default_factory=list)
-    evaluations: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[dict[str, float | None]] = field(default_factory=list)
     train_seconds: float = 0.0
     """Spent in steps, by all sessions of the run; the one field that differs from run to run."""
     trained_samples: int = 0
@@ -283,14 +284,17 @@ class Trainer:
         metrics, _, _ = evaluate_split(
             self.model, self.dataset, "valid", precision=config.precision, progress=SilentProgress()
         )
-        position.evaluations.append({"step": position.step, **metrics.to_dict()})
-        self.progress.say(f"step {position.step}: validation AUC {metrics.auc:.5f}, log loss {metrics.log_loss:.5f}")
-        for name in ("auc", "log_loss", "normalized_entropy", "calibration", "grouped_auc"):
-            self._board.add_scalar(f"valid/{name}", getattr(metrics, name), position.step)
+        found = metrics.to_dict()
+        position.evaluations.append({"step": position.step, **found})
+        figures = (f"{LABELS[name]} {show(found[name], 5)}" for name in ("auc", "log_loss"))
+        self.progress.say(f"step {position.step}: validation {', '.join(figures)}")
+        for name in LABELS:
+            if found[name] is not None:
+                self._board.add_scalar(f"valid/{name}", found[name], position.step)
         if not config.early_stopping.patience:
             return
         value = metrics.auc if config.early_stopping.metric == "auc" else -metrics.log_loss
-        if math.isnan(position.best) or value > position.best:
+        if not math.isnan(value) and (position.best is None or value > position.best):
             position.best, position.best_step, position.bad_evaluations = value, position.step, 0
             self.save()
         else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import known_implementations
 
 from stratarec.errors import DataError
 
@@ -25,7 +28,8 @@ class InputFile:
 
     def open(self) -> IO[bytes]:
         """The file as stored, without decompression."""
-        opened: IO[bytes] = fsspec.open(self.path, "rb").open()
+        with _reading(self.path):
+            opened: IO[bytes] = fsspec.open(self.path, "rb").open()
         return opened
 
 
@@ -35,8 +39,8 @@ def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
     Raises
     ------
     DataError
-        For no paths, a path or glob that matches nothing, a directory, an empty file, or a file that is named twice,
-        be it under another name: its rows would count twice.
+        For no paths, a path or glob that matches nothing, a directory, an empty file, a URL that nothing reads, or a
+        file that is named twice, be it under another name: its rows would count twice.
     """
     if not paths:
         raise DataError("the source has no paths; name at least one file, glob or URL in data.source.paths")
@@ -55,13 +59,11 @@ def _matches(pattern: str) -> list[tuple[Any, str]]:
     """File system and path of each file that `pattern` names."""
     if not pattern:
         raise DataError("'': an empty name; check data.source.paths")
-    try:
+    with _reading(pattern):
         system, path = fsspec.core.url_to_fs(pattern)
         # A file may have brackets in its name.
         glob = any(mark in path for mark in "*?[") and not system.exists(path)
         matches = sorted(system.glob(path)) if glob else [path]
-    except (ImportError, ValueError, OSError) as error:  # no library for it, an unknown protocol, no access
-        raise DataError(f"{pattern}: {' '.join(str(error).split())}; check data.source.paths") from error
     if not matches:
         raise DataError(f"{pattern}: no file matches; check data.source.paths")
     return [(system, match) for match in matches]
@@ -75,14 +77,32 @@ def _identity(system: Any, path: str) -> object:
     return system.unstrip_protocol(path)
 
 
-def _describe(system: Any, path: str, pattern: str) -> InputFile:
+@contextmanager
+def _reading(pattern: str) -> Iterator[None]:
+    """What goes wrong with a path or URL, in one line. File systems of other libraries raise errors of any kind."""
     try:
-        info = system.info(path)
+        yield
     except FileNotFoundError as error:
         raise DataError(f"{pattern}: no such file; check data.source.paths") from error
-    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{pattern!a}: cannot be read: {reason}; check data.source.paths") from error
+    except ImportError as error:
+        raise DataError(f"{pattern}: {_library(pattern)} ({error})") from error
+    except Exception as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+        raise DataError(f"{pattern!r}: cannot be read: {reason}; check data.source.paths") from error
+
+
+def _library(pattern: str) -> str:
+    """Which package would read the URL; a chain such as simplecache::s3:// needs that of its last protocol."""
+    protocol = pattern.rpartition("::")[2].partition("://")[0]
+    package = str(known_implementations.get(protocol, {}).get("class", "fsspec")).partition(".")[0].replace("_", "-")
+    if package == "fsspec":
+        package = {"https": '"fsspec[http]"'}.get(protocol, f'"fsspec[{protocol}]"')
+    return f"{protocol}:// needs a library that is not installed; pip install {package}"
+
+
+def _describe(system: Any, path: str, pattern: str) -> InputFile:
+    with _reading(pattern):
+        info = system.info(path)
     if info["type"] == "directory":
         raise DataError(f"{path}: is a directory, expected a file; a glob such as {path}/* names the files in it")
     if not info["size"]:
