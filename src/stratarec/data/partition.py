@@ -39,6 +39,8 @@ class Partition:
     """Rows in their final order: by user, session and time, where the schema has them; else as they came."""
 
     def __init__(self, frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8]) -> None:
+        # Events that are no samples are in no split; histories see them.
+        split = np.where(frame[schema.label].is_null().to_numpy(), np.int8(-1), split)
         frame = frame.with_columns(pl.Series("__split", split))
         self._schema = schema
         self.frame = _ordered(frame, schema)
@@ -52,7 +54,8 @@ class Partition:
         # (user, time) as one rising number; a user's own numbers begin at user * span.
         span = int(moment.max(initial=0)) + 1
         place = user * span + moment
-        positive = np.flatnonzero((frame[schema.label] == 1).to_numpy() & frame[feature.of].is_not_null().to_numpy())
+        clicked = (frame[schema.label] == 1).fill_null(True)
+        positive = np.flatnonzero((clicked & frame[feature.of].is_not_null()).to_numpy())
         positive = positive[np.lexsort((frame["__row"].to_numpy()[positive], place[positive]))]
         before = np.searchsorted(place[positive], place, side="left")
         first = np.searchsorted(place[positive], user * span, side="left")

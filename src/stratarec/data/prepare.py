@@ -52,7 +52,7 @@ from stratarec.files import (
 from stratarec.progress import Progress, SilentProgress
 
 # Raise this when the same logs and settings give another data set.
-_VERSION = 2
+_VERSION = 3
 # What a run leaves in its work directory; a later version whose notes have other fields starts anew.
 _WORK_FORMAT = [4, *(entry.name for kind in (StagedChunk, Moments, Shard, Repeats) for entry in fields(kind))]
 
@@ -120,7 +120,7 @@ class _Run:
         self.config, self.name, self.progress = config, name or Path(config.path).name, progress
         self.final = Path(config.path)
         self.work = self.final.with_name(f"{self.final.name}.preparing")
-        self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row)
+        self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row, split=config.split)
         self.schema = self.source.schema
         self.splitter = Splitter(config.split, self.schema, self.source.files)
         self.plan = self._plan()
@@ -214,8 +214,11 @@ class _Run:
             self.progress.advance(chunk.bytes_done - before)
             before = chunk.bytes_done
         self.progress.finish()
+        notes = [chunk.note for chunk in done if chunk.note]
         if not any(chunk.rows for chunk in done):
-            raise DataError(f"{', '.join(self.source.files[:3])}: no usable row in the input")
+            raise DataError("; ".join([f"{', '.join(self.source.files[:3])}: no usable row in the input", *notes]))
+        for note in notes:
+            self.progress.say(note)
         write_json(finished, len(done))
         return done
 

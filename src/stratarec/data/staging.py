@@ -32,12 +32,14 @@ class StagedChunk:
 
     index: int
     rows: int
+    """Samples; events that only enter histories are not counted."""
     places: dict[int, tuple[int, int, str]]
     """Partition -> offset, bytes and hash of its stream in the chunk's file."""
     last_time: int
     bytes_done: int
     bad_rows: int
     bad_examples: tuple[str, ...]
+    note: str
 
 
 def _staged(path: Path) -> StagedChunk:
@@ -70,7 +72,8 @@ class Staging:
     def add(self, chunk: Chunk) -> StagedChunk:
         """Write a chunk, partition by partition."""
         number = (chunk.index << 32) + np.arange(chunk.frame.height, dtype=np.int64)
-        frame = chunk.frame.with_columns(pl.Series("__row", number), pl.lit(chunk.file, dtype=pl.Int32).alias("__file"))
+        file = np.broadcast_to(np.asarray(chunk.file, dtype=np.int32), len(number))
+        frame = chunk.frame.with_columns(pl.Series("__row", number), pl.Series("__file", file))
         key = self._schema.shard_key
         if key:
             place = (stable_hash(frame[key]) % np.uint64(self._partitions)).astype(np.int32)
@@ -86,15 +89,15 @@ class Staging:
         sizes = [stream.size for stream in streams]
         digests = [xxhash.xxh3_64_hexdigest(stream) for stream in streams]
         starts = [0, *accumulate(sizes)][:-1]
-        times = frame[self._schema.time] if self._schema.time and frame.height else None
         staged = StagedChunk(
             index=chunk.index,
-            rows=frame.height,
+            rows=frame.height - frame[self._schema.label].null_count(),
             places=dict(zip(order, zip(starts, sizes, digests, strict=True), strict=True)),
-            last_time=0 if times is None else int(times.max()),  # type: ignore[arg-type]
+            last_time=_last_time(chunk, self._schema),
             bytes_done=chunk.bytes_done,
             bad_rows=chunk.bad_rows,
             bad_examples=chunk.bad_examples,
+            note=chunk.note,
         )
         write_json(self._folder / f"{chunk.index:08d}.json", vars(staged))
         return staged
@@ -129,6 +132,13 @@ class Staging:
                 runs[-1].append(chunk.index)
                 held += chunk.rows
         return [run for run in runs if run]
+
+
+def _last_time(chunk: Chunk, schema: Schema) -> int:
+    if chunk.last_time is not None:
+        return chunk.last_time
+    times = chunk.frame[schema.time] if schema.time and chunk.frame.height else None
+    return 0 if times is None else int(times.max())  # type: ignore[arg-type]
 
 
 def _stream(part: pl.DataFrame) -> pa.Buffer:
