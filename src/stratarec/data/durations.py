@@ -11,6 +11,23 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
+def seconds_in(unit: TimeUnit) -> float:
+    """Seconds of one step of `unit`."""
+    return 1 / _PER_SECOND[unit]
+
+
+def readable(seconds: float) -> str:
+    """A length of time by its two largest units: 2d 1h, 90 s as 1m 30s."""
+    if seconds < 1:
+        return f"{seconds:g}s"
+    left, parts = int(seconds), []
+    for name, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= size:
+            parts.append(f"{left // size}{name}")
+            left %= size
+    return " ".join(parts[:2])
+
+
 def in_unit(text: str, unit: TimeUnit, field: str) -> int:
     """The duration `text` in `unit`; `ConfigError` naming `field` where it is none."""
     match = re.fullmatch(r"(\d+)\s*([smhdw])", str(text).strip())

@@ -34,6 +34,7 @@ class StagedChunk:
     rows: int
     places: dict[int, tuple[int, int, str]]
     """Partition -> offset, bytes and hash of its stream in the chunk's file."""
+    first_time: int
     last_time: int
     bytes_done: int
     bad_rows: int
@@ -91,6 +92,7 @@ class Staging:
             index=chunk.index,
             rows=frame.height,
             places=dict(zip(order, zip(starts, sizes, digests, strict=True), strict=True)),
+            first_time=0 if times is None else int(times.min()),  # type: ignore[arg-type]
             last_time=0 if times is None else int(times.max()),  # type: ignore[arg-type]
             bytes_done=chunk.bytes_done,
             bad_rows=chunk.bad_rows,
