@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from stratarec.errors import DatasetError, StorageError
 from stratarec.files import make_directory, read_json, storage_error, sync, sync_tree, temporary_name, write_json
@@ -41,9 +41,12 @@ def named_directory(text: str | Path) -> Path:
     path = Path(text)
     try:
         # Other links on the way are left to the system: they need not be readable as paths.
-        return path.resolve() if path.is_symlink() or path.name in ("", "..") else path
+        path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
     except (OSError, RuntimeError) as error:  # a circle of links
         raise StorageError(f"cannot use {path}: its links lead nowhere; name another directory") from error
+    if not path.name:
+        raise StorageError(f"{path} is the root directory: name a directory of its own")
+    return path
 
 
 def kind_of(path: Path) -> str:
@@ -68,11 +71,11 @@ def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
         entries = _entries(path)
     except FileNotFoundError:
         entries = []
-    except NotADirectoryError as error:
-        raise StorageError(
-            f"cannot write {path}: it is a file, expected a directory or nothing; name another {kind.field}"
-        ) from error
     except OSError as error:
+        if path.is_file():
+            raise StorageError(
+                f"cannot write {path}: it is a file, expected a directory or nothing; name another {kind.field}"
+            ) from error
         raise storage_error(path, error) from error
     if not entries:
         _check_place(path, kind)
@@ -122,7 +125,6 @@ def _check_place(path: Path, kind: Kind) -> None:
 
 
 def _places() -> Iterator[tuple[Path, str]]:
-    yield Path("/"), "the root directory"
     with contextlib.suppress(RuntimeError):  # a user without a home
         yield Path.home(), "your home directory"
     here = Path.cwd()
@@ -161,18 +163,30 @@ def mark(path: Path, kind: Kind) -> None:
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Keep other processes from working in a marked directory; `StorageError` where one does already."""
+    busy = StorageError(f"{path} is in use by another process or trainer: wait for it, or end it")
     try:
         file = (path / MARKER).open("rb")
+    except FileNotFoundError as error:
+        raise busy from error
     except OSError as error:
         raise storage_error(path, error) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StorageError(f"{path} is in use by another process or trainer: wait for it, or end it") from error
+            raise busy from error
         except OSError:  # a file system without locks
             pass
+        if not _is_open(path / MARKER, file):  # whoever held it has replaced or removed the directory
+            raise busy
         yield
+
+
+def _is_open(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 def remove(path: Path) -> None:

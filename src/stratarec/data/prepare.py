@@ -60,7 +60,7 @@ from stratarec.progress import Progress, SilentProgress
 
 # Raise this when the same logs and settings give another data set.
 _VERSION = 3
-_WORK = Kind(
+WORK = Kind(
     name="half-prepared data set",
     field="data.path",
     content=("plan.json", "source", "staged", "staged.done", "counts", "encoded", "output"),
@@ -155,8 +155,11 @@ class _Run:
         self.plan = self._plan()
         if there and not overwrite:
             return self._finished()
-        claim(self.work, _WORK)
+        claim(self.work, WORK)
         with held(self.work):
+            if not overwrite and self.final.exists():  # another process has just finished it
+                remove(self.work)
+                return self._finished()
             self._work()
         return Dataset.open(self.final, verify="sizes")
 

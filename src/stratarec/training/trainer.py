@@ -26,13 +26,13 @@ from stratarec.errors import Interrupted, TrainingError
 from stratarec.files import read_json, write_json
 from stratarec.jagged import Batch
 from stratarec.models.dedup import Lookup
-from stratarec.ownership import named_directory
+from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.reporting.report import write_report
 from stratarec.training import checkpoint
-from stratarec.training.directory import RECIPE, RESULT, RunDirectory
+from stratarec.training.directory import RECIPE, RESULT, RUN, RunDirectory
 from stratarec.training.evaluation import autocast, evaluate_split
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics
@@ -75,6 +75,8 @@ class Trainer:
     ConfigError
         When the data set was prepared by other settings than the recipe's, or cannot give what the recipe asks of its
         validation split.
+    StorageError
+        When the directory of the run holds anything but a run.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Trainer:
         check_validation(self.config, dataset)
         self.position = Position()
         self.run = named_directory(recipe.run)
+        state(self.run, RUN)  # what it cannot be written into is refused before anything is built
         self.directory = RunDirectory(self.run)
         self.checkpoints = self.directory.checkpoints
         self.plan = plan or saved_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
@@ -127,7 +130,7 @@ class Trainer:
             When the run has checkpoints and neither `resume` nor `overwrite` is set, when they do not fit, or when a
             finished run is resumed with another length that asks for no more steps.
         StorageError
-            When the directory of the run holds anything but a run.
+            When the directory of the run cannot be written, or somebody else trains in it.
         TrainingError
             When the loss is no longer a number.
         Interrupted
