@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_ABSENT = "nothing"
+
+class _Absent:
+    """What stands for a key that is not there."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_ABSENT = _Absent()
 
 
 @dataclass(frozen=True, kw_only=True)

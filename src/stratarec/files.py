@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     except (OSError, pl.exceptions.PolarsError) as error:
         raise storage_error(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or never could be
+            temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -302,7 +302,8 @@ class Dataset:
         }
 
     def _dense_input(self, feature: DenseFeature) -> dict[str, Any]:
-        found: dict[str, Any] = {"name": feature.name, "transform": feature.transform}
+        kept = ("name", "transform", "standardize")
+        found = {key: getattr(feature, key) for key in kept}
         if feature.standardize:
             moments = Moments(**self.about["moments"][feature.name])
             found |= {"mean": moments.mean, "deviation": moments.deviation}
