@@ -39,6 +39,7 @@ def plan(args: argparse.Namespace) -> None:
     import json
 
     from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
     from stratarec.models.base import build_tables
     from stratarec.planning.planner import make_plan
     from stratarec.planning.tiers import measure_tiers
@@ -47,6 +48,7 @@ def plan(args: argparse.Namespace) -> None:
 
     recipe = Recipe.load(args.recipe, args.overrides)
     dataset = Dataset.open(recipe.data.path, verify="sizes")
+    check_prepared(recipe.data, dataset)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
@@ -141,7 +143,7 @@ def export(args: argparse.Namespace) -> None:
     from stratarec.training.export import export as run
     from stratarec.training.run import open_run
 
-    with open_run(args.run) as trained:
+    with open_run(args.run, same_samples=False) as trained:
         print(f"exported {run(trained, Path(args.output or Path(args.run) / 'export'))}")
 
 

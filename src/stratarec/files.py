@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Flush everything in a directory."""
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(inside, name))
+        sync(Path(inside))
+
+
+def temporary_name(path: Path) -> Path:
+    """Where `path` is written before it is whole."""
+    return path.with_name(f".{path.name}.tmp")
+
+
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then sync it and rename it to `path`.
 
@@ -76,7 +89,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         When the file cannot be written; `path` is then as it was.
     """
     check_output(path)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
@@ -86,7 +99,8 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     except (OSError, pl.exceptions.PolarsError) as error:
         raise storage_error(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or never could be
+            temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -131,6 +145,11 @@ def reading(path: Path) -> Iterator[None]:
         raise DatasetError(f"{path} is damaged or of another version ({' '.join(str(error).split())})") from error
 
 
+def cache_directory() -> Path:
+    """Where what can be found again is kept for this user; `RuntimeError` for a user without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratarec"
+
+
 def make_directory(path: Path) -> None:
     """Create `path` and its parents; a `StorageError` where that cannot be."""
     try:
@@ -140,12 +159,12 @@ def make_directory(path: Path) -> None:
 
 
 def replace_directory(temporary: Path, final: Path) -> None:
-    """Sync everything in `temporary` and rename it to `final`; an older `final` is removed after the swap."""
+    """Sync everything in `temporary` and rename it to `final`; an older `final` is removed after the swap.
+
+    For directories inside one of ours; `ownership.replace` is for those that a user names.
+    """
     try:
-        for folder, _, names in os.walk(temporary):
-            for name in names:
-                sync(Path(folder, name))
-            sync(Path(folder))
+        sync_tree(temporary)
         old = final.with_name(f".{final.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if final.exists():

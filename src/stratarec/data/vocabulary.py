@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 import polars as pl
+import xxhash
 from numpy.typing import NDArray
 
 from stratarec.data.hashing import stable_hash
@@ -15,6 +16,8 @@ from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 
 MISSING = -1
+# Values that are hashed at a time.
+_PIECE = 1 << 16
 # Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
 _RANGES = {"min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31)}
 
@@ -112,6 +115,18 @@ class Vocabulary:
         np.add.at(tail, _buckets(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
         counts = np.concatenate([kept["count"].to_numpy().astype(np.int64), tail])
         return cls(values=kept["value"], counts=counts, tail_buckets=limits.tail_buckets)
+
+    @property
+    def digest(self) -> str:
+        """xxh3_128 of the values in order of id: what ids mean, counts aside."""
+        found = xxhash.xxh3_128(str(self.values.dtype).encode())
+        if self.values.dtype == pl.String:
+            found.update(self.values.str.len_bytes().cast(pl.UInt64).to_numpy().tobytes())
+            for first in range(0, len(self.values), _PIECE):
+                found.update("".join(self.values[first : first + _PIECE].to_list()).encode())
+        else:
+            found.update(self.values.to_numpy().tobytes())
+        return found.hexdigest()
 
     def encode(self, values: pl.Series) -> NDArray[np.int32]:
         """``[N]`` ids; null becomes `MISSING`."""

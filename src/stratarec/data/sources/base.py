@@ -69,8 +69,8 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> dict[str, object]:
-        """JSON that changes when the input or its configuration does (paths, sizes, modification times); a resumed
-        `prepare` compares it."""
+        """JSON that changes when the content of the input or its configuration does; a resumed `prepare` compares
+        it."""
         ...
 
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:

@@ -17,7 +17,7 @@ order of time. Memory holds two buckets, keys and counts of the clicks of `memor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -140,7 +140,7 @@ class ClicksSource:
         return count_rows(self._files) * (1 + self._config.negatives)
 
     def fingerprint(self) -> dict[str, object]:
-        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(self._config)}
+        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(replace(self._config, paths=()))}
 
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
         bad = self._spool(workspace)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import fsspec
@@ -13,6 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from stratarec.errors import DataError
+from stratarec.hashes import file_hashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,22 @@ def _describe(system: Any, path: str, pattern: str) -> InputFile:
     return InputFile(path=system.unstrip_protocol(path).removeprefix("file://"), size=info["size"], stamp=stamp)
 
 
+def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda done: None) -> dict[str, str]:
+    """Hash of each path that is a file of this machine, no URL; `advance` is told of the bytes of each.
+
+    Files that were hashed before and have not changed since are not read.
+    """
+    local = [path for path in paths if "://" not in path]
+    try:
+        return dict(zip(local, file_hashes([Path(path) for path in local], advance=advance), strict=True))
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
 def fingerprint(files: tuple[InputFile, ...]) -> list[list[object]]:
-    """JSON that changes when a file does."""
-    return [[file.path, file.size, file.stamp] for file in files]
+    """JSON that changes when the content of a file does: its hash, or what the file system of a URL says instead.
+
+    Neither the folder nor the time of a local file is in it: a copy is the same log.
+    """
+    hashes = hash_logs([file.path for file in files])
+    return [[file.path.rpartition("/")[2], file.size, hashes.get(file.path, file.stamp)] for file in files]
