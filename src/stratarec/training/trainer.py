@@ -38,6 +38,7 @@ from stratarec.training import checkpoint
 from stratarec.training.evaluation import autocast, evaluate_split
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.run import identity, new_model, new_plan, save_plan, saved_plan
+from stratarec.training.warmup import warm_up
 
 _SMOOTHING = 0.98
 
@@ -135,6 +136,8 @@ class Trainer:
         """
         try:
             self._open(resume, overwrite)
+            if self.position.step < self.total_steps and not self.position.finished:
+                warm_up(self.recipe, self.loader, self.plan, self.progress)
             return self._train_and_test()
         finally:
             self.model.embeddings.close()
