@@ -51,6 +51,7 @@ from stratarec.training.run import (
 from stratarec.training.settings import torch_settings
 from stratarec.training.starting import check_validation, remarks, take_up
 from stratarec.training.stopping import Stopped, StopRequest
+from stratarec.training.warmup import warm_up
 
 _SMOOTHING = 0.98
 
@@ -158,6 +159,7 @@ class Trainer:
             return result
         if not ended:
             self._introduce()
+            warm_up(self.recipe, self.loader, self.plan, self.progress)
         writer = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.position.step)
         with writer as self._board, self._stop.listening():
             if not ended:
