@@ -423,3 +423,10 @@ def test_a_damaged_file_is_rows_or_a_data_error(tmp_path_factory: pytest.TempPat
     # Any other kind of error fails the test; flipped values may also read as other values.
     with contextlib.suppress(DataError):
         read(path, Schema(label="y", sparse=(SparseFeature(name="c"),)), "skip")
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null()), pa.list_(pa.null(), 1)])
+def test_lists_of_nulls_take_the_type_of_other_files(tmp_path: Path, kind: pa.DataType) -> None:
+    write(tmp_path / "a.parquet", {"y": pa.array([0]), "tags": pa.array([None], kind)})
+    write(tmp_path / "b.parquet", {"y": pa.array([1]), "tags": pa.array([["x", None]])})
+    assert read(tmp_path / "*.parquet", multi())["tags"].to_list() == [None, ["x"]]

@@ -21,9 +21,9 @@ from stratarec.training.run import TrainedModel
 def predict(trained: TrainedModel, split: str, output: Path, progress: Progress) -> int:
     """Write label and score (a probability) of each sample with the place in the log that it came from.
 
-    Columns are ``file`` (where samples are rows of files), ``row`` (in that file, counted from 1 as messages do; else
-    in the order of the source), ``label`` and ``score``, in the order of storage: by shard and user, not of the log.
-    A data set that was prepared with ``data.keep_rows: false`` gives the last two alone.
+    Columns are ``file`` (where samples are rows of files), ``row`` (in that file, counted from 1, a line for text;
+    else in the order of the source), ``label`` and ``score``, in the order of storage: by shard and user, not that of
+    the log. A data set that was prepared with ``data.keep_rows: false`` gives the last two alone.
 
     Returns
     -------

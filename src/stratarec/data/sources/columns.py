@@ -47,12 +47,12 @@ class Columns:
     def typed(self, table: pa.Table) -> pa.Table:
         """Columns of nulls take the type that they have in other files; lists of a fixed size become lists."""
         for name in self._names:
-            place, kind = table.column_names.index(name), table[name].type
-            if pa.types.is_fixed_size_list(kind):
-                # Polars cannot read a slice of these that has nulls.
-                table = table.set_column(place, name, table[name].cast(pa.list_(kind.value_type)))
-            elif _meaning(kind) is None and name in self._known:
-                table = table.set_column(place, name, table[name].cast(_bare(self._known[name][0])))
+            # Polars cannot read a slice of a column of lists of a fixed size that has nulls.
+            kind = _bare(table[name].type) if pa.types.is_fixed_size_list(table[name].type) else table[name].type
+            if _meaning(kind) is None and name in self._known:
+                kind = _bare(self._known[name][0])
+            if kind != table[name].type:
+                table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
         return table
 
     def _look_ahead(self, number: int, name: str) -> None:
