@@ -22,7 +22,7 @@ from benchmarks.precision_quality import criteo_shape
 from benchmarks.train import EPS, RATE, Side, take_turns, tiered_sides
 from stratarec.data.dataset import Dataset
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
-from stratarec.embedding.level0 import Level0
+from stratarec.embedding.rows import FloatRows
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models import CTRModel
 from stratarec.planning.apply import tier_config
@@ -64,7 +64,7 @@ def fill(side: Side) -> None:
         total = sum(table.num_embeddings for table in group.tables)
         for first in range(0, total, _CHUNK):
             rows = np.arange(first, min(first + _CHUNK, total), dtype=np.int64)
-            level0: Level0 = group.cache.read(rows)
+            level0: FloatRows = group.cache.read(rows)
             group.cache.put(rows, level0, np.arange(len(rows), dtype=np.int64), 0)
         group.cache.store.flush()
 

@@ -33,7 +33,7 @@ ROOMS = [
     ("embedding.tiers",),
     ("embedding.config",),
     ("embedding.codecs",),
-    ("embedding.level0",),
+    ("embedding.rows",),
     ("embedding.optimizers",),
     ("embedding.schedules",),
     ("data",),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stratarec.kernels import cache
 from stratarec.kernels.cache.reference import TableCache
-from stratarec.kernels.embedding import Group, Lookups
+from stratarec.kernels.embedding import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform, table_key
 
 ROWS = (500, 90)
@@ -30,9 +30,9 @@ def layout(policy: str, sets: int, overflow_sets: int, ways: int) -> cache.Cache
     )
 
 
-def group(slots: int) -> Group:
+def group(slots: int) -> GroupLayout:
     zeros = np.zeros(2, dtype=np.int64)
-    return Group(
+    return GroupLayout(
         width=4,
         base=np.array([0, slots], dtype=np.int64),
         rows=np.full(2, slots, dtype=np.int64),
@@ -44,9 +44,9 @@ def group(slots: int) -> Group:
     )
 
 
-def batch_of(ids: tuple[list[int], list[int]]) -> Lookups:
+def batch_of(ids: tuple[list[int], list[int]]) -> BagBatch:
     lengths = [len(ids[0]), len(ids[1])]
-    return Lookups(
+    return BagBatch(
         values=np.array(ids[0] + ids[1], dtype=np.int32),
         offsets=np.cumsum([0, *lengths]).astype(np.int64),
         weights=None,

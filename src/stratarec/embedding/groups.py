@@ -15,8 +15,8 @@ from torch import Tensor
 from stratarec.embedding.cache.row_cache import RowCache, put_rows, rows_of
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.level0 import Level0
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.rows import FloatRows
 from stratarec.embedding.stores.chain import Chain
 from stratarec.embedding.stores.memory import allocate_bits, clear_bits, row_chunks, set_rows
 from stratarec.errors import ConfigError, TrainingError
@@ -44,7 +44,7 @@ class Group:
         self,
         tables: Sequence[EmbeddingBagConfig],
         columns: Mapping[str, int],
-        level0: Level0,
+        level0: FloatRows,
         first_slot: Sequence[int],
         slots: Sequence[int],
     ) -> None:
@@ -52,7 +52,7 @@ class Group:
         self.features = [(table, name) for table in tables for name in (*table.feature_names, *table.sequence_features)]
         self.sequence_keys = [name for table in tables for name in table.sequence_features]
         sizes = [len(table.feature_names) + len(table.sequence_features) for table in tables]
-        self.layout = kernel.Group(
+        self.layout = kernel.GroupLayout(
             width=level0.width,
             base=np.repeat(np.array(first_slot, dtype=np.int64), sizes),
             rows=np.repeat(np.array(slots, dtype=np.int64), sizes),
@@ -76,10 +76,10 @@ class Group:
             self._keys = keys
         return self._places
 
-    def lookups(self, features: KeyedJagged, values: Ids) -> kernel.Lookups:
+    def lookups(self, features: KeyedJagged, values: Ids) -> kernel.BagBatch:
         """The group's share of a batch; `values` are ids, or the slots that staging put in their place."""
         key = self._key_places(features.keys)
-        return kernel.Lookups(
+        return kernel.BagBatch(
             values=values,
             offsets=None if features.offsets is None else features.offsets.numpy(),
             weights=None if features.weights is None else features.weights.detach().numpy(),
@@ -93,7 +93,7 @@ class Group:
         return self._forward(self.lookups(features, values), self.level0, self.layout, out)
 
     def _forward(
-        self, lookups: kernel.Lookups, level0: Level0, layout: kernel.Group, out: NDArray[np.float32]
+        self, lookups: kernel.BagBatch, level0: FloatRows, layout: kernel.GroupLayout, out: NDArray[np.float32]
     ) -> list[Tensor]:
         self.check(lookups, kernel.pool(level0.weights, layout, lookups, out))
         rows = []
@@ -104,7 +104,7 @@ class Group:
             rows.append(gathered)
         return rows
 
-    def check(self, lookups: kernel.Lookups, place: int) -> None:
+    def check(self, lookups: kernel.BagBatch, place: int) -> None:
         """`ConfigError` that names feature and table of the id at `place`, unless that is -1."""
         if place < 0:
             return
@@ -141,7 +141,7 @@ class Group:
 class SlotRecords:
     """Level 0 as float32 records: what a checkpoint of tables that lie whole in level 0 reads and writes."""
 
-    def __init__(self, level0: Level0, codec: RecordCodec) -> None:
+    def __init__(self, level0: FloatRows, codec: RecordCodec) -> None:
         self._level0, self._codec = level0, codec
         self.shape = (level0.slots, codec.record_bytes)
 
@@ -157,7 +157,7 @@ class SlotRecords:
         self._codec.decode(records, np.arange(len(rows), dtype=np.int64), self._level0, rows)
 
 
-def state_views(level0: Level0, optimizer: RowOptimizerConfig, first: int, last: int) -> dict[str, Tensor]:
+def state_views(level0: FloatRows, optimizer: RowOptimizerConfig, first: int, last: int) -> dict[str, Tensor]:
     """``weight`` ``[R, D]`` and the optimizer state of slots ``first:last``, sharing level 0's memory."""
     width = level0.width
 
@@ -189,7 +189,7 @@ class DenseGroup(Group):
         first = np.cumsum([0, *rows]).tolist()
         width = tables[0].embedding_dim
         self._optimizer = optimizer
-        level0 = Level0.allocate(
+        level0 = FloatRows.allocate(
             first[-1], width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state)
         )
         super().__init__(tables, columns, level0, first[:-1], rows)
@@ -252,7 +252,7 @@ class DenseGroup(Group):
         """Whether a checkpoint is of rows that lie whole in level 0."""
         return "cache" not in manifest
 
-    def put(self, rows: NDArray[np.int64], level0: Level0, slots: NDArray[np.int64], write: int) -> None:
+    def put(self, rows: NDArray[np.int64], level0: FloatRows, slots: NDArray[np.int64], write: int) -> None:
         """Overwrite rows of the group."""
         parts = rows_of(level0, slots, self.codec)
         put_rows(parts, self.level0, rows)
@@ -303,7 +303,7 @@ class TieredGroup(Group):
             )
         return ids.astype(np.int64) + int(self.cache.layout.first_row[self.tables.index(table)])
 
-    def read_rows(self, table: str, first: int, last: int) -> Level0:
+    def read_rows(self, table: str, first: int, last: int) -> FloatRows:
         """Rows ``first:last`` of a table as they are now."""
         start = self.cache.layout.first_row[self.cache.names.index(table)]
         return self.cache.read(np.arange(start + first, start + last, dtype=np.int64))
@@ -325,7 +325,7 @@ class TieredGroup(Group):
         """See `RowCache.fits`."""
         return "cache" in manifest and self.cache.fits(manifest)
 
-    def put(self, rows: NDArray[np.int64], level0: Level0, slots: NDArray[np.int64], write: int) -> None:
+    def put(self, rows: NDArray[np.int64], level0: FloatRows, slots: NDArray[np.int64], write: int) -> None:
         """See `RowCache.put`."""
         self.cache.put(rows, level0, slots, write)
 

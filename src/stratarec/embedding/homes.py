@@ -10,10 +10,10 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.groups import DenseGroup, TieredGroup
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.cached import CachedRecords
 from stratarec.embedding.stores.dram_records import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.embedding.stores.mapped import MappedRecords
+from stratarec.embedding.stores.victims import VictimCache
 from stratarec.embedding.tiers import HomeKind, TierConfig
 from stratarec.errors import ConfigError
 
@@ -99,4 +99,4 @@ def open_store(
 
 
 def _with_level1(store: RecordStore, capacity_rows: int) -> RecordStore:
-    return CachedRecords(store, capacity_rows=capacity_rows) if capacity_rows else store
+    return VictimCache(store, capacity_rows=capacity_rows) if capacity_rows else store

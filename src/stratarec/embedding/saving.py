@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stratarec.embedding.cache.row_cache import put_rows, read_resident
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.groups import DenseGroup, TieredGroup
-from stratarec.embedding.level0 import Level0
+from stratarec.embedding.rows import FloatRows
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.rowfile import read_rows, verify_file
 from stratarec.errors import CheckpointError
@@ -92,7 +92,7 @@ def _first_rows(group: AnyGroup) -> Iterator[tuple[Any, int]]:
         first += table.num_embeddings
 
 
-def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], Level0]]:
+def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], FloatRows]]:
     """Rows of a group of a checkpoint, decoded, piece by piece; a later piece overrides an earlier one."""
     codec = RecordCodec.from_identity(manifest["codec"])
     home = manifest["home"]
@@ -108,8 +108,8 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
         yield parts["rows"], level0
 
 
-def _empty(codec: RecordCodec, slots: int) -> Level0:
-    return Level0.allocate(slots, codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state)
+def _empty(codec: RecordCodec, slots: int) -> FloatRows:
+    return FloatRows.allocate(slots, codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state)
 
 
 def _chain_records(
@@ -137,7 +137,7 @@ def _log_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple
 def _distribute(
     tables: Sequence[Sequence[Any]],
     rows: NDArray[np.int64],
-    level0: Level0,
+    level0: FloatRows,
     targets: Mapping[str, tuple[AnyGroup, int]],
     write: int,
 ) -> None:

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.level0 import Level0
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.rows import FloatRows
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.rowfile import verify_file
 from stratarec.embedding.tiers import TableTier, cache_sets
 from stratarec.errors import TrainingError
 from stratarec.files import file_hash
 from stratarec.kernels import cache as kernel
-from stratarec.kernels.embedding import Group, Lookups
-from stratarec.kernels.exchange import exchange
+from stratarec.kernels.embedding import BagBatch, GroupLayout
 from stratarec.kernels.random import table_key
+from stratarec.kernels.swap import swap
 from stratarec.tensors import read_tensors, write_tensors
 
 _RESIDENT = "resident.safetensors"
@@ -82,7 +82,7 @@ class RowCache:
             bound=(rows**-0.5).astype(np.float32),
         )
         self._kept = {"row_state": bool(optimizer.row_state), "full_state": bool(optimizer.full_state)}
-        self.level0 = Level0.allocate(self.layout.slots, codec.width, **self._kept)
+        self.level0 = FloatRows.allocate(self.layout.slots, codec.width, **self._kept)
         self.state = kernel.CacheState.empty(self.layout)
         self.traffic = CacheTraffic()
         self._workspace = kernel.StageWorkspace()
@@ -102,8 +102,8 @@ class RowCache:
 
     def stage(
         self,
-        group: Group,
-        lookups: Lookups,
+        group: GroupLayout,
+        lookups: BagBatch,
         out: NDArray[np.int32],
         *,
         batch: int,
@@ -147,7 +147,7 @@ class RowCache:
 
     def _move(self, staging: kernel.Staging, batch: int) -> None:
         if self.store.array is not None and self.store.bits is not None:
-            self._exchange(staging, (self.store.array, *self.store.bits), batch)
+            self._swap(staging, (self.store.array, *self.store.bits), batch)
         else:
             outgoing, incoming = kernel.moves(self.layout, staging, self._workspace)
             self._send_home(outgoing, batch)
@@ -156,16 +156,16 @@ class RowCache:
         self.traffic.rows_in += int(staging.rows_in.sum())
         self.traffic.rows_out += staging.rows_out
 
-    def _exchange(self, staging: kernel.Staging, home: tuple[NDArray[np.uint8], ...], batch: int) -> None:
+    def _swap(self, staging: kernel.Staging, home: tuple[NDArray[np.uint8], ...], batch: int) -> None:
         if staging.released.any():
             self._send_home(kernel.released(self.layout, staging, self._workspace), batch)
         slots = (self.level0.weights, self.level0.row_state, self.level0.full_state)
-        refused = exchange(self.layout, staging, self._workspace, self.codec.layout, slots, home, batch)
+        refused = swap(self.layout, staging, self._workspace, self.codec.layout, slots, home, batch)
         if refused is not None:
             table, row = refused
             raise self._unfit(table, int(self.layout.first_row[table]) + row)
 
-    def _too_small(self, group: Group, lookups: Lookups, table: int) -> str:
+    def _too_small(self, group: GroupLayout, lookups: BagBatch, table: int) -> str:
         features = group.table_features[group.table_start[table] : group.table_start[table + 1]]
         spans = [lookups.values[slice(*lookups.span(int(feature)))] for feature in features]
         distinct = len(np.unique(np.concatenate(spans)))
@@ -204,7 +204,7 @@ class RowCache:
             "table a wider precision"
         )
 
-    def _load(self, moves: kernel.Moves, level0: Level0) -> None:
+    def _load(self, moves: kernel.Moves, level0: FloatRows) -> None:
         """Records, or the initial values of rows that have none, into slots of `level0`."""
         array = self.store.array
         if array is not None:
@@ -222,7 +222,7 @@ class RowCache:
                 **self._kept,
             )  # fmt: skip
 
-    def read(self, rows: NDArray[np.int64]) -> Level0:
+    def read(self, rows: NDArray[np.int64]) -> FloatRows:
         """Rows as they are now, wherever they lie; changes nothing.
 
         Parameters
@@ -232,7 +232,7 @@ class RowCache:
         """
         tables = (np.searchsorted(self.layout.first_row, rows, side="right") - 1).astype(np.int32)
         ids = rows - self.layout.first_row[tables]
-        found = Level0.allocate(len(rows), self.level0.width, **self._kept)
+        found = FloatRows.allocate(len(rows), self.level0.width, **self._kept)
         slots = kernel.locate(self.layout, self.state, tables, ids)
         self._copy_resident(slots, found)
         absent = np.flatnonzero(slots < 0)
@@ -290,7 +290,7 @@ class RowCache:
         same_home = self.store.kind in kinds.get(str(manifest["home"].get("layout", "")), ())
         return same_home and manifest["cache"] == self._shape()
 
-    def put(self, rows: NDArray[np.int64], level0: Level0, slots: NDArray[np.int64], write: int) -> None:
+    def put(self, rows: NDArray[np.int64], level0: FloatRows, slots: NDArray[np.int64], write: int) -> None:
         """Write rows of the group straight into the store, under an empty cache."""
         tables = (np.searchsorted(self.layout.first_row, rows, side="right") - 1).astype(np.int32)
         keys = kernel.row_keys(self.layout, tables, rows - self.layout.first_row[tables])
@@ -300,12 +300,12 @@ class RowCache:
             raise self._unfit(int(tables[bad]), int(rows[bad]))
         self.store.write(rows, records)
 
-    def _copy_resident(self, slots: NDArray[np.int64], found: Level0) -> None:
+    def _copy_resident(self, slots: NDArray[np.int64], found: FloatRows) -> None:
         resident = np.flatnonzero(slots >= 0)
         put_rows(rows_of(self.level0, slots[resident], self.codec), found, resident)
 
 
-def rows_of(level0: Level0, slots: NDArray[np.int64], codec: RecordCodec) -> dict[str, NDArray[Any]]:
+def rows_of(level0: FloatRows, slots: NDArray[np.int64], codec: RecordCodec) -> dict[str, NDArray[Any]]:
     """Weights and state of some slots, by name."""
     parts = {"weights": level0.weights.reshape(-1, level0.width)[slots]}
     if codec.layout.row_state:
@@ -315,7 +315,7 @@ def rows_of(level0: Level0, slots: NDArray[np.int64], codec: RecordCodec) -> dic
     return parts
 
 
-def put_rows(parts: Mapping[str, NDArray[Any]], level0: Level0, slots: NDArray[np.int64]) -> None:
+def put_rows(parts: Mapping[str, NDArray[Any]], level0: FloatRows, slots: NDArray[np.int64]) -> None:
     """Weights and state into some slots."""
     level0.weights.reshape(-1, level0.width)[slots] = parts["weights"]
     if "row_state" in parts:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.codecs.config import CodecConfig
-from stratarec.embedding.level0 import Level0
+from stratarec.embedding.rows import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import codec as kernels
 from stratarec.kernels.codec.layout import KINDS, Layout
@@ -110,13 +110,13 @@ class RecordCodec:
             raise CheckpointError(f"a record codec that this version does not know: {dict(identity)}") from error
 
     def encode(
-        self, level: Level0, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64], write: int
+        self, level: FloatRows, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64], write: int
     ) -> int:
         """Encode ``slots[i]`` into ``records[places[i]]`` for every entry i.
 
         Parameters
         ----------
-        level : Level0
+        level : FloatRows
         slots : ndarray
             ``[n]`` int64.
         records : ndarray
@@ -148,7 +148,7 @@ class RecordCodec:
             self.layout, level.weights, level.row_state, level.full_state, slots, records, places, keys, write
         )
 
-    def decode(self, records: Records, places: Indices, level: Level0, slots: Indices) -> None:
+    def decode(self, records: Records, places: Indices, level: FloatRows, slots: Indices) -> None:
         """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i; slots are distinct.
 
         Raises
@@ -159,7 +159,7 @@ class RecordCodec:
         self._check(level, slots, records, places)
         kernels.decode(self.layout, records, places, level.weights, level.row_state, level.full_state, slots)
 
-    def _check(self, level: Level0, slots: Indices, records: Records, places: Indices) -> None:
+    def _check(self, level: FloatRows, slots: Indices, records: Records, places: Indices) -> None:
         if records.ndim != 2 or records.dtype != np.uint8 or not records.flags.c_contiguous:
             raise ConfigError(
                 f"records are {records.dtype} of {records.ndim} dimensions, expected contiguous uint8 of 2"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.cache import cpu
-from stratarec.kernels.embedding import Group, Lookups, lookups_by_table, offsets_or_empty
+from stratarec.kernels.embedding import BagBatch, GroupLayout, lookups_by_table, offsets_or_empty
 from stratarec.kernels.lanes import PADDING
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import launcher
@@ -142,10 +142,10 @@ class StageWorkspace:
 
 
 def stage(
-    group: Group,
+    group: GroupLayout,
     layout: CacheLayout,
     state: CacheState,
-    lookups: Lookups,
+    lookups: BagBatch,
     out: NDArray[np.int32],
     *,
     batch: int,

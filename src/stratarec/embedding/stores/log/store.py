@@ -197,7 +197,7 @@ class LogRecords:
         with self._moving:
             self._compact_while(lambda: True)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Do the compaction that is due, here or by waiting for the thread that is at it."""
         with self._moving:
             self._compact_while(lambda: background_due(self.segments, self.config.most_amplification))

@@ -1,4 +1,4 @@
-"""Level 0: the plain float32 arrays that forward pools from and the row optimizer updates in place."""
+"""float32 rows as flat arrays: weights, with the optimizer state beside them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level0:
+class FloatRows:
     """S slots of one width: weights and the optimizer state beside them.
 
     For a table that lies whole in DRAM a slot is a row; under a cache it is a place that rows come to and leave.
@@ -40,7 +40,7 @@ class Level0:
             raise ConfigError(f"level 0: {len(self.weights)} weights are not a whole number of rows of {self.width}")
 
     @classmethod
-    def allocate(cls, slots: int, width: int, *, row_state: bool, full_state: bool) -> Level0:
+    def allocate(cls, slots: int, width: int, *, row_state: bool, full_state: bool) -> FloatRows:
         """Zeroed slots on huge pages; pages that are never touched cost nothing."""
         return cls(
             weights=allocate(slots * width),
