@@ -121,12 +121,16 @@ def test_a_stuck_batch_goes_on_with_a_later_horizon():
     second, out = batch_of(([10, 11, 12, 13], [])), np.full(4, -7, np.int32)
     done = cache.stage(group(8), place, state, second, out, batch=1, horizon=0, workspace=workspace)
     assert done.stuck[0] == 2
-    done = cache.stage(group(8), place, state, second, out, batch=1, horizon=1, workspace=workspace, before=done)
-    outgoing, incoming = cache.moves(place, done, workspace)
+    moved = cache.moves(place, done, workspace)
+    done = cache.stage(group(8), place, state, second, out, batch=1, horizon=1, workspace=workspace)
+    outgoing, incoming = (
+        np.concatenate([first.rows, then.rows])
+        for first, then in zip(moved, cache.moves(place, done, workspace), strict=True)
+    )
     assert not done.stuck.any()
-    assert sorted(incoming.rows.tolist()) == [10, 11, 12, 13]
+    assert sorted(incoming.tolist()) == [10, 11, 12, 13]
     assert len(set(out.tolist())) == 4
-    assert set(outgoing.rows.tolist()) <= {1, 2, 3, 4, 5, 6}
+    assert set(outgoing.tolist()) <= {1, 2, 3, 4, 5, 6}
 
 
 def test_a_bad_id_is_reported_and_nothing_moves():

@@ -86,8 +86,8 @@ class Checkpoint:
     network: dict[str, Tensor]
     optimizer: dict[str, Tensor]
 
-    def into(self, model: CTRModel) -> bool:
-        """Give network and tables to `model`; whether its tables lie as they did, so that the bits go on the same."""
+    def into(self, model: CTRModel) -> str:
+        """Give network and tables to `model`; returns why the bits may differ from here on, empty when they do not."""
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 

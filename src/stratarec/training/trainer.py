@@ -24,7 +24,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig, run_ahead
-from stratarec.embedding.lookahead import Lookahead
+from stratarec.embedding import Prefetcher, Prepared
 from stratarec.errors import CheckpointError, Interrupted, TrainingError
 from stratarec.files import make_directory, write_json
 from stratarec.jagged import Batch
@@ -170,14 +170,13 @@ class Trainer:
     def _restore(self, path: Path) -> None:
         """Continue from a checkpoint."""
         loaded = checkpoint.load(path, identity=self._identity)
-        same = loaded.into(self.model)
+        difference = loaded.into(self.model)
         checkpoint.restore_optimizer(self.optimizer, loaded.optimizer)
         self.position = Position(**loaded.state["position"])
         self.progress.say(f"going on from {path}")
-        if same:
-            self._saved = path
-        else:
-            self.progress.say("its rows were taken over into other tiers: from here on the bits may differ")
+        self._saved = path
+        if difference:
+            self.progress.say(f"{difference}: from here on the bits may differ")
 
     def _train(self) -> None:
         position, config = self.position, self.config
@@ -186,8 +185,8 @@ class Trainer:
         while position.step < self.total_steps and not position.finished:
             began = time.perf_counter()
             with self._batches() as batches:
-                for batch in batches:
-                    self.step(*batch)
+                for item, prepared in batches:
+                    self.step(*item, prepared)
                     position.batch += 1
                     position.train_seconds += time.perf_counter() - began
                     last = position.batch == len(self.loader)
@@ -203,14 +202,14 @@ class Trainer:
             self._evaluate()
         self.save()
 
-    def _batches(self) -> Lookahead[Item]:
-        """The rest of the epoch, staged ahead where tables have tiers, but not across an evaluation or a checkpoint."""
-        position, stager, first = self.position, self.model.embeddings.stager, self.position.step
-        return Lookahead(
-            stager,
+    def _batches(self) -> Prefetcher[Item]:
+        """The rest of the epoch, prepared ahead where tables have tiers, but not across a barrier."""
+        position, engine, first = self.position, self.model.embeddings.engine, self.position.step
+        return Prefetcher(
+            engine,
             self.items(position.epoch, position.batch),
             lambda item: item[1].features,
-            depth=self.model.embeddings.tiers.lookahead if stager.groups else 0,
+            depth=0 if engine.resident else engine.tiers.lookahead,
             pause_after=lambda place: self._is_barrier(first + place + 1),
         )
 
@@ -226,13 +225,13 @@ class Trainer:
         every = (self.config.eval_every, self.config.checkpoint.every_steps)
         return step >= self.total_steps or any(steps and step % steps == 0 for steps in every)
 
-    def step(self, batch: Batch, lookup: Lookup | None = None) -> None:
-        """One optimizer step; `lookup` is the batch's, where it was made and staged ahead."""
+    def step(self, batch: Batch, lookup: Lookup | None = None, prepared: Prepared | None = None) -> None:
+        """One optimizer step; `lookup` and `prepared` are the batch's, where they were made ahead."""
         position, config = self.position, self.config
         for group in self.optimizer.param_groups:
             group["lr"] = config.dense.learning_rate * config.dense.schedule.factor(position.step)
         with autocast(config.precision):
-            logits = self.model(batch, lookup)
+            logits = self.model(batch, lookup, prepared)
         loss = functional.binary_cross_entropy_with_logits(logits, batch.label)
         value = loss.item()
         if not math.isfinite(value):
@@ -250,7 +249,7 @@ class Trainer:
         position.step += 1
         position.trained_samples += batch.size
 
-    def _after_step(self, epoch_ended: bool, batches: Lookahead[Item]) -> None:
+    def _after_step(self, epoch_ended: bool, batches: Prefetcher[Item]) -> None:
         position, config = self.position, self.config
         speed = position.trained_samples / max(position.train_seconds, 1e-9)
         self.progress.advance(1, f"loss {position.smoothed_loss:.4f}  {speed:,.0f} samples/s")
@@ -267,9 +266,9 @@ class Trainer:
         due = by_steps or (config.checkpoint.every_minutes and minutes >= config.checkpoint.every_minutes)
         if not due and not self._stop:
             return
-        # What is staged already is trained first: a checkpoint holds no batch that is under way.
-        batches.halt()
-        if batches.settled:
+        # What is prepared already is trained first: a checkpoint holds no batch that is under way.
+        batches.drain()
+        if batches.drained:
             path = self.save()
             if self._stop:
                 self.progress.finish()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.rows import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import codec as kernels
@@ -80,6 +81,17 @@ class RecordCodec:
         )
         self.width = width
         self.record_bytes = self.layout.record_bytes
+
+    @classmethod
+    def of(cls, config: CodecConfig, width: int, optimizer: RowOptimizerConfig) -> RecordCodec:
+        """The codec of rows of `width` floats that `optimizer` trains."""
+        return cls(config, width=width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is decoded has the bits of what was encoded."""
+        has_state = self.layout.row_state or self.layout.full_state
+        return self.config.kind == "fp32" and (self.layout.wide_state or not has_state)
 
     @property
     def identity(self) -> dict[str, Any]:

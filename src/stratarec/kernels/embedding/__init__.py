@@ -314,6 +314,11 @@ def weight_gradient(weights: Floats, group: GroupLayout, lookups: BagBatch, grad
     )  # fmt: skip
 
 
+def first_falling(offsets: NDArray[np.int64], total: int) -> int:
+    """The first place i at which ``offsets[i]``, ``offsets[i + 1]`` fall or do not lie in [0, total]; or -1."""
+    return int(rows.first_falling(offsets, total))
+
+
 def mark_rows(group: GroupLayout, lookups: BagBatch, bits: NDArray[np.uint8]) -> None:
     """Set the bit of every row of the group that the batch looks up: bit ``r & 7`` of byte ``r >> 3``."""
     rows.mark_rows(
