@@ -60,12 +60,15 @@ class Engine:
         self.pooled_keys = tuple(name for table in self.configs for name in table.feature_names)
         self.dims = tuple(table.embedding_dim for table in self.configs for _ in table.feature_names)
         self.sequence_keys = tuple(name for table in self.configs for name in table.sequence_features)
+        self._columns = sum(self.dims)
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
         self.health = Health()
         self.tables: tuple[Tables, ...] = tuple(
             build_tables(self.configs, columns, optimizer, seed, tiers, self.health)
         )
         self.resident = all(tables.resident for tables in self.tables)
+        # Sequence features in the order in which `look_up` gives their rows.
+        self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
         self.step = 0
         # Two clocks. `batches` numbers what was ever prepared, for the noise of rounding. Stamps tell the age of a
         # slot; they are `batches` counted from `_origin`, which moves on before they no longer fit 32 bits.
@@ -153,7 +156,7 @@ class Engine:
         self.health.require()
         prepared.look_up(self.flight)
         try:
-            pooled = RECYCLER.empty(prepared.features.batch_size, sum(self.dims))
+            pooled = RECYCLER.empty(prepared.features.batch_size, self._columns)
             rows = []
             for tables, ids in zip(self.tables, prepared.ids, strict=True):
                 rows += tables.pool(prepared.features, ids, pooled)
@@ -166,7 +169,7 @@ class Engine:
         """As `look_up` of a batch that was not prepared and will not be trained; changes nothing."""
         self.health.require()
         self._validator.check(features)
-        pooled = RECYCLER.empty(features.batch_size, sum(self.dims))
+        pooled = RECYCLER.empty(features.batch_size, self._columns)
         return (pooled, *(row for tables in self.tables for row in tables.read(features, pooled)))
 
     def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
@@ -200,11 +203,6 @@ class Engine:
     def learning_rate(self) -> float:
         """The rate of the next step."""
         return self.optimizer.learning_rate * self.optimizer.schedule.factor(self.step)
-
-    @property
-    def row_order(self) -> tuple[str, ...]:
-        """Sequence features in the order in which `look_up` gives their rows."""
-        return tuple(key for tables in self.tables for key in tables.sequence_keys)
 
     # Tables by name
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Literal
 
 from stratarec.errors import StrataError, TrainingError
@@ -30,16 +29,9 @@ class Health:
         if self.state == "closed":
             self.require()
 
-    @contextmanager
-    def changing(self, what: str) -> Iterator[None]:
+    def changing(self, what: str) -> Changing:
         """Fail for good when the block is left by anything but its end or a `StrataError`, which means no harm done."""
-        try:
-            yield
-        except StrataError:
-            raise
-        except BaseException as error:
-            self.fail(f"{what} was interrupted by {type(error).__name__}")
-            raise
+        return Changing(self, what)
 
     def fail(self, reason: str) -> None:
         """From here on `require` refuses, because of `reason`."""
@@ -54,3 +46,21 @@ class Health:
     def close(self) -> None:
         """There are no rows any more."""
         self.state = "closed"
+
+
+class Changing:
+    """What `Health.changing` gives."""
+
+    __slots__ = ("_health", "_what")
+
+    def __init__(self, health: Health, what: str) -> None:
+        self._health, self._what = health, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and not issubclass(kind, StrataError):
+            self._health.fail(f"{self._what} was interrupted by {kind.__name__}")

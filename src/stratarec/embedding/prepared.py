@@ -86,7 +86,9 @@ class Flight:
         self.changed = threading.Condition(threading.RLock())
         self.generation = 0
         self.waiting_for: int | None = None
-        self._open: dict[int, bool] = {}
+        # Both in ascending order, because numbers rise: the first key is the least.
+        self._open: dict[int, None] = {}
+        self._unused: dict[int, None] = {}
         self._dropped: deque[tuple[int, int]] = deque()
         self._lost: int | None = None
 
@@ -100,30 +102,30 @@ class Flight:
                     f"batch {lost} was prepared, and its handle dropped before it was looked up: pass every handle to "
                     "the collection, in order, or call its release()"
                 )
-            self._open[number] = False
+            self._open[number] = self._unused[number] = None
 
     def look_up(self, number: int) -> None:
         """`TrainingError` unless `number` is the first that was not looked up yet."""
         with self.changed:
             first = self.unused()
-            if first is not None and first < number:
+            if first != number:
                 raise TrainingError(
                     f"batch {number} is looked up before batch {first}, which was prepared first: pass handles to the "
                     f"collection in order, or release() that of batch {first}"
                 )
-            self._open[number] = True
+            del self._unused[number]
 
     def unused(self) -> int | None:
         """The first batch that is being prepared, or was and is not looked up yet."""
         with self.changed:
             self._sweep()
-            return min((number for number, used in self._open.items() if not used), default=None)
+            return next(iter(self._unused), None)
 
     def oldest(self, default: int) -> int:
         """The first batch under way, or `default`."""
         with self.changed:
             self._sweep()
-            return min(self._open, default=default)
+            return next(iter(self._open), default)
 
     def __len__(self) -> int:
         with self.changed:
@@ -133,7 +135,7 @@ class Flight:
     def done(self, number: int) -> None:
         """The rows of a batch may go."""
         with self.changed:
-            self._open.pop(number, None)
+            self._forget(number)
             self.changed.notify_all()
 
     def drop(self, number: int, generation: int) -> None:
@@ -145,8 +147,15 @@ class Flight:
     def _sweep(self) -> None:
         while self._dropped:
             number, generation = self._dropped.popleft()
-            if generation == self.generation and self._open.pop(number, None) is False:
+            if generation == self.generation and self._forget(number):
                 self._lost = number
+
+    def _forget(self, number: int) -> bool:
+        """Whether the batch was not looked up."""
+        unused = number in self._unused
+        self._open.pop(number, None)
+        self._unused.pop(number, None)
+        return unused
 
     def wait_for(self, horizon: int, stopped: Callable[[], bool]) -> None:
         """Return when all batches before `horizon` are done.
@@ -184,5 +193,6 @@ class Flight:
         with self.changed:
             self.generation += 1
             self._open.clear()
+            self._unused.clear()
             self._lost = None
             self.changed.notify_all()

@@ -9,8 +9,7 @@ that rows come to and leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,8 +28,7 @@ Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
 """Records in addressable memory ``[R, record_bytes]``, the bits of rows that were written, of those that changed."""
 
 
-@dataclass(frozen=True)
-class Gradients:
+class Gradients(NamedTuple):
     """Gradients of what a group of tables gave.
 
     Parameters
@@ -205,8 +203,8 @@ _NO_ROWS = np.zeros(1, dtype=np.float32)
 
 def _flat(layout: kernel.GroupLayout, rows: Sequence[Tensor]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Gradients of the sequence features one after another, and where each feature's start."""
-    start = np.zeros(len(layout.sequence), dtype=np.int64)
     if not rows:
-        return _NO_ROWS, start
+        return _NO_ROWS, layout.nowhere
+    start = np.zeros(len(layout.sequence), dtype=np.int64)
     start[np.flatnonzero(layout.sequence)] = np.cumsum([0, *(part.numel() for part in rows)])[:-1]
     return torch.cat([part.reshape(-1) for part in rows]).numpy(), start

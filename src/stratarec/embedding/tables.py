@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ from stratarec.kernels.memory import RECYCLER
 Ids = NDArray[np.int32] | NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """When a batch's rows are brought in: two clocks, and what to do when there is no room.
 
     Parameters

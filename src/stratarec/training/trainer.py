@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils.tensorboard import SummaryWriter
 
 from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig, run_ahead
+from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.embedding import Prefetcher, Prepared
 from stratarec.errors import CheckpointError, Interrupted, TrainingError
 from stratarec.files import make_directory, write_json
@@ -36,11 +36,10 @@ from stratarec.reporting.report import write_report
 from stratarec.training import checkpoint
 from stratarec.training.evaluation import autocast, evaluate_split
 from stratarec.training.memory import peak_rss_bytes
+from stratarec.training.pipeline import Cadence, InOrder, Item, Pipeline
 from stratarec.training.run import identity, new_model, new_plan, save_plan, saved_plan
 
 _SMOOTHING = 0.98
-
-Item = tuple[Batch, Lookup]
 
 
 @dataclass
@@ -108,6 +107,8 @@ class Trainer:
                 expand=not self.config.deduplicate,
             ),
         )
+        self.pipeline = Pipeline(self.model, InOrder(self.loader), self.loader.config.prefetch_batches)
+        self.cadence = Cadence(self.config, self.total_steps)
 
     @property
     def total_steps(self) -> int:
@@ -180,7 +181,7 @@ class Trainer:
 
     def _train(self) -> None:
         position, config = self.position, self.config
-        self._saved_at = time.monotonic()
+        self.cadence.saved()
         self.progress.start("train", self.total_steps, "steps", position.step)
         while position.step < self.total_steps and not position.finished:
             began = time.perf_counter()
@@ -204,26 +205,14 @@ class Trainer:
 
     def _batches(self) -> Prefetcher[Item]:
         """The rest of the epoch, prepared ahead where tables have tiers, but not across a barrier."""
-        position, engine, first = self.position, self.model.embeddings.engine, self.position.step
-        return Prefetcher(
-            engine,
-            self.items(position.epoch, position.batch),
-            lambda item: item[1].features,
-            depth=0 if engine.resident else engine.tiers.lookahead,
-            pause_after=lambda place: self._is_barrier(first + place + 1),
+        position, first = self.position, self.position.step
+        return self.pipeline.prepared(
+            position.epoch, position.batch, lambda place: self.cadence.is_barrier(first + place + 1)
         )
 
     def items(self, epoch: int, start_batch: int = 0) -> Iterator[Item]:
         """The batches of an epoch and their lookups, made ahead on a thread: what `step` takes."""
-        return run_ahead(
-            lambda: ((batch, self.model.look_up(batch)) for batch in self.loader.batches(epoch, start_batch)),
-            self.loader.config.prefetch_batches,
-        )
-
-    def _is_barrier(self, step: int) -> bool:
-        """Whether an evaluation, a checkpoint or the end is due after `step`."""
-        every = (self.config.eval_every, self.config.checkpoint.every_steps)
-        return step >= self.total_steps or any(steps and step % steps == 0 for steps in every)
+        return self.pipeline.items(epoch, start_batch)
 
     def step(self, batch: Batch, lookup: Lookup | None = None, prepared: Prepared | None = None) -> None:
         """One optimizer step; `lookup` and `prepared` are the batch's, where they were made ahead."""
@@ -259,12 +248,9 @@ class Trainer:
             self._board.add_scalar("train/samples_per_second", speed, position.step)
             self._board.add_scalar("train/dense_learning_rate", self.optimizer.param_groups[0]["lr"], position.step)
             self._board.add_scalar("train/row_learning_rate", self.model.embeddings.learning_rate, position.step)
-        if (config.eval_every and position.step % config.eval_every == 0) or (epoch_ended and not config.eval_every):
+        if self.cadence.evaluates(position.step, epoch_ended=epoch_ended):
             self._evaluate()
-        by_steps = config.checkpoint.every_steps and position.step % config.checkpoint.every_steps == 0
-        minutes = (time.monotonic() - self._saved_at) / 60
-        due = by_steps or (config.checkpoint.every_minutes and minutes >= config.checkpoint.every_minutes)
-        if not due and not self._stop:
+        if not self.cadence.saves(position.step) and not self._stop:
             return
         # What is prepared already is trained first: a checkpoint holds no batch that is under way.
         batches.drain()
@@ -309,7 +295,7 @@ class Trainer:
         self._saved = path
         best = self.checkpoints / f"step-{position.best_step:08d}"
         checkpoint.prune(self.checkpoints, self.config.checkpoint.keep, {best})
-        self._saved_at = time.monotonic()
+        self.cadence.saved()
         return path
 
     def _finish(self) -> dict[str, Any]:

@@ -99,6 +99,11 @@ class GroupLayout:
         return np.flatnonzero(self.sequence == 0) if self.sequence.any() else slice(None)
 
     @cached_property
+    def nowhere(self) -> NDArray[np.int64]:
+        """Where the gradients of sequence features start in a batch that has none."""
+        return np.zeros(len(self.sequence), dtype=np.int64)
+
+    @cached_property
     def lines(self) -> bool:
         """Whether every row of the output starts at a multiple of 64 bytes, its first one provided."""
         return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % 16
