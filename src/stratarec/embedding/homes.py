@@ -14,6 +14,7 @@ from stratarec.embedding.resident import ResidentTables
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.dram_records import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log.layout import location_bytes, plan_layout
 from stratarec.embedding.stores.mapped import MappedRecords
 from stratarec.embedding.stores.victims import VictimCache
 from stratarec.embedding.tables import Tables
@@ -64,15 +65,16 @@ def _cached_tables(
     tiers: TierConfig,
     health: Health,
 ) -> list[Tables]:
-    codecs = [RecordCodec.of(config, width, optimizer) for width, _, config in members]
-    rows = [sum(table.num_embeddings for table in mine) for mine in members.values()]
+    groups = [(key, mine) for key, all_of in members.items() for mine in _sharing(key, all_of, optimizer)]
+    codecs = [RecordCodec.of(config, width, optimizer) for (width, _, config), _ in groups]
+    rows = [_rows(mine) for _, mine in groups]
     log_bytes = [
-        codec.record_bytes * count if key[1] == "log" else 0
-        for key, codec, count in zip(members, codecs, rows, strict=True)
+        plan_layout(count, codec.record_bytes, LogConfig()).padded_bytes if key[1] == "log" else 0
+        for (key, _), codec, count in zip(groups, codecs, rows, strict=True)
     ]
     found: list[Tables] = []
     try:
-        for place, (key, mine) in enumerate(members.items()):
+        for place, (key, mine) in enumerate(groups):
             # Before the store takes memory or files: what is too large is refused here.
             directory = Directory(mine, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
             share = log_bytes[place] / max(sum(log_bytes), 1)
@@ -83,6 +85,26 @@ def _cached_tables(
         for tables in found:
             tables.close()
         raise
+    return found
+
+
+def _rows(configs: Sequence[EmbeddingBagConfig]) -> int:
+    return sum(table.num_embeddings for table in configs)
+
+
+def _sharing(key: Shared, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
+    """Tables that share a store: of a log as many as need no wider locations together than each needs alone."""
+    width, home, codec = key
+    if home != "log":
+        return [configs]
+    record_bytes, found = RecordCodec.of(codec, width, optimizer).record_bytes, [configs[:1]]
+    for table in configs[1:]:
+        together = [*found[-1], table]
+        alone = sum(location_bytes(each.num_embeddings, record_bytes) for each in together)
+        if location_bytes(_rows(together), record_bytes) <= alone:
+            found[-1] = together
+        else:
+            found.append([table])
     return found
 
 

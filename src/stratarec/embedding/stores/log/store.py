@@ -24,7 +24,7 @@ from stratarec.embedding.stores.chain import Chain, require_same
 from stratarec.embedding.stores.log.appender import Appender
 from stratarec.embedding.stores.log.checkpoint import check_segments, keep_segments
 from stratarec.embedding.stores.log.compaction import Background, Compactor, background_due, dead_weight
-from stratarec.embedding.stores.log.layout import LogConfig, plan_layout
+from stratarec.embedding.stores.log.layout import Layout, LogConfig, plan_layout
 from stratarec.embedding.stores.log.locations import Locations
 from stratarec.embedding.stores.log.reader import Reader
 from stratarec.embedding.stores.log.segments import NoRoom, Segments
@@ -68,14 +68,19 @@ class LogRecords:
         self.layout = plan_layout(rows, record_bytes, self.config)
         self._lock, self._moving = RLock(), Lock()
         self._guard = _take(Path(directory))
-        self.segments = Segments(Path(directory), self.layout, self.config.budget_bytes)
-        self._front = Appender(self.segments, self._lock, -self.layout.segment_bytes)
-        self._locations = Locations(self.layout)
-        self._compactor = Compactor(self.segments, self._locations, self._lock)
-        self._back = self._compactor.appender
-        self._reader = Reader(self.layout, self.config.depth)
+        self._lay_out(Path(directory), self.layout)
         self._chain = Chain()
         self._background = Background(self._compact_quietly)
+
+    def _lay_out(self, directory: Path, layout: Layout) -> None:
+        """Begin empty, with segments of `layout`."""
+        self.layout = layout
+        self.segments = Segments(directory, layout, self.config.budget_bytes)
+        self._front = Appender(self.segments, self._lock, -layout.segment_bytes)
+        self._locations = Locations(layout)
+        self._compactor = Compactor(self.segments, self._locations, self._lock)
+        self._back = self._compactor.appender
+        self._reader = Reader(layout, self.config.depth)
 
     # Reading
 
@@ -241,7 +246,7 @@ class LogRecords:
                 self._locations.changed_rows,
             )
             self._locations.forget_changes()
-        return {**self._identity, "segments": segments, "files": files}
+        return {**self._identity, **self.layout.segmentation, "segments": segments, "files": files}
 
     @property
     def _identity(self) -> Manifest:
@@ -250,10 +255,14 @@ class LogRecords:
     def restore(self, directory: Path, manifest: Manifest) -> None:
         """See `RecordStore.restore`; segments are linked, and their checksums checked by later reads and `check`."""
         require_same(directory, manifest, self._identity, "segments", "files")
+        layout = self.layout.adopting(manifest, self.config)
         entries = check_segments(self.segments, directory, manifest)
         self._chain.verify(directory, manifest["files"])
         with self._moving, self._lock:
             self._forget()
+            if layout != self.layout:
+                self._reader.close()
+                self._lay_out(self.segments.directory, layout)
             for entry in entries:
                 self.segments.adopt(directory / entry.name, entry)
             for _ in self._chain.load(directory, manifest["files"], self._locations.as_bytes):
