@@ -7,8 +7,8 @@ rows over one by one, encoding them anew where the codec differs.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.rows import FloatRows
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.rowfile import read_rows, verify_file
+from stratarec.embedding.stores.scratch import Scratch
 from stratarec.embedding.tables import Tables
 from stratarec.errors import CheckpointError
 
@@ -138,17 +139,17 @@ def _chain_records(
 
 
 def _log_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-    with tempfile.TemporaryDirectory(prefix=".reading-", dir=directory.parent) as scratch:
-        store = LogRecords(Path(scratch), rows=manifest["rows"], record_bytes=manifest["record_bytes"])
+    rows, size = int(manifest["rows"]), int(manifest["record_bytes"])
+    opened = Scratch(directory.parent, ".reading-")
+    with opened as scratch, closing(LogRecords(scratch, rows=rows, record_bytes=size)) as store:
         store.restore(directory, dict(manifest))
         for first in range(0, store.rows, _CHUNK_ROWS):
-            rows = np.arange(first, min(first + _CHUNK_ROWS, store.rows), dtype=np.int64)
-            rows = rows[store.written(rows)]
-            if len(rows):
-                records = np.empty((len(rows), store.record_bytes), dtype=np.uint8)
-                store.read(rows, records)
-                yield rows, records
-        store.close()
+            chunk = np.arange(first, min(first + _CHUNK_ROWS, store.rows), dtype=np.int64)
+            chunk = chunk[store.written(chunk)]
+            if len(chunk):
+                records = np.empty((len(chunk), store.record_bytes), dtype=np.uint8)
+                store.read(chunk, records)
+                yield chunk, records
 
 
 def _distribute(

@@ -59,7 +59,9 @@ def save(
     final = folder / f"step-{state['step']:08d}"
     temporary = folder / f".{final.name}.tmp"
     make_directory(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
+    # Also those of other steps that a process was killed at: their links keep files that nobody needs any more.
+    for leftover in folder.glob(".step-*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
         temporary.mkdir()
         for name, tensors in zip(_FILES, (model.network.state_dict(), optimizer), strict=True):
@@ -68,12 +70,11 @@ def save(
         tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
         write_json(temporary / "state.json", {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
         replace_directory(temporary, final)
-    except StorageError:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            raise storage_error(final, error) from error
         raise
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise storage_error(final, error) from error
     return final
 
 

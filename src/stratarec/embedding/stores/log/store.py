@@ -9,12 +9,10 @@ The working directory is scratch: after a crash nothing in it is trusted, and `r
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, RLock
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +27,8 @@ from stratarec.embedding.stores.log.locations import Locations
 from stratarec.embedding.stores.log.reader import Reader
 from stratarec.embedding.stores.log.segments import NoRoom, Segments
 from stratarec.embedding.stores.memory import resident_bytes
+from stratarec.embedding.stores.scratch import hold
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.files import make_directory, storage_error
 from stratarec.kernels.blocks import cpu
 
 
@@ -67,7 +65,7 @@ class LogRecords:
         self.config = config or LogConfig()
         self.layout = plan_layout(rows, record_bytes, self.config)
         self._lock, self._moving = RLock(), Lock()
-        self._guard = _take(Path(directory))
+        self._guard = hold(Path(directory))
         self._lay_out(Path(directory), self.layout)
         self._chain = Chain()
         self._background = Background(self._compact_quietly)
@@ -302,19 +300,3 @@ def _attempt(action: Callable[[], None]) -> NoRoom | None:
     except NoRoom as full:
         return full
     return None
-
-
-def _take(directory: Path) -> IO[bytes]:
-    """Hold the directory's lock, which the system releases when the process ends."""
-    make_directory(directory)
-    path = directory / ".lock"
-    try:
-        file = path.open("wb")
-    except OSError as error:
-        raise storage_error(path, error) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise StorageError(f"{directory} is in use by another store: give each its own directory") from error
-    return file
