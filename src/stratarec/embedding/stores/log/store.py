@@ -104,7 +104,10 @@ class LogRecords:
             descriptors, sequences = self.segments.descriptors.copy(), self.segments.sequences.copy()
         if count:
             order = np.argsort(cells[:count])
-            bad = self._reader.read(descriptors, sequences, cells[order], entries[order], rows, out)
+            wanted = descriptors, sequences, cells[order], entries[order], rows, out
+            bad = self._reader.read(*wanted)
+            if bad >= 0 and self.segments.refuses_direct(bad // self.layout.segment_blocks):
+                bad = self._reader.read(*wanted)
             if bad >= 0:
                 raise self.segments.damage(*divmod(bad, self.layout.segment_blocks))
         return found
