@@ -34,9 +34,8 @@ def collection(
     """Two tables under small caches, or in memory where there is no home."""
     kind: Any = codec
     tier = TableTier(home=home or "dram", codec=CodecConfig(kind=kind), cache_rows=200)
-    tiers = TierConfig(
-        tables={"a": tier, "b": tier} if home else {}, ways=8, mapped_path=path, log_path=path, **options
-    )  # fmt: skip
+    tables = {"a": tier, "b": tier} if home else {}
+    tiers = TierConfig(**{"tables": tables, "ways": 8, "mapped_path": path, "log_path": path, **options})
     return TieredEmbeddingBagCollection(configs(), optimizer=RowOptimizerConfig(learning_rate=0.1), tiers=tiers)
 
 
@@ -242,12 +241,14 @@ def test_checkpoints_in_a_row_each_restore_and_go_on_bitwise(tmp_path: Path, pol
     whole.close()
 
 
-def test_any_checkpoint_of_a_chain_is_taken_over_by_other_tiers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ways", [2, 8])
+def test_any_checkpoint_of_a_chain_is_taken_over_by_other_tiers(tmp_path: Path, ways: int) -> None:
     """Rows move from slot to slot between checkpoints, so a file may hold a row that a later one has elsewhere."""
-    plain, module, previous = collection(None), collection(), None
+    plain, module, previous, overflowed = collection(None), collection(ways=ways), None, False
     for number in range(80):
         step(plain, number)
         step(module, number)
+        overflowed |= bool(cached(module).directory.state.reach.any())
         if number % 3 == 2:
             path = tmp_path / f"step-{number}"
             manifest = module.save(path, previous)
@@ -256,6 +257,46 @@ def test_any_checkpoint_of_a_chain_is_taken_over_by_other_tiers(tmp_path: Path) 
                 other = collection(None)
                 assert "other tiers" in other.load(path, manifest)
                 assert_same(plain, other)
+                again = collection(ways=ways)
+                assert again.load(path, manifest) == ""
+                assert_same(plain, again)
+    assert overflowed == (ways == 2)
+
+
+def test_a_slot_that_was_emptied_is_empty_in_the_next_checkpoint(tmp_path: Path) -> None:
+    """A row that left the overflow area is trained elsewhere and goes home: its old slot must not bring it back."""
+
+    def made() -> TieredEmbeddingBagCollection:
+        table = EmbeddingBagConfig(name="t", num_embeddings=4000, embedding_dim=4, feature_names=("f",))
+        tiers = TierConfig(tables={"t": TableTier(cache_rows=1600)}, ways=1)
+        return TieredEmbeddingBagCollection([table], tiers=tiers)
+
+    def look_up(module: TieredEmbeddingBagCollection, ids: list[int]) -> None:
+        values = torch.tensor(ids)
+        found = module(KeyedJagged(keys=("f",), values=values, offsets=None, batch_size=len(ids)))
+        found.pooled.square().sum().backward()
+
+    module = made()
+    sets = int(cached(module).directory.layout.sets[0])
+    one, other = next(
+        (row, later)
+        for row in range(1000, 4000)
+        for later in range(row + 1, 4000)
+        if row * 0x9E3779B1 % 2**32 * sets >> 32 == later * 0x9E3779B1 % 2**32 * sets >> 32
+    )
+    look_up(module, [*range(300), one, other])
+    in_overflow = cached(module).directory.locate(np.array([one, other])) >= sets
+    assert in_overflow.tolist() == [False, True]
+    module.save(tmp_path / "a")
+    for ids in ([5], [other], [one]):
+        look_up(module, ids)
+    assert cached(module).directory.locate(np.array([one, other])).tolist()[1] == -1, "it did not go home"
+    manifest = module.save(tmp_path / "b", tmp_path / "a")
+    assert len(manifest["groups"][0]["slots"]["files"]) == 2, "the delta was written as a base"
+    again = made()
+    again.load(tmp_path / "b", manifest)
+    for part, rows in module.table("t").items():
+        assert torch.equal(rows, again.table("t")[part]), part
 
 
 def test_what_a_batch_under_way_changes_is_in_the_next_checkpoint(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ class Engine:
 
     def prepare_now(self, features: KeyedJagged) -> Prepared:
         """As `prepare` for a batch that is looked up at once; refused while others wait for that."""
+        self.health.require()
         waiting = self.flight.unused()
         if waiting is not None:
             raise TrainingError(
