@@ -37,6 +37,7 @@ from stratarec.models import DLRMConfig
 from stratarec.recipe import Recipe
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics, evaluate_logits
+from stratarec.training.settings import torch_settings
 from stratarec.training.trainer import Trainer
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "globo.yaml"
@@ -216,6 +217,7 @@ def gate(trainer: Trainer, peer: TorchRecSide) -> float:
     return difference
 
 
+@torch_settings()
 def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, Any]:
     """Train on all days but the last two, choose the logistic regression on the second last, test on the last.
 

@@ -23,6 +23,7 @@ from stratarec.data.groups import GroupMode
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.jagged import Batch
 from stratarec.models.dedup import Lookup
+from stratarec.training.settings import torch_settings
 from stratarec.training.trainer import Trainer
 
 LIMIT = 1e-3
@@ -114,6 +115,7 @@ def cell(name: str, pooling: str, rounds: int, stretch: int, precision: str = "f
     }
 
 
+@torch_settings()
 def run(quick: bool) -> dict[str, Any]:
     """Globo for the metrics; beside it the mean in bf16, and Trivago. `quick` is a few steps of Globo."""
     rounds, stretch = (2, 5) if quick else (6, 15)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -32,11 +33,10 @@ _GLOBO = [
 
 
 def quality(
-    name: str, dataset: Path, recipe: Path, changes: Sequence[str], seeds: Sequence[int]
+    name: str, data: PrepareConfig, recipe: Path, changes: Sequence[str], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Test AUC of float32, and of both codecs with both roundings, a line each."""
-    opened = Dataset.open(dataset)
-    fixed = [*changes, f"data.path={dataset}", "train.eval_every=0", "train.checkpoint.every_minutes=0"]
+    fixed = [*changes, "train.eval_every=0", "train.checkpoint.every_minutes=0"]
     kinds: list[tuple[str, str, list[str]]] = [("fp32", "", [])]
     for kind, share in SHARES.items():
         for rounding in ("stochastic", "nearest"):
@@ -51,7 +51,7 @@ def quality(
         for seed in seeds:
             with tempfile.TemporaryDirectory() as run:
                 made = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
-                trainer = Trainer(made, opened)
+                trainer = Trainer(replace(made, data=data), Dataset.open(data.path))
                 result = trainer.train()
             aucs.append(result["test"]["auc"])
             losses.append(result["test"]["log_loss"])
@@ -74,12 +74,14 @@ def _cached_share(trainer: Trainer) -> float:
     return sum(placed.cache_rows for placed in tiered) / max(sum(placed.rows for placed in tiered), 1)
 
 
-def criteo_shape(folder: Path, samples: int, cap: int) -> Dataset:
-    """The Criteo shape."""
+def criteo_shape(folder: Path, samples: int, cap: int) -> PrepareConfig:
+    """The Criteo shape, prepared."""
     source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
     vocabulary = VocabularyConfig(min_count=1, tail_buckets=16)
     split = SplitConfig(by="fraction", valid=0.0, test=0.2)
-    return prepare(PrepareConfig(source=source, path=str(folder), vocabulary=vocabulary, split=split))
+    config = PrepareConfig(source=source, path=str(folder), vocabulary=vocabulary, split=split)
+    prepare(config)
+    return config
 
 
 def metric_name(row: dict[str, Any]) -> str:
@@ -92,11 +94,12 @@ def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
     """Three seeds each; `quick` has one, of few samples."""
     seeds = (1,) if quick else (1, 2, 3)
     with tempfile.TemporaryDirectory() as folder:
-        criteo_shape(Path(folder) / "data", 200_000 if quick else 2_500_000, 100_000 if quick else 1_000_000)
-        rows = quality("synthetic", Path(folder) / "data", RECIPES / "demo.yaml", [], seeds)
+        shape = (200_000, 100_000) if quick else (2_500_000, 1_000_000)
+        rows = quality("synthetic", criteo_shape(Path(folder) / "data", *shape), RECIPES / "demo.yaml", [], seeds)
     if data is not None:
         steps = 50 if quick else _GLOBO_STEPS
-        rows += quality("globo", data, RECIPES / "globo.yaml", [*_GLOBO, f"train.max_steps={steps}"], seeds)
+        globo = replace(Recipe.load(RECIPES / "globo.yaml").data, path=str(data))
+        rows += quality("globo", globo, RECIPES / "globo.yaml", [*_GLOBO, f"train.max_steps={steps}"], seeds)
     return {
         "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "seeds": seeds, "globo": _GLOBO},
         "metrics": {metric_name(row): row["auc_delta"] for row in rows if row["rounding"]},

@@ -40,7 +40,8 @@ ROOMS = [
     ("jagged",),
     ("kernels",),
     ("tensors",),
-    ("files", "progress", "sizes"),
+    ("hashes", "ownership"),
+    ("files", "finite", "progress", "sizes", "comparing"),
     ("errors",),
 ]
 

@@ -39,6 +39,7 @@ def plan(args: argparse.Namespace) -> None:
     import json
 
     from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
     from stratarec.models.base import build_tables
     from stratarec.planning.planner import make_plan
     from stratarec.planning.tiers import measure_tiers
@@ -47,12 +48,13 @@ def plan(args: argparse.Namespace) -> None:
 
     recipe = Recipe.load(args.recipe, args.overrides)
     dataset = Dataset.open(recipe.data.path, verify="sizes")
+    check_prepared(recipe.data, dataset)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
     if args.json:
-        print(json.dumps(made.to_dict(), indent=1))
+        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
     else:
         print_plan(made.to_dict(), tiers.age_seconds)
     if args.output:
@@ -92,37 +94,26 @@ def train(args: argparse.Namespace) -> None:
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
+    from stratarec.reporting.metrics import lines
     from stratarec.sizes import readable
 
     if "test" in result:
-        _print_metrics("test", result["test"])  # type: ignore[arg-type]
+        print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
     print(f"tables and state {readable(result['table_bytes'])}, network {readable(result['network_bytes'])}")  # type: ignore[arg-type]
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison
 
-        fields = ("memory", "part", "predicted", "used", "defect")
-        print_comparison(tuple(row[field] for field in fields) for row in result["memory"])  # type: ignore[attr-defined]
+        print_comparison(result["memory"])  # type: ignore[arg-type]
     print(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
     print(f"report           {run / 'report.html'}")
     print(f"TensorBoard      {run / 'tensorboard'}")
 
 
-def _print_metrics(split: str, metrics: dict[str, float]) -> None:
-    print(f"{split}: {metrics['samples']:,} samples")
-    for name, label in (
-        ("auc", "AUC"),
-        ("log_loss", "log loss"),
-        ("normalized_entropy", "normalized entropy"),
-        ("calibration", "calibration"),
-        ("grouped_auc", "grouped AUC"),
-    ):
-        print(f"  {label:20} {metrics[name]:.6f}")
-
-
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
+    from stratarec.reporting.metrics import lines
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.run import open_run
@@ -132,7 +123,7 @@ def evaluate(args: argparse.Namespace) -> None:
         precision = trained.recipe.train.precision
         for split in args.split:
             found, _, _ = evaluate_split(trained.model, trained.dataset, split, precision=precision, progress=progress)
-            _print_metrics(split, found.to_dict())
+            print("\n".join(lines(split, found.to_dict())))
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -152,7 +143,7 @@ def export(args: argparse.Namespace) -> None:
     from stratarec.training.export import export as run
     from stratarec.training.run import open_run
 
-    with open_run(args.run) as trained:
+    with open_run(args.run, same_samples=False) as trained:
         print(f"exported {run(trained, Path(args.output or Path(args.run) / 'export'))}")
 
 

@@ -5,21 +5,57 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import xxhash
 
-from stratarec.errors import DatasetError, StorageError
+from stratarec.errors import ConfigError, DatasetError, StorageError
 
 
 def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
     """`error` as a message that names the path and what to do."""
     reason = getattr(error, "strerror", None) or str(error).rpartition("IO error: ")[2]
     return StorageError(f"cannot write {path}: {reason}; free space or name another path")
+
+
+def check_output(path: Path) -> None:
+    """Refuse `path` as an output file before any work is done for it.
+
+    Raises
+    ------
+    StorageError
+        When it is a directory, lies below a file, or its directory cannot be written.
+    """
+    try:
+        directory = path.name in ("", "..") or stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        directory = False
+    except (OSError, ValueError) as error:  # a name that is too long, or with a zero byte
+        raise StorageError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+    if directory:
+        raise StorageError(f"cannot write {path}: it is a directory; name a file, such as {path / 'output'}")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise StorageError(f"cannot write {path}: {parent} is a file, expected a directory; name another path")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise StorageError(f"cannot write {path}: no permission to write in {parent}; name another path")
+
+
+def check_directory(path: str, field: str) -> None:
+    """Refuse a directory that cannot be StrataRec's own: ``.``, ``..``, ``/`` and what is no path at all.
+
+    Raises
+    ------
+    ConfigError
+        Naming `field`.
+    """
+    if "\0" in path or Path(path).name in ("", ".."):
+        raise ConfigError(f"{field} is {path!r}, expected the name of a directory of its own")
 
 
 def sync(path: Path) -> None:
@@ -31,6 +67,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Flush everything in a directory."""
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(inside, name))
+        sync(Path(inside))
+
+
+def temporary_name(path: Path) -> Path:
+    """Where `path` is written before it is whole."""
+    return path.with_name(f".{path.name}.tmp")
+
+
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then sync it and rename it to `path`.
 
@@ -39,7 +88,8 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     StorageError
         When the file cannot be written; `path` is then as it was.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    check_output(path)
+    temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
@@ -49,15 +99,27 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     except (OSError, pl.exceptions.PolarsError) as error:
         raise storage_error(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or never could be
+            temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically."""
-    write_atomic(path, lambda temporary: _write_text(temporary, json.dumps(value, indent=1, sort_keys=True) + "\n"))
+    """Write `value` as indented JSON, atomically.
+
+    Raises
+    ------
+    ValueError
+        For NaN and infinities, which JSON does not have; what is not defined is None.
+    """
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write `text` in UTF-8, atomically."""
+    write_atomic(path, lambda temporary: _fill(temporary, text))
+
+
+def _fill(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
@@ -83,6 +145,11 @@ def reading(path: Path) -> Iterator[None]:
         raise DatasetError(f"{path} is damaged or of another version ({' '.join(str(error).split())})") from error
 
 
+def cache_directory() -> Path:
+    """Where what can be found again is kept for this user; `RuntimeError` for a user without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratarec"
+
+
 def make_directory(path: Path) -> None:
     """Create `path` and its parents; a `StorageError` where that cannot be."""
     try:
@@ -92,12 +159,12 @@ def make_directory(path: Path) -> None:
 
 
 def replace_directory(temporary: Path, final: Path) -> None:
-    """Sync everything in `temporary` and rename it to `final`; an older `final` is removed after the swap."""
+    """Sync everything in `temporary` and rename it to `final`; an older `final` is removed after the swap.
+
+    For directories inside one of ours; `ownership.replace` is for those that a user names.
+    """
     try:
-        for folder, _, names in os.walk(temporary):
-            for name in names:
-                sync(Path(folder, name))
-            sync(Path(folder))
+        sync_tree(temporary)
         old = final.with_name(f".{final.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if final.exists():

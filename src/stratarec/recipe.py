@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from stratarec.data.prepare import PrepareConfig
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.planning.config import MemoryConfig
 from stratarec.training.config import TrainConfig
@@ -58,6 +59,7 @@ class Recipe:
     def from_dict(cls, content: Mapping[str, Any], origin: str = "recipe") -> Recipe:
         """A recipe from plain data, as `to_dict` gives."""
         _check_keys(content, cls, origin, "")
+        check_finite(content, f"{origin}: ")
         try:
             recipe: Recipe = pydantic.TypeAdapter(cls).validate_python(content)
         except pydantic.ValidationError as error:

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from stratarec.data.dataset import Dataset
+from stratarec.data.names import LABEL, SESSION, TIME
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
@@ -88,7 +89,7 @@ def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:
     log = click_log(tmp_path / "log.parquet")
     dataset = prepare(clicks_config(tmp_path))
     samples = pl.concat([decoded(dataset, split) for split in ("train", "valid", "test")])
-    positives = samples.filter(pl.col("label") == 1)
+    positives = samples.filter(pl.col(LABEL) == 1)
     ordered = log.sort("timestamp", maintain_order=True)
     last = int(ordered["timestamp"][-1])
     # The split by time of `clicks_config`: four hours each of validation and test.
@@ -110,12 +111,12 @@ def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:
 
     expected = Counter((r["item_id"], r["device"], r["timestamp"], history(r)) for r in rows if followers(r))
     assert len(log) > expected.total() > 0.8 * len(log)
-    found = Counter((r["item_id"], r["device"], r["__time"], tuple(r["history"])) for r in positives.rows(named=True))
+    found = Counter((r["item_id"], r["device"], r[TIME], tuple(r["history"])) for r in positives.rows(named=True))
     assert found == expected
-    negatives = samples.filter(pl.col("label") == 0)
+    negatives = samples.filter(pl.col(LABEL) == 0)
     assert len(negatives) == 3 * len(positives)
     for row in negatives.rows(named=True):
-        assert any(row["item_id"] in followers(r) for r in rows if r["timestamp"] == row["__time"])
+        assert any(row["item_id"] in followers(r) for r in rows if r["timestamp"] == row[TIME])
 
 
 def test_clicks_of_one_moment_keep_the_order_of_the_log(tmp_path: Path) -> None:
@@ -129,20 +130,20 @@ def test_clicks_of_one_moment_keep_the_order_of_the_log(tmp_path: Path) -> None:
     )
     dataset = prepare(clicks_config(tmp_path, source=source))
     splits = [decoded(dataset, split) for split in dataset.splits]
-    samples = pl.concat(splits, how="vertical_relaxed").filter(pl.col("label") == 1)
+    samples = pl.concat(splits, how="vertical_relaxed").filter(pl.col(LABEL) == 1)
     rows = pl.concat(logs).sort("timestamp", maintain_order=True).rows(named=True)
     expected: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
         earlier = [r for r in rows if r["user_id"] == row["user_id"] and r["timestamp"] < row["timestamp"]]
         expected[(row["item_id"], row["timestamp"], *(r["item_id"] for r in earlier[-30:]))] += 1
-    assert Counter((r["item_id"], r["__time"], *r["history"]) for r in samples.rows(named=True)) == expected
+    assert Counter((r["item_id"], r[TIME], *r["history"]) for r in samples.rows(named=True)) == expected
 
 
 def test_splits_by_time_are_in_order_of_time(tmp_path: Path) -> None:
     log = click_log(tmp_path / "log.parquet")
     dataset = prepare(clicks_config(tmp_path))
     last = int(log["timestamp"].max())  # type: ignore[arg-type]
-    times = {split: decoded(dataset, split)["__time"] for split in dataset.splits}
+    times = {split: decoded(dataset, split)[TIME] for split in dataset.splits}
     assert times["test"].min() > last - 4 * HOUR  # type: ignore[operator]
     assert times["valid"].max() <= last - 4 * HOUR  # type: ignore[operator]
     assert times["train"].max() <= last - 8 * HOUR  # type: ignore[operator]
@@ -238,8 +239,11 @@ def test_bad_rows_are_counted_and_one_class_is_refused(tmp_path: Path) -> None:
     config = PrepareConfig(source=source, path=str(tmp_path / "data"), on_bad_row="skip")
     dataset = prepare(config)
     assert dataset.about["bad_rows"] == 20
-    assert "row 3: column 'y': got 2, expected 0 or 1" in dataset.about["bad_examples"][0]
-    with pytest.raises(DataError, match=r"row 3: column 'y': got 2, expected 0 or 1"):
+    for example, expected in zip(
+        dataset.about["bad_examples"], ("2: column 'd': got inf", "3: column 'y': got 2"), strict=False
+    ):
+        assert f"row {expected}, expected" in example
+    with pytest.raises(DataError, match=r"row 2: column 'd': got inf, expected a finite number"):
         prepare(PrepareConfig(source=source, path=str(tmp_path / "strict")))
     frame.with_columns(y=pl.lit(0), d=pl.lit(0.0)).write_parquet(tmp_path / "log.parquet")
     with pytest.raises(DataError, match="expected both classes"):
@@ -266,7 +270,7 @@ def test_parquet_columns_are_checked(tmp_path: Path) -> None:
 def test_the_split_by_fraction_keeps_sessions_whole(tmp_path: Path) -> None:
     config = PrepareConfig(source=SyntheticConfig(samples=4000, scale=0.001), path=str(tmp_path / "data"))
     dataset = prepare(config)
-    sessions = {split: set(decoded(dataset, split)["__session"]) for split in dataset.splits}
+    sessions = {split: set(decoded(dataset, split)[SESSION]) for split in dataset.splits}
     assert not sessions["train"] & sessions["test"]
     assert not sessions["train"] & sessions["valid"]
     assert 0.05 < dataset.samples("test") / 4000 < 0.15

@@ -1,13 +1,15 @@
 """A prepared data set on disk: it describes itself, and is checked by hash when it is opened.
 
+    stratarec.json                      says that this is a data set of StrataRec's making
     dataset.json                        schema, counts, splits, groups, vocabulary sizes, hashes, format version
     vocabulary/<name>.parquet           value, id, count
-    <split>/shard-00000.parquet         label, dense (float32), ids (int32, or lists of int32), __time, pointers (int32)
+    <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row
     <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
                                         column ``<table>/<column>`` holding the whole column as one list
 
-Without groups there are no tables: histories are lists, and __group and __session columns of the samples. Only this
-module and `blocks` know the layout; `prepare` writes and the loader reads through them.
+Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only this
+module and `blocks` know the layout; `prepare` writes and the loader reads through them. What begins with @ is in
+`names`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,15 +27,21 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.blocks import Block, Encoded
+from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER
 from stratarec.data.reading import BlockReader
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SPLITS
+from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import Vocabulary
 from stratarec.errors import DatasetError
-from stratarec.files import file_hash, read_json, write_atomic, write_json
+from stratarec.files import file_hash, read_json, reading, write_atomic, write_json
+from stratarec.hashes import file_hashes
+from stratarec.ownership import MARKER, Kind, kind_of
 
-FORMAT = 3
+FORMAT = 4
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
+DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
 LEVEL = 1
 """Of zstd."""
 
@@ -80,6 +87,8 @@ class VocabularyInfo:
     """Rows that a table needs: values and tail buckets."""
     values: int
     tail_buckets: int
+    digest: str
+    """xxh3_128 of the values in order of id."""
     path: str
     bytes: int
     hash: str
@@ -116,7 +125,10 @@ def parquet_options(sample: pa.Table) -> dict[str, Any]:
     Dictionary indices are packed by the bit, which hides from zstd what repeats by the byte, so which one is smaller is
     a matter of the column: pointers go as differences, precise numbers plain, categories by dictionary.
     """
-    chosen = {path: _smallest(sample.select([name]), path) for name, path in _leaves(sample.schema)}
+    chosen: dict[str, str | None] = {}
+    for name, path in _leaves(sample.schema):
+        # A feature may be called what Parquet calls the values of another one's lists: a dictionary suits any type.
+        chosen[path] = None if path in chosen else _smallest(sample.select([name]), path)
     return {
         "compression": "zstd",
         "compression_level": LEVEL,
@@ -160,14 +172,16 @@ def _one_row(block: Block) -> pa.Table:
     return pa.table(columns)
 
 
-def write_vocabulary(root: Path, name: str, table: pa.Table, values: int) -> VocabularyInfo:
+def write_vocabulary(root: Path, name: str, vocabulary: Vocabulary) -> VocabularyInfo:
     """Write a vocabulary's table."""
     relative = f"vocabulary/{name}.parquet"
+    table = vocabulary.frame().to_arrow()
     write_atomic(root / relative, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
     return VocabularyInfo(
-        rows=table.num_rows,
-        values=values,
-        tail_buckets=table.num_rows - values,
+        rows=vocabulary.rows,
+        values=len(vocabulary.values),
+        tail_buckets=vocabulary.tail_buckets,
+        digest=vocabulary.digest,
         path=relative,
         bytes=(root / relative).stat().st_size,
         hash=file_hash(root / relative),
@@ -200,8 +214,8 @@ def write_manifest(
     write_json(root / MANIFEST, content)
 
 
-def _manifest_hash(content: Mapping[str, Any]) -> str:
-    bare = {key: value for key, value in content.items() if key != "hash"}
+def _manifest_hash(content: Mapping[str, Any], without: Sequence[str] = ("hash",)) -> str:
+    bare = {key: value for key, value in content.items() if key not in without}
     return hashlib.blake2b(json.dumps(bare, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -223,16 +237,18 @@ class Dataset:
         self.positives: dict[str, int] = content["positives"]
         self.vocabularies = {key: VocabularyInfo(**info) for key, info in content["vocabularies"].items()}
         self.about: dict[str, Any] = content["about"]
-        self.fingerprint: str = content["hash"]
+        self.fingerprint = _manifest_hash(content, ("hash", "name", "about"))
+        """Hash of what the data set holds: equal for data sets whose every file is equal, however they were made."""
 
     @classmethod
-    def open(cls, path: str | Path, *, verify: Literal["full", "sizes"] = "full") -> Dataset:
+    def open(cls, path: str | Path, *, verify: Literal["full", "changed", "sizes"] = "changed") -> Dataset:
         """Open and check a prepared data set.
 
         Parameters
         ----------
-        verify : {"full", "sizes"}
-            ``full`` reads and hashes every file; ``sizes`` checks sizes alone.
+        verify : {"full", "changed", "sizes"}
+            ``full`` reads and hashes every file; ``changed`` those alone whose size, times or inode are not what they
+            were when this user last hashed them; ``sizes`` checks sizes alone.
 
         Raises
         ------
@@ -241,13 +257,18 @@ class Dataset:
         """
         path = Path(path)
         if not (path / MANIFEST).is_file():
-            raise DatasetError(f"{path} is no prepared data set: it has no {MANIFEST}; run `stratarec prepare` first")
+            what = "it does not exist"
+            if path.exists():
+                what = f"it is a {kind_of(path)}" if kind_of(path) else f"it has no {MANIFEST}"
+            raise DatasetError(f"{path} is no prepared data set: {what}; run `stratarec prepare` first")
         content = read_json(path / MANIFEST)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, dict) else "none"
             raise DatasetError(f"{path / MANIFEST}: format {found}, expected {FORMAT}; prepare the data again")
         if content.get("hash") != _manifest_hash(content):
             raise DatasetError(f"{path / MANIFEST} was changed after it was written: its hash does not match")
+        if kind_of(path) != DATASET.name:
+            raise DatasetError(f"{path / MARKER} is missing or damaged; prepare the data again")
         dataset = cls(path, content)
         dataset._verify(verify)
         return dataset
@@ -262,11 +283,36 @@ class Dataset:
             if size != entry.bytes:
                 found = "is missing" if size is None else f"has {size} bytes, expected {entry.bytes}"
                 raise DatasetError(f"{file} {found}; prepare the data again")
-        if how == "full":
-            with ThreadPoolExecutor(2) as pool:
-                for entry, found in zip(files, pool.map(lambda e: file_hash(self.path / e.path), files), strict=True):
-                    if found != entry.hash:
-                        raise DatasetError(f"{self.path / entry.path} is damaged: its hash does not match")
+        if how == "sizes":
+            return
+        with reading(self.path):
+            hashes = file_hashes([self.path / entry.path for entry in files], fresh=how == "full")
+        for entry, digest in zip(files, hashes, strict=True):
+            if digest != entry.hash:
+                raise DatasetError(f"{self.path / entry.path} is damaged: its hash does not match")
+
+    def inputs(self) -> dict[str, Any]:
+        """What ids and dense values of a batch mean, as JSON: a model is of use with equal inputs alone.
+
+        Features in order, the values of each vocabulary (not their counts), mean and deviation of standardised columns.
+        """
+        kept = ("name", "kind", "vocabulary", "of", "max_length")
+        return {
+            "sparse": [{key: getattr(feature, key) for key in kept} for feature in self.schema.sparse],
+            "dense": [self._dense_input(feature) for feature in self.schema.dense],
+            "vocabularies": {
+                name: {"values": info.values, "tail_buckets": info.tail_buckets, "digest": info.digest}
+                for name, info in self.vocabularies.items()
+            },
+        }
+
+    def _dense_input(self, feature: DenseFeature) -> dict[str, Any]:
+        kept = ("name", "transform", "standardize")
+        found = {key: getattr(feature, key) for key in kept}
+        if feature.standardize:
+            moments = Moments(**self.about["moments"][feature.name])
+            found |= {"mean": moments.mean, "deviation": moments.deviation}
+        return found
 
     def samples(self, split: str) -> int:
         """Samples of a split."""
@@ -287,6 +333,21 @@ class Dataset:
         table = pq.read_table(self.path / self.vocabularies[vocabulary].path, columns=["count"])
         counts: NDArray[np.int64] = table["count"].to_numpy()
         return counts
+
+    def row_numbers(self, split: str) -> Iterator[NDArray[np.int64]]:
+        """Which row of the log each sample came from, row group by row group in the order of storage; see `split_rows`.
+
+        Raises
+        ------
+        DatasetError
+            Where the data set was prepared without.
+        """
+        if not self.about["rows"]["kept"]:
+            raise DatasetError(f"{self.path} does not know rows of the log; prepare it with data.keep_rows")
+        with self.reader(split) as reader:
+            for number, shard in enumerate(self.shards(split)):
+                for group in range(len(shard.row_groups)):
+                    yield reader.row_numbers(number, group)
 
     @property
     def windows(self) -> tuple[str, ...]:
@@ -312,8 +373,8 @@ class Dataset:
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
         """One row group with a column for every feature, nothing deduplicated."""
         columns = self.read_block(split, shard, group).expand(self.groups, self.windows)
-        names = ["label", *(f.name for f in self.schema.dense), *(f.name for f in self.schema.sparse)]
-        names += [name for name in ("__time", "__group", "__session") if name in columns]
+        names = [LABEL, *self.schema.names]
+        names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})
 
 

@@ -6,13 +6,12 @@
 3. *encode*: each partition becomes one shard of each split.
 
 Memory holds one chunk, or one partition, and the vocabularies. Everything happens in ``<path>.preparing``; the last act
-renames its output to `path`.
+renames its output to `path`. An earlier data set stays there until then.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -24,6 +23,7 @@ import pyarrow as pa
 
 from stratarec.data.blocks import Encoded
 from stratarec.data.dataset import (
+    DATASET,
     MANIFEST,
     Dataset,
     Shard,
@@ -33,28 +33,41 @@ from stratarec.data.dataset import (
     write_vocabulary,
 )
 from stratarec.data.groups import GroupMode, Repeats, choose_groups, describe
+from stratarec.data.matching import settings, settings_difference
 from stratarec.data.partition import Partition
 from stratarec.data.sources import OnBadRow, Source, SourceConfig, open_source
+from stratarec.data.sources.files import hash_logs
+from stratarec.data.span import Span
 from stratarec.data.splits import SPLITS, SplitConfig, Splitter
 from stratarec.data.staging import StagedChunk, Staging
 from stratarec.data.transforms import Moments
-from stratarec.data.vocabulary import Vocabulary, VocabularyConfig
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, merge_counts
 from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
-from stratarec.files import (
-    make_directory,
-    read_json,
-    reading,
-    replace_directory,
-    storage_error,
-    write_atomic,
-    write_json,
+from stratarec.files import make_directory, read_json, reading, storage_error, write_atomic, write_json
+from stratarec.ownership import (
+    Kind,
+    check_replaceable,
+    claim,
+    empty,
+    held,
+    mark,
+    named_directory,
+    recover,
+    remove,
+    replace,
+    state,
 )
 from stratarec.progress import Progress, SilentProgress
 
 # Raise this when the same logs and settings give another data set.
 _VERSION = 3
+WORK = Kind(
+    name="half-prepared data set",
+    field="data.path",
+    content=("plan.json", "source", "staged", "staged.done", "counts", "encoded", "output"),
+)
 # What a run leaves in its work directory; a later version whose notes have other fields starts anew.
-_WORK_FORMAT = [4, *(entry.name for kind in (StagedChunk, Moments, Shard, Repeats) for entry in fields(kind))]
+_WORK_FORMAT = [5, *(entry.name for kind in (StagedChunk, Moments, Shard, Repeats) for entry in fields(kind))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +89,9 @@ class PrepareConfig:
     groups: GroupMode = "auto"
     """Which features are stored once for each distinct value: the groups that the schema declares and those that repeat
     within sessions (``auto``), the declared ones (``declared``), or none, histories as copies (``none``)."""
+    keep_rows: bool = True
+    """Store which row of which file each sample came from, so that predictions can be joined to the log. Training does
+    not read it; it takes 0.1 to 0.6 bytes a sample."""
 
     def __post_init__(self) -> None:
         if self.shard_samples < 1:
@@ -96,7 +112,7 @@ def prepare(
     DatasetError
         When `path` holds a data set of other logs or settings and `overwrite` is false.
     StorageError
-        When an output cannot be written. An earlier data set at `path` is then as it was.
+        When an output cannot be written, or `path` holds anything but a data set. It is then as it was.
     """
     run = _Run(config, name, progress or SilentProgress())
     with _storage_errors(run.final):
@@ -117,26 +133,58 @@ class _Run:
     """One call of `prepare`."""
 
     def __init__(self, config: PrepareConfig, name: str, progress: Progress) -> None:
-        self.config, self.name, self.progress = config, name or Path(config.path).name, progress
-        self.final = Path(config.path)
+        self.final = named_directory(config.path)
+        self.config, self.name, self.progress = config, name or self.final.name, progress
         self.work = self.final.with_name(f"{self.final.name}.preparing")
         self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row, split=config.split)
         self.schema = self.source.schema
+        config.vocabulary.check(self.schema)
         self.splitter = Splitter(config.split, self.schema, self.source.files)
-        self.plan = self._plan()
 
     def _plan(self) -> dict[str, Any]:
         """What the outcome depends on; an interrupted run goes on under the same plan alone."""
-        settings = {key: value for key, value in asdict(self.config).items() if key not in ("path", "source")}
-        plan = {"format": _VERSION, "source": self.source.fingerprint(), "settings": settings}
+        files = self.splitter.file_split
+        plan = {
+            "format": _VERSION,
+            "settings": settings(self.config),
+            "source": self.source.fingerprint(),
+            # Patterns may name folders, which the fingerprint leaves out.
+            "file_split": None if files is None else files.tolist(),
+        }
         roundtrip: dict[str, Any] = json.loads(json.dumps(plan))
         return roundtrip
 
     def run(self, overwrite: bool) -> Dataset:
-        if self.final.exists() and not overwrite:
+        there = self._look(overwrite)
+        self._hash_logs()
+        self.plan = self._plan()
+        if there and not overwrite:
             return self._finished()
-        if self.final.exists() and not self.final.is_dir():
-            raise StorageError(f"cannot write {self.final}: it is a file, expected a directory or nothing")
+        claim(self.work, WORK)
+        with held(self.work):
+            if not overwrite and self.final.exists():  # another process has just finished it
+                remove(self.work)
+                return self._finished()
+            self._work()
+        return Dataset.open(self.final, verify="sizes")
+
+    def _look(self, overwrite: bool) -> bool:
+        """Whether something is at `path`; refused unless it is a data set, which is all that is ever replaced."""
+        recover(self.final, DATASET, lambda path: (path / MANIFEST).is_file())
+        if overwrite:
+            check_replaceable(self.final, DATASET)
+        elif state(self.final, DATASET) == "free" and self.final.exists():
+            raise DatasetError(f"{self.final} exists and is no prepared data set; name another data.path")
+        return self.final.exists()
+
+    def _hash_logs(self) -> None:
+        """Read logs that are not known yet once, so that their contents can be compared without reading them."""
+        if self.source.files:
+            self.progress.start("check", self.source.total_bytes, "B")
+            hash_logs(self.source.files, self.progress.advance)
+            self.progress.finish()
+
+    def _work(self) -> None:
         resumed = self._open_workspace()
         try:
             self._write()
@@ -146,11 +194,14 @@ class _Run:
             self._start_anew(str(error))
             self._open_workspace()
             self._write()
-        return Dataset.open(self.final, verify="sizes")
 
     def _write(self) -> None:
         """Every stage, each from where the work directory says it stopped."""
         chunks = self._stage()
+        span = self._span(chunks)
+        if span is not None:
+            self.progress.say(f"times span {span}")
+            span.check_split(self.config.split)
         shards = self.staging.shards(chunks, self.config.shard_samples)
         self._count(chunks, shards)
         vocabularies, infos = self._vocabularies(len(shards))
@@ -158,25 +209,35 @@ class _Run:
         groups = choose_groups(self.config.groups, self.schema, repeats)
         for line in describe(groups or {}, self.schema, repeats):
             self.progress.say(line)
-        self._encode(chunks, shards, lambda part, split: part.encode(split, vocabularies, moments, groups))
+        keep = self.config.keep_rows
+        self._encode(
+            chunks, shards, lambda part, split: part.encode(split, vocabularies, moments, groups, keep_rows=keep)
+        )
         self._finish(chunks, len(shards), infos, groups, {"repeats": repeats.to_dict(), "moments": moments})
 
     def _finished(self) -> Dataset:
         if not (self.final / MANIFEST).is_file():
             raise DatasetError(f"{self.final} exists and is no prepared data set; name another data.path")
         dataset = Dataset.open(self.final)
-        if dataset.about.get("plan") != self.plan:
-            raise DatasetError(
-                f"{self.final} was prepared from other logs or settings; name another data.path, or pass --overwrite"
-            )
+        if dataset.about["plan"] != self.plan:
+            raise DatasetError(f"{self._difference(dataset)}; name another data.path, or pass --overwrite")
         self.progress.say(f"{self.final} is up to date")
         return dataset
+
+    def _difference(self, dataset: Dataset) -> str:
+        before = dataset.about["plan"]
+        found = settings_difference(self.plan["settings"], before["settings"])
+        if found is not None:
+            return f"{self.final} was prepared with data.{found.field} = {found.have!r}, and not {found.want!r}"
+        if before["format"] != self.plan["format"]:
+            return f"{self.final} was prepared by another version of StrataRec"
+        return f"{self.final} was prepared from logs of other content, {', '.join(dataset.about['paths'][:3])}"
 
     def _open_workspace(self) -> bool:
         """Make the work directory ready; true when an earlier run's work goes on."""
         path = self.work / "plan.json"
         resumed = self._is_ours(path)
-        if self.work.exists() and not resumed:
+        if not resumed and sum(1 for _ in self.work.iterdir()) > 1:
             self._start_anew(f"{self.work} is of other logs, settings or another version")
         make_directory(self.work / "source")
         if not resumed:
@@ -198,7 +259,7 @@ class _Run:
 
     def _start_anew(self, reason: str) -> None:
         self.progress.say(f"{reason}; starting anew")
-        shutil.rmtree(self.work)
+        empty(self.work)
 
     def _stage(self) -> list[StagedChunk]:
         done = self.staging.done()
@@ -207,25 +268,33 @@ class _Run:
             if read_json(finished) != len(done):
                 raise DatasetError(f"{self.work / 'staged'} is damaged: some of its chunks are missing")
             return done
-        before = done[-1].bytes_done if done else 0
+        before, rows = done[-1].bytes_done if done else 0, sum(chunk.rows for chunk in done)
         self.progress.start("read", self.source.total_bytes, "" if not self.source.files else "B", before)
         for chunk in self.source.chunks(self.work / "source", start=len(done)):
-            done.append(self.staging.add(chunk))
+            rows += chunk.frame.height
+            done.append(self.staging.add(chunk, rows - chunk.frame.height))
             self.progress.advance(chunk.bytes_done - before)
             before = chunk.bytes_done
         self.progress.finish()
         notes = [chunk.note for chunk in done if chunk.note]
-        if not any(chunk.rows for chunk in done):
+        if not any(chunk.samples for chunk in done):
             raise DataError("; ".join([f"{', '.join(self.source.files[:3])}: no usable row in the input", *notes]))
         for note in notes:
             self.progress.say(note)
         write_json(finished, len(done))
         return done
 
+    def _span(self, chunks: Sequence[StagedChunk]) -> Span | None:
+        """From the first to the last time of the log; None where it has no times."""
+        times = [chunk.times for chunk in chunks if chunk.times]
+        if not times:
+            return None
+        first, last = min(time for time, _ in times), max(time for _, time in times)
+        return Span(first=first, last=last, unit=self.schema.time_unit)
+
     def _partition(self, chunks: Sequence[StagedChunk], partitions: Sequence[int]) -> Partition:
-        frame = self.staging.read(chunks, partitions)
-        last_time = max((chunk.last_time for chunk in chunks if chunk.rows), default=0)
-        return Partition(frame, self.schema, self.splitter.assign(frame, last_time))
+        frame, span = self.staging.read(chunks, partitions), self._span(chunks)
+        return Partition(frame, self.schema, self.splitter.assign(frame, span.last if span else 0))
 
     def _count(self, chunks: Sequence[StagedChunk], shards: Sequence[Sequence[int]]) -> None:
         folder = self.work / "counts"
@@ -264,11 +333,11 @@ class _Run:
             for file in files:
                 with reading(file):
                     counted = pl.read_parquet(file)
-                    total = counted if total is None else _merge(total, counted)
+                    total = counted if total is None else merge_counts([total, counted])
             assert total is not None
             vocabulary = Vocabulary.rank(total, self.config.vocabulary.limits(name))
             ranked[name] = vocabulary
-            infos[name] = write_vocabulary(self.output, name, vocabulary.frame().to_arrow(), len(vocabulary.values))
+            infos[name] = write_vocabulary(self.output, name, vocabulary)
         return ranked, infos
 
     def _moments(self, shards: int) -> dict[str, Moments]:
@@ -332,7 +401,10 @@ class _Run:
         for name in ("valid", "test"):
             if self.config.split.asks_for(name) and not samples[name]:
                 asked = getattr(self.config.split, name)
-                raise DataError(f"no sample falls into the {name} split: check data.split.{name}, which is {asked!r}")
+                span = f"; the log spans {self._span(chunks)}" if self.config.split.by == "time" else ""
+                raise DataError(
+                    f"no sample falls into the {name} split: check data.split.{name}, which is {asked!r}{span}"
+                )
         bad = sum(chunk.bad_rows for chunk in chunks)
         examples = [text for chunk in chunks for text in chunk.bad_examples][:5]
         write_manifest(
@@ -345,22 +417,27 @@ class _Run:
             vocabularies=infos,
             about={
                 "plan": self.plan,
+                "paths": list(getattr(self.config.source, "paths", ())),
                 "bad_rows": bad,
                 "bad_examples": examples,
                 "repeats": measured["repeats"],
-                "moments": {key: asdict(value) for key, value in measured["moments"].items()},
+                "moments": {
+                    key: {**asdict(value), "deviation": value.deviation} for key, value in measured["moments"].items()
+                },
+                "rows": {
+                    "kept": self.config.keep_rows,
+                    "files": list(self.source.files) if all(chunk.by_file for chunk in chunks) else [],
+                },
             },
         )
+        mark(self.output, DATASET)
         Dataset.open(self.output, verify="sizes")
-        replace_directory(self.output, self.final)
-        shutil.rmtree(self.work)
+        old = replace(self.output, self.final, DATASET)
+        remove(self.work)
+        if old is not None:
+            remove(old)
         if bad:
             self.progress.say(f"left out {bad} bad rows, such as {'; '.join(examples[:2])}")
-
-
-def _merge(one: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
-    joined = pl.concat([one, other], how="vertical_relaxed")
-    return joined.group_by("value").agg(pl.col("count").sum()).sort("value")
 
 
 def _release_memory() -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
+from stratarec.data.names import FILE, ROW
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 
@@ -23,8 +24,8 @@ class SplitConfig:
     """How samples are dealt to training, validation and test."""
 
     by: Literal["time", "fraction", "file"] = "fraction"
-    """``time``: the last stretches; ``fraction``: at random, whole users or sessions together where the schema names
-    them; ``file``: whole input files."""
+    """``time``: the last stretches; ``fraction``: at random, whole users together where the schema names them, else
+    whole sessions; ``file``: whole input files."""
     valid: float | str | tuple[str, ...] = 0.1
     """A duration such as 1d for ``time``, a share for ``fraction``, file name patterns for ``file``."""
     test: float | str | tuple[str, ...] = 0.1
@@ -60,14 +61,16 @@ class Splitter:
 
     def __init__(self, config: SplitConfig, schema: Schema, files: tuple[str, ...]) -> None:
         self._config, self._schema = config, schema
+        self.file_split: NDArray[np.int8] | None = None
+        """Split of each input file; only for a split by file."""
         if config.by == "time" and not schema.time:
             raise ConfigError("data.split.by is time, but this data has no time column")
         if config.by == "file":
-            self._file_split = np.array([self._of_file(path) for path in files], dtype=np.int8)
+            self.file_split = np.array([self._of_file(path) for path in files], dtype=np.int8)
             for number, name in ((1, "valid"), (2, "test")):
-                if not (self._file_split == number).any():
+                if not (self.file_split == number).any():
                     raise ConfigError(f"data.split.{name} matches none of the {len(files)} input files")
-            if self._file_split.all():
+            if self.file_split.all():
                 raise ConfigError(
                     "data.split.valid and data.split.test match every input file: none is left to train on"
                 )
@@ -81,18 +84,23 @@ class Splitter:
                 return number
         return 0
 
+    def _duration(self, name: str) -> int:
+        return in_unit(str(getattr(self._config, name)), self._schema.time_unit, f"data.split.{name}")
+
     def assign(self, frame: pl.DataFrame, last_time: int) -> NDArray[np.int8]:
         """``[N]`` split numbers of staged rows; `last_time` is the largest time of all samples."""
         config, schema = self._config, self._schema
         if config.by == "file":
-            numbers: NDArray[np.int8] = self._file_split[frame["__file"].to_numpy()]
+            assert self.file_split is not None
+            numbers: NDArray[np.int8] = self.file_split[frame[FILE].to_numpy()]
             return numbers
         if config.by == "time":
             times = frame[schema.time].to_numpy()
-            last_valid = last_time - in_unit(str(config.test), schema.time_unit, "data.split.test")
-            last_train = last_valid - in_unit(str(config.valid), schema.time_unit, "data.split.valid")
+            last_valid = last_time - self._duration("test")
+            last_train = last_valid - self._duration("valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
-        key = frame[schema.shard_key] if schema.shard_key else frame["__row"]
+        # A user on both sides would be tested on what was learnt of them.
+        key = frame[schema.user or schema.session or ROW]
         hashes = stable_hash(pl.Series(stable_hash(key) ^ np.uint64(config.seed)).reinterpret(signed=True))
         place = unit_interval(hashes)
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.errors import DatasetError
-from stratarec.files import make_directory, read_json, storage_error, write_json
+from stratarec.files import cache_directory, make_directory, read_json, storage_error, write_json
 from stratarec.kernels.bandwidth import read_blocks, sum_parts, sum_rows
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.threads import use_torch_threads
@@ -123,7 +123,7 @@ def measure_tiers(memory: MemoryConfig, *, again: bool = False, cache: Path | No
 
 def cache_file() -> Path:
     """Where measurements are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratarec" / "tiers.json"
+    return cache_directory() / "tiers.json"
 
 
 class _Cache:

@@ -9,6 +9,7 @@ step-00001000/
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from stratarec.errors import CheckpointError, ConfigError, DatasetError, StorageError
 from stratarec.files import file_hash, make_directory, read_json, replace_directory, storage_error, write_json
+from stratarec.finite import check_finite
 from stratarec.models import CTRModel
 from stratarec.tensors import read_tensors, write_tensors
 
@@ -39,6 +41,7 @@ class CheckpointConfig:
     """How many of the last are kept, the best one besides."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "train.checkpoint.")
         for name, least in (("every_steps", 0), ("every_minutes", 0), ("keep", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"train.checkpoint.{name} is {getattr(self, name)}, expected at least {least}")
@@ -56,7 +59,7 @@ def save(
 
     `previous` is the last checkpoint of this model object: rows that did not change since are linked from it.
     """
-    final = folder / f"step-{state['step']:08d}"
+    final = of_step(folder, state["step"])
     temporary = folder / f".{final.name}.tmp"
     make_directory(folder)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -92,18 +95,13 @@ class Checkpoint:
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
 
-def load(path: Path, *, identity: Mapping[str, Any] | None = None) -> Checkpoint:
+def load(path: Path) -> Checkpoint:
     """Read a checkpoint and check it.
-
-    Parameters
-    ----------
-    identity : mapping
-        What the model and data must be; the message of the error names the first field that differs.
 
     Raises
     ------
     CheckpointError
-        When it is missing, damaged (names the file), or of something else.
+        When it is missing or damaged; names the file.
     """
     state = read_state(path)
     for name in _FILES:
@@ -111,9 +109,6 @@ def load(path: Path, *, identity: Mapping[str, Any] | None = None) -> Checkpoint
             raise CheckpointError(f"{path / name} is missing; use another checkpoint")
         if file_hash(path / name) != state["hashes"][name]:
             raise CheckpointError(f"{path / name} is damaged: its hash does not match; use another checkpoint")
-    difference = None if identity is None else first_difference(identity, state["identity"])
-    if difference:
-        raise CheckpointError(f"{path} is of another model or data set: {difference}")
     return Checkpoint(
         path=path, state=state, network=read_tensors(path / _FILES[0]), optimizer=read_tensors(path / _FILES[1])
     )
@@ -133,21 +128,24 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def first_difference(want: Any, have: Any, where: str = "") -> str:
-    """Where two JSON values first differ, in words; empty when they are equal."""
-    if isinstance(want, Mapping) and isinstance(have, Mapping):
-        for key in sorted({*want, *have}):
-            inner = f"{where}.{key}" if where else str(key)
-            found = first_difference(want.get(key), have.get(key), inner)
-            if found:
-                return found
-        return ""
-    return "" if want == have else f"{where} is {have!r} there, and {want!r} here"
+def of_step(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies in `folder`."""
+    return folder / f"step-{step:08d}"
 
 
 def steps(folder: Path) -> list[Path]:
     """Whole checkpoints in `folder`, oldest first."""
     return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
+
+
+def recover(folder: Path) -> None:
+    """Bring back checkpoints that were being written anew when the process ended."""
+    for old in folder.glob(".step-*.old"):
+        final = folder / old.name[1 : -len(".old")]
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(old, final)
 
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from stratarec.data.window import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 from stratarec.training.checkpoint import CheckpointConfig
 
 
@@ -27,6 +28,7 @@ class DenseOptimizerConfig:
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "train.dense.")
         if self.learning_rate < 0 or self.weight_decay < 0:
             raise ConfigError("train.dense: learning_rate and weight_decay must be 0 or more")
 
@@ -93,6 +95,7 @@ class TrainConfig:
     """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "train.")
         for name, least in (
             ("batch_size", 1), ("epochs", 1), ("max_steps", 0), ("threads", 0), ("clip_norm", 0), ("eval_every", 0),
             ("log_every", 1), ("window_row_groups", 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -18,9 +18,15 @@ _BATCH = 8192
 
 
 def logits(
-    model: CTRModel, dataset: Dataset, split: str, *, precision: str, progress: Progress
+    model: CTRModel,
+    dataset: Dataset,
+    split: str,
+    *,
+    precision: str,
+    progress: Progress,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64] | None]]:
-    """Label, logit and group of each batch, in the order of storage."""
+    """Label, logit and group of each batch, in the order of storage; `check` is called before each and may raise."""
     loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False))
     training = model.training
     model.eval()
@@ -28,6 +34,7 @@ def logits(
     try:
         with torch.no_grad(), autocast(precision):
             for batch in loader.epoch(0):
+                check()
                 scores = model(batch).numpy()
                 yield batch.label.numpy(), scores, None if batch.group is None else batch.group.numpy()
                 progress.advance(batch.size)
@@ -37,10 +44,16 @@ def logits(
 
 
 def evaluate_split(
-    model: CTRModel, dataset: Dataset, split: str, *, precision: str, progress: Progress
+    model: CTRModel,
+    dataset: Dataset,
+    split: str,
+    *,
+    precision: str,
+    progress: Progress,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Metrics, NDArray[np.float32], NDArray[np.float32]]:
-    """Metrics of a split, and its labels and logits."""
-    parts = list(logits(model, dataset, split, precision=precision, progress=progress))
+    """Metrics of a split, and its labels and logits; see `logits`."""
+    parts = list(logits(model, dataset, split, precision=precision, progress=progress, check=check))
     label, score = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     groups = [part[2] for part in parts if part[2] is not None]
     return evaluate_logits(label, score, np.concatenate(groups) if groups else None), label, score

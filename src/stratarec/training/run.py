@@ -1,23 +1,28 @@
-"""The directory of a run: recipe.json, plan.json, checkpoints/, tensorboard/, result.json, report.html."""
+"""What a run is of, and the model that it ended with."""
 
 from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratarec.data.dataset import Dataset
+from stratarec.comparing import first_difference
+from stratarec.data.dataset import MANIFEST, Dataset
+from stratarec.data.matching import input_difference
 from stratarec.errors import CheckpointError, DatasetError
-from stratarec.files import read_json, write_json
+from stratarec.files import read_json, reading, write_json
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
+from stratarec.ownership import kind_of
 from stratarec.planning.apply import tier_config
 from stratarec.planning.plan import Plan
 from stratarec.planning.planner import make_plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
+from stratarec.training.directory import RECIPE, RESULT
 
 _PLAN = "plan.json"
 
@@ -29,9 +34,26 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     return {
         "model": content["model"],
         "train": {key: value for key, value in content["train"].items() if key not in free},
-        "tables": dataset.table_rows(),
+        "inputs": dataset.inputs(),
         "dataset": dataset.fingerprint,
     }
+
+
+def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:
+    """Refuse a checkpoint of another model than `identity` says, or of other samples than those of `dataset`."""
+    known = checkpoint.read_state(path)["identity"]
+    for part in ("model", "train"):
+        found = first_difference(identity[part], known[part], part)
+        if found is not None:
+            raise CheckpointError(
+                f"{path} is of another model or data set: {found.field} is {found.have!r} there and {found.want!r} here"
+            )
+    if identity["dataset"] != known["dataset"]:
+        detail = input_difference(dataset, known["inputs"]) or "it holds other samples"
+        raise CheckpointError(
+            f"{path} is of another model or data set: {dataset.path} is not what it was trained on ({detail}); prepare "
+            "the data as it was, or train anew with --overwrite or another train.run"
+        )
 
 
 def new_plan(recipe: Recipe, dataset: Dataset) -> Plan | None:
@@ -99,13 +121,15 @@ class TrainedModel:
         self.close()
 
 
-def open_run(path: str | Path, data: str | Path | None = None) -> TrainedModel:
+def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: bool = True) -> TrainedModel:
     """The model that a run ended with, or its last checkpoint while it has not ended.
 
     Parameters
     ----------
     data : path
         Another prepared data set with the same vocabularies; the run's own by default.
+    same_samples : bool
+        Refuse the run's own data set where it was prepared anew with other samples since.
 
     Raises
     ------
@@ -113,15 +137,21 @@ def open_run(path: str | Path, data: str | Path | None = None) -> TrainedModel:
         Where the run, its checkpoint or the data are missing, damaged or do not belong together.
     """
     path = Path(path)
-    if not (path / "recipe.json").is_file():
-        raise CheckpointError(f"{path} is no run: it has no recipe.json; name the directory that `train` wrote")
-    recipe = Recipe.from_dict(read_json(path / "recipe.json"), str(path / "recipe.json"))
-    own = Dataset.open(data or recipe.data.path)
+    if not (path / RECIPE).is_file():
+        what = f"it is a {kind_of(path)}" if kind_of(path) not in ("", "run") else f"it has no {RECIPE}"
+        raise CheckpointError(f"{path} is no run: {what}; name the directory that `train` wrote")
+    recipe = Recipe.from_dict(read_json(path / RECIPE), str(path / RECIPE))
     found = chosen_checkpoint(path)
-    state = checkpoint.read_state(found)
-    if own.table_rows() != state["identity"]["tables"]:
-        difference = checkpoint.first_difference(own.table_rows(), state["identity"]["tables"], "rows")
-        raise DatasetError(f"{own.path} does not fit {found}: {difference}")
+    known = checkpoint.read_state(found)["identity"]
+    own = _open_data(path, recipe, data)
+    difference = input_difference(own, known["inputs"])
+    if difference:
+        raise DatasetError(f"{own.path} does not fit {path}: {difference}; prepare it from the same training samples")
+    if data is None and same_samples and own.fingerprint != known["dataset"]:
+        raise DatasetError(
+            f"{own.path} was prepared anew with other samples since {path} was trained on it; to use it all the same, "
+            f"name it: {path} {own.path}"
+        )
     plan = saved_plan(path, recipe, own) or new_plan(recipe, own)
     # Stores with files are read in a directory of this process alone: the run itself may still be training.
     model = new_model(recipe, own, plan, f"{recipe.name}-reading-{uuid.uuid4().hex[:12]}")
@@ -134,11 +164,38 @@ def open_run(path: str | Path, data: str | Path | None = None) -> TrainedModel:
     return trained
 
 
+def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:
+    if data is None and not (Path(recipe.data.path) / MANIFEST).is_file():
+        where = "" if Path(recipe.data.path).is_absolute() else f" from {Path.cwd()}"
+        raise DatasetError(
+            f"{run} was trained on the data set {recipe.data.path}, which is not there{where}: name it behind the run"
+        )
+    return Dataset.open(recipe.data.path if data is None else data)
+
+
 def chosen_checkpoint(path: Path) -> Path:
     """The checkpoint that the final test used, else the last one."""
-    if (path / "result.json").is_file():
-        return path / "checkpoints" / str(read_json(path / "result.json")["checkpoint"])
+    name = tested_checkpoint(path)
+    if name:
+        return path / "checkpoints" / name
     found = checkpoint.steps(path / "checkpoints")
     if not found:
         raise CheckpointError(f"{path} has no checkpoint yet")
     return found[-1]
+
+
+def tested_checkpoint(path: Path) -> str:
+    """The name of the checkpoint that ``result.json`` is of; empty where there is no result."""
+    return str(_result(path, "checkpoint", ""))
+
+
+def tested_step(path: Path) -> int:
+    """How many steps the run had when ``result.json`` was written; -1 where there is no result."""
+    return int(_result(path, "steps", -1))
+
+
+def _result(path: Path, field: str, default: Any) -> Any:
+    if not (path / RESULT).is_file():
+        return default
+    with reading(path / RESULT):
+        return read_json(path / RESULT)[field]

@@ -6,64 +6,60 @@ A run is a function of its recipe and data: resumed from any checkpoint it ends 
 from __future__ import annotations
 
 import math
-import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 from torch.utils.tensorboard import SummaryWriter
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig, run_ahead
+from stratarec.data.matching import check_prepared
 from stratarec.embedding.lookahead import Lookahead
-from stratarec.errors import CheckpointError, Interrupted, TrainingError
-from stratarec.files import make_directory, write_json
+from stratarec.errors import Interrupted, TrainingError
+from stratarec.files import read_json, write_json
 from stratarec.jagged import Batch
 from stratarec.models.dedup import Lookup
+from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.reporting.metrics import LABELS, show
 from stratarec.reporting.report import write_report
 from stratarec.training import checkpoint
+from stratarec.training.directory import RECIPE, RESULT, RUN, RunDirectory
 from stratarec.training.evaluation import autocast, evaluate_split
 from stratarec.training.memory import peak_rss_bytes
-from stratarec.training.run import identity, new_model, new_plan, save_plan, saved_plan
+from stratarec.training.metrics import Metrics
+from stratarec.training.position import Position, best, is_over
+from stratarec.training.run import (
+    check_identity,
+    identity,
+    new_model,
+    new_plan,
+    save_plan,
+    saved_plan,
+    tested_checkpoint,
+    tested_step,
+)
+from stratarec.training.settings import torch_settings
+from stratarec.training.starting import check_validation, remarks, take_up
+from stratarec.training.stopping import Stopped, StopRequest
+from stratarec.training.warmup import warm_up
 
 _SMOOTHING = 0.98
 
 Item = tuple[Batch, Lookup]
 
 
-@dataclass
-class Position:
-    """How far a run has come; all of it is in every checkpoint."""
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    smoothed_loss: float = 0.0
-    best: float = math.nan
-    best_step: int = -1
-    bad_evaluations: int = 0
-    finished: bool = False
-    losses: list[tuple[int, float]] = field(default_factory=list)
-    evaluations: list[dict[str, float]] = field(default_factory=list)
-    train_seconds: float = 0.0
-    """Spent in steps, by all sessions of the run; the one field that differs from run to run."""
-    trained_samples: int = 0
-
-
 class Trainer:
-    """One run of a recipe on its data set.
+    """One run of a recipe on its data set; it trains once.
 
     Parameters
     ----------
@@ -75,6 +71,14 @@ class Trainer:
         Told of steps, evaluations and checkpoints.
     plan : Plan
         Where tables live; by default what the run was started with, or what the recipe's memory section asks for.
+
+    Raises
+    ------
+    ConfigError
+        When the data set was prepared by other settings than the recipe's, or cannot give what the recipe asks of its
+        validation split.
+    StorageError
+        When the directory of the run holds anything but a run.
     """
 
     def __init__(
@@ -82,21 +86,20 @@ class Trainer:
     ) -> None:
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.progress: Progress = progress or SilentProgress()
-        if self.config.threads:
-            torch.set_num_threads(self.config.threads)
-        torch.use_deterministic_algorithms(True)
-        # Else every new tensor is filled first; nothing here reads memory that it has not written.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.manual_seed(self.config.seed)
+        self._uncompared = check_prepared(recipe.data, dataset)
+        check_validation(self.config, dataset)
         self.position = Position()
-        self.run = recipe.run
-        self.checkpoints = self.run / "checkpoints"
+        self.run = named_directory(recipe.run)
+        state(self.run, RUN)  # what it cannot be written into is refused before anything is built
+        self.directory = RunDirectory(self.run)
+        self.checkpoints = self.directory.checkpoints
         self.plan = plan or saved_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
         self.model = new_model(recipe, dataset, self.plan, recipe.name)
         self.optimizer = self.config.dense.build(self.model.network)
         self._saved: Path | None = None
         self._identity = identity(recipe, dataset)
-        self._stop = False
+        self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
+        self._began, self._tested = False, ""
         self.loader = Loader(
             dataset,
             "train",
@@ -126,50 +129,64 @@ class Trainer:
         Raises
         ------
         CheckpointError
-            When the run has checkpoints and neither `resume` nor `overwrite` is set, or they do not fit.
+            When the run has checkpoints and neither `resume` nor `overwrite` is set, when they do not fit, or when a
+            finished run is resumed with another length that asks for no more steps.
+        StorageError
+            When the directory of the run cannot be written, or somebody else trains in it.
         TrainingError
             When the loss is no longer a number.
         Interrupted
             After SIGINT or SIGTERM, once a checkpoint is written.
         """
+        if self._began:
+            raise TrainingError("this trainer has been used: make another one, its tables are not as they began")
+        self._began = True
         try:
-            self._open(resume, overwrite)
-            return self._train_and_test()
+            with (
+                torch_settings(threads=self.config.threads, seed=self.config.seed),
+                self.directory.opened(resume=resume, overwrite=overwrite) as found,
+            ):
+                return self._train_and_test(found)
         finally:
             self.model.embeddings.close()
 
-    def _train_and_test(self) -> dict[str, Any]:
-        with SummaryWriter(str(self.run / "tensorboard"), purge_step=self.position.step) as board, self._signals():
-            self._board = board
-            if not self.position.finished:
+    def _train_and_test(self, found: Path | None) -> dict[str, Any]:
+        ended = found is not None and self._take_up(found)
+        self._tested = tested_checkpoint(self.run)
+        if ended and tested_step(self.run) == self.position.step:
+            self.progress.say(f"{self.run} has ended; this is its result")
+            result: dict[str, Any] = read_json(self.run / RESULT)
+            return result
+        if not ended:
+            self._introduce()
+            warm_up(self.recipe, self.loader, self.plan, self.progress)
+        writer = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.position.step)
+        with writer as self._board, self._stop.listening():
+            if not ended:
                 self._train()
             return self._finish()
 
-    def _open(self, resume: bool, overwrite: bool) -> None:
-        found = checkpoint.steps(self.checkpoints)
-        if found and not (resume or overwrite):
-            raise CheckpointError(
-                f"{self.run} holds a run up to {found[-1].name}: pass --resume to go on, --overwrite to start anew, or "
-                "another train.run"
-            )
-        if overwrite and self.run.exists():
-            shutil.rmtree(self.run)
-        if resume and found:
-            self._restore(found[-1])
-        make_directory(self.run)
-        write_json(self.run / "recipe.json", self.recipe.to_dict())
+    def _introduce(self) -> None:
+        """Write down and tell what is going to be trained."""
+        write_json(self.run / RECIPE, self.recipe.to_dict())
         save_plan(self.run, self.recipe, self.plan)
-        if self.plan is not None:
-            self.progress.say(self.plan.summary)
-            if self.plan.batch_size < self.config.batch_size:
-                self.progress.say(
-                    f"the plan is for batches of {self.plan.batch_size:,}; caches may be too small for batches of "
-                    f"{self.config.batch_size:,}: plan again, or lower train.batch_size"
-                )
+        if self._uncompared:
+            self.progress.say(self._uncompared)
+        for line in remarks(self.config, self.plan, self.dataset, self.total_steps):
+            self.progress.say(line)
+
+    def _take_up(self, path: Path) -> bool:
+        """Go on from a checkpoint; whether no step is left to train."""
+        check_identity(path, self._identity, self.dataset)
+        position = take_up(self.run, path, self.recipe, self.total_steps)
+        if not (position.finished and tested_step(self.run) == position.step):
+            self._restore(path)
+        self.position = position
+        return position.finished
 
     def _restore(self, path: Path) -> None:
-        """Continue from a checkpoint."""
-        loaded = checkpoint.load(path, identity=self._identity)
+        """Take everything from a checkpoint."""
+        loaded = checkpoint.load(path)
         same = loaded.into(self.model)
         checkpoint.restore_optimizer(self.optimizer, loaded.optimizer)
         self.position = Position(**loaded.state["position"])
@@ -180,8 +197,12 @@ class Trainer:
             self.progress.say("its rows were taken over into other tiers: from here on the bits may differ")
 
     def _train(self) -> None:
-        position, config = self.position, self.config
+        position = self.position
         self._saved_at = time.monotonic()
+        if self._evaluation_due():  # an earlier session was stopped while it evaluated
+            self._evaluate()
+            if self._stop.made:
+                self._leave()
         self.progress.start("train", self.total_steps, "steps", position.step)
         while position.step < self.total_steps and not position.finished:
             began = time.perf_counter()
@@ -193,14 +214,16 @@ class Trainer:
                     last = position.batch == len(self.loader)
                     if last:
                         position.epoch, position.batch = position.epoch + 1, 0
-                    self._after_step(last, batches)
+                    self._after_step(batches)
                     began = time.perf_counter()
                     if position.finished or last or position.step >= self.total_steps:
                         break
         self.progress.finish()
+        if not position.evaluated:
+            self._evaluate(closing=True)
+        if self._stop.made:
+            self._leave()
         position.finished = True
-        if config.eval_every and position.evaluations and position.evaluations[-1]["step"] != position.step:
-            self._evaluate()
         self.save()
 
     def _batches(self) -> Lookahead[Item]:
@@ -250,7 +273,14 @@ class Trainer:
         position.step += 1
         position.trained_samples += batch.size
 
-    def _after_step(self, epoch_ended: bool, batches: Lookahead[Item]) -> None:
+    def _evaluation_due(self) -> bool:
+        """Whether there should be an evaluation of this step, and there was none."""
+        position, every = self.position, self.config.eval_every
+        if not position.step or position.evaluated:
+            return False
+        return position.step % every == 0 if every else position.batch == 0
+
+    def _after_step(self, batches: Lookahead[Item]) -> None:
         position, config = self.position, self.config
         speed = position.trained_samples / max(position.train_seconds, 1e-9)
         self.progress.advance(1, f"loss {position.smoothed_loss:.4f}  {speed:,.0f} samples/s")
@@ -260,42 +290,53 @@ class Trainer:
             self._board.add_scalar("train/samples_per_second", speed, position.step)
             self._board.add_scalar("train/dense_learning_rate", self.optimizer.param_groups[0]["lr"], position.step)
             self._board.add_scalar("train/row_learning_rate", self.model.embeddings.learning_rate, position.step)
-        if (config.eval_every and position.step % config.eval_every == 0) or (epoch_ended and not config.eval_every):
+        if self._evaluation_due():
             self._evaluate()
         by_steps = config.checkpoint.every_steps and position.step % config.checkpoint.every_steps == 0
         minutes = (time.monotonic() - self._saved_at) / 60
         due = by_steps or (config.checkpoint.every_minutes and minutes >= config.checkpoint.every_minutes)
-        if not due and not self._stop:
+        if not due and not self._stop.made:
             return
         # What is staged already is trained first: a checkpoint holds no batch that is under way.
         batches.halt()
         if batches.settled:
-            path = self.save()
-            if self._stop:
-                self.progress.finish()
-                raise Interrupted(f"stopped; the checkpoint is {path}; go on with the same command and --resume")
+            if self._stop.made:
+                self._leave()
+            self.save()
 
-    def _evaluate(self) -> None:
-        """Validation metrics; decides on the best checkpoint and on stopping early."""
+    def _leave(self) -> NoReturn:
+        """Stop as the user asked, with a checkpoint of this moment."""
+        path = self.save()
+        self.progress.finish()
+        raise Interrupted(f"stopped; the checkpoint is {path}; go on with the same command and --resume")
+
+    def _evaluate(self, *, closing: bool = False) -> None:
+        """Validation metrics; decides on the best checkpoint and on stopping early. Nothing where the user stops it."""
         position, config = self.position, self.config
         if not self.dataset.samples("valid"):
             return
-        metrics, _, _ = evaluate_split(
-            self.model, self.dataset, "valid", precision=config.precision, progress=SilentProgress()
-        )
-        position.evaluations.append({"step": position.step, **metrics.to_dict()})
-        self.progress.say(f"step {position.step}: validation AUC {metrics.auc:.5f}, log loss {metrics.log_loss:.5f}")
-        for name in ("auc", "log_loss", "normalized_entropy", "calibration", "grouped_auc"):
-            self._board.add_scalar(f"valid/{name}", getattr(metrics, name), position.step)
-        if not config.early_stopping.patience:
+        try:
+            metrics, _, _ = evaluate_split(
+                self.model,
+                self.dataset,
+                "valid",
+                precision=config.precision,
+                progress=SilentProgress(),
+                check=self._stop.check,
+            )
+        except Stopped:
             return
-        value = metrics.auc if config.early_stopping.metric == "auc" else -metrics.log_loss
-        if math.isnan(position.best) or value > position.best:
-            position.best, position.best_step, position.bad_evaluations = value, position.step, 0
+        found = metrics.to_dict()
+        entry = {"step": position.step, **found, **({"closing": True} if closing else {})}
+        position.evaluations.append(entry)
+        figures = (f"{LABELS[name]} {show(found[name], 5)}" for name in ("auc", "log_loss"))
+        self.progress.say(f"step {position.step}: validation {', '.join(figures)}")
+        for name in LABELS:
+            if found[name] is not None:
+                self._board.add_scalar(f"valid/{name}", found[name], position.step)
+        if best(position.evaluations, config.early_stopping) is entry:
             self.save()
-        else:
-            position.bad_evaluations += 1
-            position.finished = position.bad_evaluations >= config.early_stopping.patience
+        position.finished = is_over(position.evaluations, config.early_stopping)
 
     def save(self) -> Path:
         """Write a checkpoint of this moment and remove the ones no longer wanted."""
@@ -308,18 +349,26 @@ class Trainer:
             previous=self._saved,
         )
         self._saved = path
-        best = self.checkpoints / f"step-{position.best_step:08d}"
-        checkpoint.prune(self.checkpoints, self.config.checkpoint.keep, {best})
+        self.directory.settle()
+        self._prune()
         self._saved_at = time.monotonic()
         return path
+
+    def _prune(self) -> None:
+        kept = {
+            checkpoint.of_step(self.checkpoints, step) for step in self.position.kept_steps(self.config.early_stopping)
+        }
+        if self._tested:  # of an earlier end of this run: needed until there is another result
+            kept.add(self.checkpoints / self._tested)
+        checkpoint.prune(self.checkpoints, self.config.checkpoint.keep, kept)
 
     def _finish(self) -> dict[str, Any]:
         """The one test evaluation, of the best checkpoint where validation chose one."""
         position = self.position
-        chosen = position.best_step if position.best_step >= 0 else position.step
-        path = self.checkpoints / f"step-{chosen:08d}"
-        if chosen != position.step:
-            checkpoint.load(path, identity=self._identity).into(self.model)
+        found = best(position.evaluations, self.config.early_stopping)
+        path = checkpoint.of_step(self.checkpoints, position.step if found is None else found["step"])
+        if found is not None and found["step"] != position.step:
+            checkpoint.load(path).into(self.model)
         result: dict[str, Any] = {
             "checkpoint": path.name,
             "steps": position.step,
@@ -331,15 +380,30 @@ class Trainer:
         }
         curve: tuple[Any, Any] | None = None
         if self.dataset.samples("test"):
-            metrics, label, score = evaluate_split(
-                self.model, self.dataset, "test", precision=self.config.precision, progress=self.progress
-            )
+            metrics, label, score = self._test(path)
             result["test"] = metrics.to_dict()
             curve = (label, 1 / (1 + np.exp(-score.astype(np.float64))))
         result["peak_rss_bytes"] = peak_rss_bytes()
-        write_json(self.run / "result.json", result)
+        write_json(self.run / RESULT, result)
         write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curve)
+        self._tested = path.name
+        self._prune()
         return result
+
+    def _test(self, path: Path) -> tuple[Metrics, NDArray[np.float32], NDArray[np.float32]]:
+        try:
+            return evaluate_split(
+                self.model,
+                self.dataset,
+                "test",
+                precision=self.config.precision,
+                progress=self.progress,
+                check=self._stop.check,
+            )
+        except Stopped as error:
+            raise Interrupted(
+                f"stopped in the final test; the trained model is {path}; the same command and --resume only tests it"
+            ) from error
 
     def _memory(self) -> list[dict[str, Any]]:
         """What was planned and what is used, for each memory; empty without a plan."""
@@ -347,19 +411,3 @@ class Trainer:
             return []
         rows = compare_totals(self.plan, self.model.embeddings.bytes_by_memory())  # type: ignore[arg-type]
         return [{**asdict(row), "defect": row.defect} for row in rows]
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM end the current step first."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            self._stop = True
-
-        # Only the main thread may set handlers; elsewhere the caller deals with signals.
-        main = threading.current_thread() is threading.main_thread()
-        kept = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM) if main}
-        try:
-            yield
-        finally:
-            for name, handler in kept.items():
-                signal.signal(name, handler)

@@ -1,9 +1,9 @@
 """What a source of raw logs gives: its schema, and its rows as a deterministic sequence of frames.
 
 A frame is a polars DataFrame with the label (UInt8, 0 or 1; null for a positive event that is no sample and only enters
-histories), dense columns (Float32, null where missing), sparse
-columns (String or Int64, or a List of those; null where missing), and the time (Int64), session and user columns
-(String or Int64) that the schema names. ``history`` features are not in it: `prepare` derives them.
+histories), dense columns (Float32 or Float64, null where missing), sparse columns (String, Int64 or UInt64, or a List
+of those; null where missing), and the time (Int64), session and user columns (String, Int64 or UInt64) that the schema
+names; a column has one type in all frames of a source. ``history`` features are not in it: `prepare` derives them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ class Chunk:
     """Index of the input file that the rows came from, for splits by file; 0 when there are none. ``[N]`` where rows
     come from several."""
     frame: pl.DataFrame
+    rows: NDArray[np.int64] | None = None
+    """``[N]`` row of the file that each sample was made of, strictly rising, counted from 1 as in messages; None where
+    samples are not one a row of a file, and are then counted in the order of the source."""
     bytes_done: int
     """Input bytes (or rows, for generated data) consumed up to the end of this chunk; of `Source.total_bytes`."""
     bad_rows: int = 0
     """Rows that `on_bad_row: skip` left out."""
     bad_examples: tuple[str, ...] = ()
     """A few of their messages: file, row, field, what was expected."""
-    last_time: int | None = None
-    """Latest time of the whole log, where the source knows it; else it is found among the rows."""
     note: str = ""
     """What people should hear of the rows up to here."""
 
@@ -68,8 +69,8 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> dict[str, object]:
-        """JSON that changes when the input or its configuration does (paths, sizes, modification times); a resumed
-        `prepare` compares it."""
+        """JSON that changes when the content of the input or its configuration does; a resumed `prepare` compares
+        it."""
         ...
 
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:

@@ -17,7 +17,7 @@ order of time. Memory holds two buckets, keys and counts of the clicks of `memor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
+from stratarec.data.names import FILE
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.files import expand, fingerprint
@@ -139,7 +140,7 @@ class ClicksSource:
         return count_rows(self._files) * (1 + self._config.negatives)
 
     def fingerprint(self) -> dict[str, object]:
-        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(self._config)}
+        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(replace(self._config, paths=()))}
 
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
         bad = self._spool(workspace)
@@ -170,7 +171,6 @@ class ClicksSource:
                         file=ahead.files[first:last].repeat(np.where(followed, shown.shape[1], 1)),
                         frame=self._samples(ahead.frame[first:last], followed, ahead.items(shown), known),
                         bytes_done=self.total_bytes * (place + 1) // len(buckets),
-                        last_time=last_time,
                         bad_rows=bad[0] if index == 0 else 0,
                         bad_examples=tuple(bad[1]) if index == 0 else (),
                         note=self._note(left_out, number + last - first) if over else "",
@@ -214,7 +214,7 @@ class ClicksSource:
         for piece in parquet_pieces(self._files, columns, start=len(done)):
             bad = BadRows(self._on_bad_row)
             frame = self._typed(piece.frame, self._files[piece.file].path, piece.first_row, bad)
-            frame = frame.with_columns(pl.lit(piece.file, dtype=pl.Int32).alias("__file"))
+            frame = frame.with_columns(pl.lit(piece.file, dtype=pl.Int32).alias(FILE))
             for (bucket,), part in frame.group_by(pl.col(config.time) // self._window, maintain_order=True):
                 target = workspace / f"bucket={bucket}" / f"{piece.index:08d}.parquet"
                 write_atomic(target, part.write_parquet)
@@ -251,7 +251,7 @@ class ClicksSource:
         event = np.broadcast_to(~followed[:, None], kept.shape)[kept]
         frame: pl.DataFrame = clicks.with_columns(
             moment.dt.hour().cast(pl.Int64).alias("hour_of_day"), moment.dt.weekday().cast(pl.Int64).alias("weekday")
-        ).drop("__file")[np.flatnonzero(kept) // width]
+        ).drop(FILE)[np.flatnonzero(kept) // width]
         columns = [
             pl.Series(name, known[kept][:, f]).fill_nan(None)
             for f, name in enumerate(config.countable)
@@ -268,7 +268,7 @@ class _Ahead:
     def __init__(self, config: ClicksConfig, frame: pl.DataFrame, splitter: Splitter, last_time: int) -> None:
         self.frame, self._config = frame, config
         self.times = frame[config.time].to_numpy()
-        self.files = frame["__file"].to_numpy()
+        self.files = frame[FILE].to_numpy()
         self._splits = splitter.assign(frame, last_time)
         self._users, self._items = stable_hash(frame[config.user]), stable_hash(frame[config.item])
         self._key = table_key(config.seed, "negatives")

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 from stratarec.kernels.random.vector import mix_array
 
 CRITEO_ROWS = (
@@ -66,6 +67,7 @@ class SyntheticConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_finite(self, "data.source.")
         for name, fine, expected in (
             ("samples", self.samples >= 1, "at least 1"),
             ("scale", 0 < self.scale <= 100, "more than 0, at most 100"),

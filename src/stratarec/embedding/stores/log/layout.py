@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Shape
 
 # A table is some so many segments, which makes what compaction may leave unclaimed (a few segments) a small part of it.
@@ -33,6 +34,7 @@ class LogConfig:
     """File bytes over the bytes of blocks that live rows need, beyond four segments; what is over it is compacted."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "log.")
         for name, least in (("segment_bytes", 0), ("buffer_bytes", 4096), ("depth", 1), ("budget_bytes", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"log.{name} is {getattr(self, name)}, expected at least {least}")

@@ -1,0 +1,109 @@
+"""Whether a data set is what a recipe asks for, and whether it is what a model was trained on.
+
+A recipe's data section and the data set at its path are two things: either can be changed without the other. What a
+recipe asks for is compared field by field with what the data set was prepared by. These fields may differ:
+
+- ``path``, and the ``paths`` of the logs as long as they name logs of the same content, or logs that are not here;
+- ``on_bad_row``, which decides whether there is a data set at all, not what the good rows become;
+- ``shard_samples``, which bounds the memory of `prepare` and deals the same samples to other files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from stratarec.comparing import Difference, first_difference
+from stratarec.data.dataset import Dataset
+from stratarec.data.sources import open_source
+from stratarec.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from stratarec.data.prepare import PrepareConfig
+
+_FREE = ("on_bad_row", "shard_samples")
+# Sums of the same numbers in another order differ in their last digits.
+_TOLERANCE = 1e-6
+
+
+def settings(config: PrepareConfig) -> dict[str, Any]:
+    """A data section as JSON, the path of the data set and those of the logs left out."""
+    content: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    del content["path"]
+    content["source"].pop("paths", None)
+    return content
+
+
+def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
+    """Refuse a data set that was prepared by other settings, or from other logs, than a recipe says.
+
+    Returns
+    -------
+    str
+        What could not be compared, for the user to know; empty where nothing is left open.
+
+    Raises
+    ------
+    ConfigError
+        Naming the field, what the recipe says and what the data set was prepared by.
+    """
+    prepared = dataset.about["plan"]
+    difference = settings_difference(settings(config), prepared["settings"], _FREE)
+    if difference is not None:
+        raise ConfigError(
+            f"data.{difference.field} is {difference.want!r} in the recipe, but {dataset.path} was prepared with "
+            f"{difference.have!r}: prepare it again with --overwrite or at another data.path, or set the field to that"
+        )
+    paths = list(getattr(config.source, "paths", ()))
+    if paths == dataset.about["paths"]:
+        return ""
+    try:
+        source = json.loads(
+            json.dumps(open_source(config.source, on_bad_row=config.on_bad_row, split=config.split).fingerprint())
+        )
+    except DataError as error:
+        return f"cannot compare the recipe's logs with those that {dataset.path} was prepared from: {error}"
+    if source != prepared["source"]:
+        raise ConfigError(
+            f"data.source.paths is {paths!r} in the recipe, but {dataset.path} was prepared from logs of other content "
+            f"({dataset.about['paths']!r}): prepare it again with --overwrite, or at another data.path"
+        )
+    return ""
+
+
+def settings_difference(
+    want: Mapping[str, Any], have: Mapping[str, Any], free: tuple[str, ...] = ()
+) -> Difference | None:
+    """Where settings first differ; the kind of the source before anything else."""
+    kinds = [{"source.kind": each["source"]["kind"]} for each in (want, have)]
+    bare = [{key: value for key, value in each.items() if key not in free} for each in (want, have)]
+    return first_difference(kinds[0], kinds[1]) or first_difference(bare[0], bare[1])
+
+
+def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
+    """Why a model with the inputs `trained_on` cannot read `dataset`; empty when it can. See `Dataset.inputs`."""
+    mine = dataset.inputs()
+    for name, entry in mine["vocabularies"].items():
+        theirs = trained_on["vocabularies"].get(name, entry)
+        if theirs != entry:
+            counts = [f"{each['values']:,} values and {each['tail_buckets']} tail buckets" for each in (entry, theirs)]
+            alike = counts[0] == counts[1]
+            detail = "other values, or the same in another order" if alike else " instead of ".join(counts)
+            return f"vocabulary {name!r} has {detail}, so that ids mean other values than in training"
+    if len(mine["dense"]) == len(trained_on["dense"]):
+        mine["dense"] = list(map(_same_figures, mine["dense"], trained_on["dense"]))
+    found = first_difference(mine, trained_on)
+    return "" if found is None else f"{found.field} is {found.want!r}, and was {found.have!r} in training"
+
+
+def _same_figures(mine: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """A dense input with the figures of `known` where they differ by rounding alone."""
+    margin = _TOLERANCE * known.get("deviation", 0.0)
+    close = {
+        key: known[key]
+        for key in ("mean", "deviation")
+        if key in mine and key in known and abs(mine[key] - known[key]) <= margin
+    }
+    return {**mine, **close}

@@ -1,0 +1,292 @@
+"""Directories that StrataRec made, marked from their first moment, so that nothing else is ever replaced.
+
+A marked directory holds `MARKER`, which says of what kind it is. It is the first file in it, also of a run that has
+only just begun and of a data set that is only half prepared. Whatever has no marker, or holds something that is not of
+its kind, is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import IO, Literal
+
+from stratarec.errors import DatasetError, StorageError
+from stratarec.files import make_directory, read_json, storage_error, sync, sync_tree, temporary_name, write_json
+
+MARKER = "stratarec.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of directory."""
+
+    name: str
+    """As its marker says it, and as messages do."""
+    field: str
+    """Of the recipe, that names such a directory."""
+    content: tuple[str, ...]
+    """What may lie in it: names or patterns of its entries."""
+
+
+def named_directory(text: str | Path) -> Path:
+    """The directory that a user named: what a link points at, and never a name such as ``.`` or ``..``."""
+    path = Path(text)
+    try:
+        # Other links on the way are left to the system: they need not be readable as paths.
+        path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
+    except (OSError, RuntimeError) as error:  # a circle of links
+        raise StorageError(f"cannot use {path}: its links lead nowhere; name another directory") from error
+    if not path.name:
+        raise StorageError(f"{path} is the root directory: name a directory of its own")
+    return path
+
+
+def kind_of(path: Path) -> str:
+    """The kind that the marker in `path` says; empty where there is none."""
+    try:
+        found = read_json(path / MARKER)
+    except DatasetError:  # absent or damaged
+        return ""
+    return str(found.get("kind", "")) if isinstance(found, dict) and found.get("format") == FORMAT else ""
+
+
+def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
+    """Whether `path` is free for a new directory of `kind` (absent or empty) or is one already.
+
+    Raises
+    ------
+    StorageError
+        When it is anything else: a file, a place of its own such as a home directory, a directory of another kind or of
+        somebody else, or a part of one of ours.
+    """
+    try:
+        entries = _entries(path)
+    except FileNotFoundError:
+        entries = []
+    except OSError as error:
+        if path.is_file():
+            raise StorageError(
+                f"cannot write {path}: it is a file, expected a directory or nothing; name another {kind.field}"
+            ) from error
+        raise storage_error(path, error) from error
+    if not entries:
+        _check_place(path, kind)
+        return "free"
+    found = kind_of(path)
+    if found == kind.name:
+        return "ours"
+    if found:
+        raise StorageError(f"{path} is a {found}, expected a {kind.name}; name another {kind.field}")
+    _check_place(path, kind)
+    raise StorageError(
+        f"{path} is no {kind.name} of StrataRec (it holds {entries[0]} and no {MARKER}) and is left as it is; "
+        f"name another {kind.field}"
+    )
+
+
+def check_replaceable(path: Path, kind: Kind) -> None:
+    """Refuse to replace what `path` holds unless it is nothing, or a directory of `kind` and nothing besides."""
+    if state(path, kind) == "free":
+        return
+    _check_place(path, kind)
+    for entry in _entries(path):
+        if not any(fnmatch(entry, pattern) for pattern in (MARKER, *kind.content)):
+            raise StorageError(
+                f"{path} also holds {entry}, which is no part of a {kind.name}: move it away, or name another "
+                f"{kind.field}"
+            )
+
+
+def _entries(path: Path) -> list[str]:
+    """What lies in `path`, leftovers of a write that never finished aside."""
+    unfinished = {temporary_name(path / MARKER).name}
+    return sorted(entry for entry in os.listdir(path) if entry not in unfinished)
+
+
+def _check_place(path: Path, kind: Kind) -> None:
+    """Refuse directories that are more than a directory of ours, and parts of directories of ours."""
+    for place, what in _places():
+        if _is_same(path, place):
+            raise StorageError(f"{path} is {what}: name a directory of its own in {kind.field}")
+    if _is_mount(path):
+        raise StorageError(f"{path} is where a file system is mounted: name a directory in it in {kind.field}")
+    for parent in Path(os.path.abspath(path)).parents:
+        found = kind_of(parent)
+        if found:
+            raise StorageError(f"{path} lies inside {parent}, which is a {found}; name another {kind.field}")
+
+
+def _places() -> Iterator[tuple[Path, str]]:
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        yield Path.home(), "your home directory"
+    here = Path.cwd()
+    yield here, "the working directory"
+    for parent in here.parents:
+        yield parent, "a parent of the working directory"
+
+
+def _is_mount(path: Path) -> bool:
+    try:
+        return path.stat().st_dev != (path / "..").stat().st_dev
+    except OSError:  # absent
+        return False
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is absent
+        return False
+
+
+def claim(path: Path, kind: Kind) -> None:
+    """Make `path` a directory of `kind`, if it is free; else see `state`."""
+    if state(path, kind) == "free":
+        make_directory(path)
+        mark(path, kind)
+
+
+def mark(path: Path, kind: Kind) -> None:
+    """Write the marker of a directory that is ours already by being new."""
+    about = f"A {kind.name} of StrataRec, which replaces this directory when it is told to overwrite it."
+    write_json(path / MARKER, {"kind": kind.name, "format": FORMAT, "about": about})
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep other processes from working in a marked directory; `StorageError` where one does already."""
+    busy = StorageError(f"{path} is in use by another process or trainer: wait for it, or end it")
+    try:
+        file = (path / MARKER).open("rb")
+    except FileNotFoundError as error:
+        raise busy from error
+    except OSError as error:
+        raise storage_error(path, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise busy from error
+        except OSError:  # a file system without locks
+            pass
+        if not _is_open(path / MARKER, file):  # whoever held it has replaced or removed the directory
+            raise busy
+        yield
+
+
+def _is_open(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
+
+
+def remove(path: Path) -> None:
+    """Delete a directory of ours, its marker last: what an interruption leaves is still known as ours."""
+    empty(path)
+    with _removing(path):
+        shutil.rmtree(path)
+
+
+def empty(path: Path) -> None:
+    """Delete everything in a directory of ours but its marker."""
+    with _removing(path):
+        for entry in _entries(path):
+            if entry != MARKER:
+                _delete(path / entry)
+
+
+@contextlib.contextmanager
+def _removing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"cannot remove {error.filename or path}: {reason}; remove {path} yourself") from error
+
+
+def _delete(path: Path) -> None:
+    # What lies behind a link is not ours.
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def aside(path: Path) -> Path:
+    """Where a directory waits while what takes its place is not yet whole."""
+    return path.with_name(f".{path.name}.replaced")
+
+
+def set_aside(path: Path, kind: Kind) -> Path:
+    """Rename a directory that may be replaced; returns where it is now. `recover` undoes this or completes it."""
+    check_replaceable(path, kind)
+    old = aside(path)
+    if old.exists() or old.is_symlink():
+        raise StorageError(f"cannot replace {path}: {old} is in the way; move it elsewhere")
+    try:
+        os.replace(path, old)
+        sync(path.parent)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    return old
+
+
+def put_back(path: Path, kind: Kind) -> None:
+    """Undo `set_aside`: what was begun in place of the earlier directory goes, and that one comes back."""
+    if state(path, kind) == "ours":
+        remove(path)
+    try:
+        os.replace(aside(path), path)
+        sync(path.parent)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def recover(path: Path, kind: Kind, stands: Callable[[Path], bool]) -> None:
+    """Settle a replacement that was interrupted: it is finished if what is at `path` now `stands`, else undone."""
+    old = aside(path)
+    if kind_of(old) != kind.name:
+        return
+    with contextlib.ExitStack() as stack:
+        for folder in (old, path):  # whoever is replacing it now holds both
+            if kind_of(folder) == kind.name:
+                stack.enter_context(held(folder))
+        if path.exists() and stands(path):
+            remove(old)
+        else:
+            put_back(path, kind)
+
+
+def replace(temporary: Path, path: Path, kind: Kind) -> Path | None:
+    """Put the finished directory `temporary` in the place of `path`; returns where an earlier one lies, to `remove`.
+
+    Raises
+    ------
+    StorageError
+        When `path` holds anything but an earlier directory of `kind`, or cannot be written. It is then as it was.
+    """
+    old = None
+    with contextlib.ExitStack() as stack:
+        try:
+            sync_tree(temporary)
+            if state(path, kind) == "ours":
+                stack.enter_context(held(path))
+                old = set_aside(path, kind)
+            os.replace(temporary, path)
+            sync(path.parent)
+        except StorageError:
+            raise
+        except OSError as error:
+            if old is not None and not path.exists():
+                put_back(path, kind)
+            raise storage_error(path, error) from error
+    return old

@@ -1,0 +1,71 @@
+"""How far a run has come, and what its evaluations say about going on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stratarec.training.config import EarlyStoppingConfig
+
+Evaluation = Mapping[str, Any]
+
+
+@dataclass
+class Position:
+    """How far a run has come; all of it is in every checkpoint."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    smoothed_loss: float = 0.0
+    finished: bool = False
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """Step and validation metrics of each. The one that only the end of the run was due to is marked ``closing``: a run
+    that goes on beyond that end goes on without it."""
+    train_seconds: float = 0.0
+    """Spent in steps, by all sessions of the run; the one field that differs from run to run."""
+    trained_samples: int = 0
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the last evaluation was of this step."""
+        return bool(self.evaluations) and self.evaluations[-1]["step"] == self.step
+
+    @property
+    def regular(self) -> list[dict[str, Any]]:
+        """Evaluations that do not depend on where the run ended."""
+        return [entry for entry in self.evaluations if not entry.get("closing")]
+
+    def kept_steps(self, config: EarlyStoppingConfig) -> set[int]:
+        """Steps whose checkpoints are still needed: the best, and the best were the run to go on."""
+        chosen = (best(self.evaluations, config), best(self.regular, config))
+        return {int(entry["step"]) for entry in chosen if entry is not None}
+
+    def go_on(self, total_steps: int, config: EarlyStoppingConfig) -> None:
+        """Take up a run that had finished, where its length or its patience now ask for more."""
+        if self.finished and self.step < total_steps and not is_over(self.regular, config):
+            self.finished = False
+            self.evaluations = self.regular
+
+
+def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Evaluation | None:
+    """The first of the best evaluations; None without early stopping, and where the metric is never a number."""
+    known = [entry for entry in evaluations if not math.isnan(_goodness(entry, config))]
+    return max(known, key=lambda entry: _goodness(entry, config)) if config.patience and known else None
+
+
+def is_over(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
+    """Whether as many evaluations as the patience came after the best one."""
+    found = best(evaluations, config)
+    if found is None:
+        return False
+    later = [entry for entry in evaluations if entry["step"] > found["step"]]
+    return len(later) >= config.patience
+
+
+def _goodness(entry: Evaluation, config: EarlyStoppingConfig) -> float:
+    value = math.nan if entry[config.metric] is None else float(entry[config.metric])
+    return value if config.metric == "auc" else -value

@@ -1,0 +1,90 @@
+"""What is checked, and what is said, before a run trains or goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from stratarec.data.dataset import Dataset
+from stratarec.errors import CheckpointError, ConfigError
+from stratarec.files import read_json, reading
+from stratarec.planning.plan import Plan
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.config import TrainConfig
+from stratarec.training.directory import RECIPE
+from stratarec.training.position import Position
+
+
+def check_validation(config: TrainConfig, dataset: Dataset) -> None:
+    """Refuse early stopping by a validation split that cannot tell better from worse."""
+    if not config.early_stopping.patience:
+        return
+    samples, positives = dataset.samples("valid"), dataset.positives["valid"]
+    if not samples or (config.early_stopping.metric == "auc" and not 0 < positives < samples):
+        what = "samples of one class alone in its validation split" if samples else "no validation split"
+        raise ConfigError(
+            f"train.early_stopping.patience is {config.early_stopping.patience}, but {dataset.path} has {what}: set "
+            "data.split.valid and prepare again, or set patience to 0"
+        )
+
+
+def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_steps: int) -> Iterator[str]:
+    """What a user may not have meant, and what a plan says."""
+    if plan is not None:
+        yield plan.summary
+        if plan.batch_size < config.batch_size:
+            yield (
+                f"the plan is for batches of {plan.batch_size:,}; caches may be too small for batches of "
+                f"{config.batch_size:,}: plan again, or lower train.batch_size"
+            )
+    if not dataset.samples("valid"):
+        yield f"{dataset.path} has no validation split: nothing is evaluated before the final test"
+    for name, schedule in (("dense", config.dense.schedule), ("embedding", config.embedding.schedule)):
+        if schedule.kind != "constant" and not schedule.final_factor and schedule.total_steps < total_steps:
+            yield (
+                f"train.{name}.schedule falls to 0 at step {schedule.total_steps:,} of {total_steps:,}: from there on "
+                "it changes nothing"
+            )
+
+
+def take_up(run: Path, found: Path, recipe: Recipe, total_steps: int) -> Position:
+    """The position in the checkpoint `found`, as `recipe` goes on from it.
+
+    Raises
+    ------
+    CheckpointError
+        When the run has more steps than the recipe asks for, when it has ended and the recipe's other length asks for
+        no more, or when it lacks the checkpoint that early stopping would return to.
+    """
+    stopping = recipe.train.early_stopping
+    with reading(found / "state.json"):
+        position = Position(**checkpoint.read_state(found)["position"])
+    position.go_on(total_steps, stopping)
+    if position.step > total_steps:
+        raise CheckpointError(
+            f"{run} has {position.step:,} steps already, and train.epochs and train.max_steps ask for {total_steps:,}: "
+            "raise them, or start anew with --overwrite or another train.run"
+        )
+    if position.finished:
+        _check_asks_for_no_more(run, recipe, position, total_steps)
+    for step in position.kept_steps(stopping):
+        if not checkpoint.of_step(found.parent, step).is_dir():
+            raise CheckpointError(
+                f"{run} no longer has the checkpoint of step {step:,}, its best by {stopping.metric}: resume with the "
+                "train.early_stopping that it was started with"
+            )
+    return position
+
+
+def _check_asks_for_no_more(run: Path, recipe: Recipe, position: Position, total_steps: int) -> None:
+    """Refuse a recipe whose change of length would do nothing: it would be written down as if it had."""
+    with reading(run / RECIPE):
+        before, now = read_json(run / RECIPE)["train"], recipe.to_dict()["train"]
+        changed = [key for key in ("epochs", "max_steps", "early_stopping") if before[key] != now[key]]
+    if changed:
+        ended = "has all its steps" if position.step >= total_steps else "was ended by train.early_stopping"
+        raise CheckpointError(
+            f"{run} {ended}, at step {position.step:,} of {total_steps:,}: train.{changed[0]} = {now[changed[0]]!r} "
+            "asks for no more of it, so nothing was done"
+        )

@@ -1,0 +1,304 @@
+"""A model meets only data whose ids and numbers mean what they meant in training; a recipe only what it asks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.matching import check_prepared, input_difference
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.sources.criteo import CriteoConfig
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits
+from stratarec.errors import ConfigError, DatasetError
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training.trainer import Trainer
+
+VALUES = 40
+
+
+def write_log(path: Path, *, rising: bool, rows: int = 4000, scale: float = 1.0, seed: int = 0) -> None:
+    """A log whose clicks follow from its values; `rising` reverses how frequent each is."""
+    draws = np.random.default_rng(seed)
+    rank = np.minimum((VALUES * draws.random(rows) ** 3).astype(int), VALUES - 1)
+    value = VALUES - 1 - rank if rising else rank
+    label = draws.random(rows) < np.where(value % 2, 0.8, 0.2)
+    frame = pl.DataFrame({"label": label, "item": value, "text": [f"v{i}" for i in value], "d": scale * rank})
+    path.parent.mkdir(exist_ok=True)
+    frame.write_parquet(path, row_group_size=500)
+
+
+def content(root: Path, name: str, **data: Any) -> dict[str, Any]:
+    """A recipe of the log `name` below `root`."""
+    schema = {
+        "dense": [{"name": "d", "transform": "none"}],
+        "sparse": [{"name": "item"}, {"name": "text", "max_length": 7}],
+    }
+    source = {"kind": "parquet", "paths": [str(root / "logs" / f"{name}.parquet")], "schema": schema}
+    options = {"vocabulary": {"min_count": 1}, "split": {"valid": 0.1, "test": 0.2}, **data}
+    return {
+        "name": "matching",
+        "data": {"path": str(root / name), "source": source, **options},
+        "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
+        "train": {"run": str(root / "run"), "batch_size": 64, "epochs": 4, "embedding": {"learning_rate": 0.1}},
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Logs with the frequencies of their values falling and rising, data sets of both, and a run of the first."""
+    root = tmp_path_factory.mktemp("trained")
+    for name in ("falling", "rising"):
+        write_log(root / "logs" / f"{name}.parquet", rising=name == "rising")
+        prepare(Recipe.from_dict(content(root, name)).data)
+    made = Recipe.from_dict(content(root, "falling"))
+    assert Trainer(made, Dataset.open(made.data.path)).train()["test"]["auc"] > 0.7
+    return root
+
+
+@pytest.fixture
+def root(trained: Path, tmp_path: Path) -> Path:
+    """A copy of all that in which the run names its own data set."""
+    shutil.copytree(trained, tmp_path / "copy")
+    recipe = tmp_path / "copy" / "run" / "recipe.json"
+    recipe.write_text(recipe.read_text().replace(str(trained), str(tmp_path / "copy")))
+    return tmp_path / "copy"
+
+
+def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of an error."""
+    capsys.readouterr()
+    assert main([arguments[0], "-q", *arguments[1:]]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_data_set_whose_ids_mean_other_values_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own, other = Dataset.open(root / "falling"), Dataset.open(root / "rising")
+    assert own.table_rows() == other.table_rows()
+    for command in ("evaluate", "predict"):
+        line = refused([command, str(root / "run"), str(root / "rising")], capsys)
+        assert "vocabulary 'item' has other values, or the same in another order" in line
+    assert not list((root / "run").glob("predictions*"))
+
+
+def test_the_same_rows_prepared_elsewhere_fit(root: Path) -> None:
+    made = Recipe.from_dict(content(root, "falling", path=str(root / "again"), shard_samples=1000, groups="none"))
+    again = prepare(made.data)
+    assert again.fingerprint != Dataset.open(root / "falling").fingerprint
+    for command in (["evaluate"], ["predict", "-o", str(root / "scores.parquet")]):
+        assert main([command[0], "-q", str(root / "run"), str(root / "again"), *command[1:]]) == 0
+
+
+def test_data_prepared_anew_behind_a_run_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = content(root, "rising", path=str(root / "falling"))
+    prepare(Recipe.from_dict(made).data, overwrite=True)
+    for command in ("evaluate", "predict", "export"):
+        assert "vocabulary 'item' has other values" in refused([command, str(root / "run")], capsys)
+    (root / "r.yaml").write_text(yaml.safe_dump(made))
+    before = {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()}
+    line = refused(["train", "--resume", str(root / "r.yaml"), "train.epochs=5"], capsys)
+    assert "is not what it was trained on (vocabulary 'item' has other values" in line
+    assert {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()} == before
+
+
+def test_other_samples_of_the_same_values_are_used_only_when_they_are_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Other labels in the same rows: vocabularies and moments stay, the samples do not.
+    log = root / "logs" / "falling.parquet"
+    pl.read_parquet(log).with_columns(~pl.col("label")).write_parquet(log, row_group_size=500)
+    prepare(Recipe.from_dict(content(root, "falling")).data, overwrite=True)
+    for command in ("evaluate", "predict"):
+        assert "was prepared anew with other samples" in refused([command, str(root / "run")], capsys)
+    assert main(["evaluate", "-q", str(root / "run"), str(root / "falling")]) == 0
+    assert main(["export", "-q", str(root / "run")]) == 0
+    (root / "r.yaml").write_text(yaml.safe_dump(content(root, "falling")))
+    assert "it holds other samples" in refused(["train", "--resume", str(root / "r.yaml")], capsys)
+
+
+def test_other_moments_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(root / "logs" / "scaled.parquet", rising=False, scale=1.5)
+    prepare(Recipe.from_dict(content(root, "scaled")).data)
+    line = refused(["evaluate", str(root / "run"), str(root / "scaled")], capsys)
+    assert "dense[0].mean is" in line
+
+
+SCHEMAS: dict[str, tuple[dict[str, Any], str]] = {
+    "another length": ({"sparse": [{"name": "item"}, {"name": "text", "max_length": 6}]}, r"sparse[1].max_length is 6"),
+    "another order": ({"sparse": [{"name": "text", "max_length": 7}, {"name": "item"}]}, "sparse[0].name is 'text'"),
+    "one feature less": ({"sparse": [{"name": "item"}]}, "sparse is"),
+    "another transform": ({"dense": [{"name": "d"}]}, "dense[0].transform is 'log1p', and was 'none'"),
+    "not standardised": (
+        {"dense": [{"name": "d", "transform": "none", "standardize": False}]},
+        "dense[0].standardize is False, and was True",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SCHEMAS)
+def test_other_features_are_refused(root: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    change, message = SCHEMAS[how]
+    made = content(root, "falling", path=str(root / "other"))
+    made["data"]["source"]["schema"].update(change)
+    prepare(Recipe.from_dict(made).data)
+    assert message in refused(["evaluate", str(root / "run"), str(root / "other")], capsys)
+
+
+def test_rounding_of_moments_is_no_difference(root: Path) -> None:
+    dataset = Dataset.open(root / "falling")
+    known = json.loads(json.dumps(dataset.inputs()))
+    known["dense"][0]["mean"] *= 1 + 1e-12
+    assert not input_difference(dataset, known)
+    known["dense"][0]["mean"] *= 1 + 1e-4
+    assert "dense[0].mean" in input_difference(dataset, known)
+
+
+def test_a_run_says_where_its_data_set_should_be(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "falling").rename(root / "moved")
+    assert f"{root / 'falling'}, which is not there" in refused(["evaluate", str(root / "run")], capsys)
+    assert main(["evaluate", "-q", str(root / "run"), str(root / "moved")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.split.test=0.5", "data.split.test is 0.5 in the recipe, but {path} was prepared with 0.2"),
+        ("data.split.seed=1", "data.split.seed is 1"),
+        ("data.split.valid=0", "data.split.valid is 0"),
+        ("data.vocabulary.min_count=3", "data.vocabulary.min_count is 3"),
+        ("data.vocabulary.overrides={C1: {min_count: 2}}", "data.vocabulary.overrides.C1 is"),
+        ("data.source.samples=6001", "data.source.samples is 6001"),
+        ("data.groups=none", "data.groups is 'none'"),
+        ("data.source={kind: criteo, paths: [x]}", "data.source.kind is 'criteo'"),
+    ],
+)
+def test_a_recipe_that_asks_for_other_data_is_refused(
+    tmp_path: Path, override: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
+    assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
+    expected = message.format(path=tmp_path / "data")
+    for command in ("train", "plan"):
+        line = refused([command, str(tmp_path / "r.yaml"), override], capsys)
+        assert expected in line
+        assert "prepare it again with --overwrite" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_changes_no_sample_does_not_matter(tmp_path: Path) -> None:
+    config = Recipe.from_dict(tiny(tmp_path)).data
+    changed = replace(config, on_bad_row="skip", shard_samples=7, path="elsewhere")
+    assert not check_prepared(changed, prepare(config))
+
+
+def text_log(path: Path, first: int = 0) -> None:
+    lines = ["\t".join([str(i % 2), *["1"] * 13, f"v{first + i % 7}", *["x"] * 25]) for i in range(300)]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(lines))
+
+
+def text_config(root: Path, *logs: str, **changes: Any) -> PrepareConfig:
+    source = CriteoConfig(paths=tuple(str(root / log) for log in logs))
+    return PrepareConfig(source=source, path=str(root / "data"), vocabulary=VocabularyConfig(min_count=1), **changes)
+
+
+def test_logs_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+    for place in ("a", "b", "c"):
+        text_log(tmp_path / place / "day.tsv", first=3 if place == "c" else 0)
+    config = text_config(tmp_path, "a/day.tsv")
+    dataset = prepare(config)
+    os.utime(tmp_path / "a" / "day.tsv")
+    assert prepare(config).fingerprint == dataset.fingerprint
+    assert prepare(text_config(tmp_path, "b/day.tsv")).fingerprint == dataset.fingerprint
+    assert not check_prepared(text_config(tmp_path, "b/day.tsv"), dataset)
+    with pytest.raises(ConfigError, match=r"data\.source\.paths is .* logs of other content"):
+        check_prepared(text_config(tmp_path, "c/day.tsv"), dataset)
+    with pytest.raises(DatasetError, match="logs of other content"):
+        prepare(text_config(tmp_path, "c/day.tsv"))
+    assert "cannot compare" in check_prepared(text_config(tmp_path, "gone/day.tsv"), dataset)
+
+
+def test_a_change_of_one_byte_under_the_old_time_is_another_log(tmp_path: Path) -> None:
+    text_log(tmp_path / "a" / "day.tsv")
+    config = text_config(tmp_path, "a/day.tsv")
+    prepare(config)
+    path = tmp_path / "a" / "day.tsv"
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(DatasetError, match="logs of other content"):
+        prepare(config)
+
+
+def test_an_interrupted_prepare_goes_on_with_copied_and_touched_logs(tmp_path: Path) -> None:
+    class Stop(SilentProgress):
+        said: list[str] = []  # noqa: RUF012
+        left = 2
+
+        def advance(self, amount: int, note: str = "") -> None:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+        def say(self, message: str) -> None:
+            self.said.append(message)
+
+    text_log(tmp_path / "a" / "day.tsv")
+    with pytest.raises(KeyboardInterrupt):
+        prepare(text_config(tmp_path, "a/day.tsv", shard_samples=100), progress=Stop())
+    staged = tmp_path / "data.preparing" / "staged" / "00000000.arrow"
+    before = staged.stat().st_mtime_ns
+    shutil.copy(tmp_path / "a" / "day.tsv", tmp_path / "b.tsv")
+    (tmp_path / "b").mkdir()
+    os.rename(tmp_path / "b.tsv", tmp_path / "b" / "day.tsv")
+    again = Stop()
+    again.left = 4
+    with pytest.raises(KeyboardInterrupt):
+        prepare(text_config(tmp_path, "b/day.tsv", shard_samples=100), progress=again)
+    assert staged.stat().st_mtime_ns == before
+    assert not again.said
+    assert prepare(text_config(tmp_path, "a/day.tsv", shard_samples=100)).samples("train")
+
+
+def test_files_that_change_sides_are_another_data_set(tmp_path: Path) -> None:
+    for place in ("a", "b", "c"):
+        text_log(tmp_path / place / "day.tsv")
+    split = SplitConfig(by="file", valid=str(tmp_path / "b" / "*"), test=str(tmp_path / "c" / "*"))
+    prepare(text_config(tmp_path, "a/day.tsv", "b/day.tsv", "c/day.tsv", split=split))
+    with pytest.raises(DatasetError, match="--overwrite"):
+        prepare(text_config(tmp_path, "b/day.tsv", "a/day.tsv", "c/day.tsv", split=split))
+
+
+def vocabulary(values: Sequence[Any], counts: Sequence[int] | None = None) -> Vocabulary:
+    column = pl.Series(values, dtype=pl.Int64 if isinstance(values[0], int) else pl.String)
+    counted = pl.DataFrame({"value": column, "count": counts or range(len(values), 0, -1)})
+    return Vocabulary.rank(counted, VocabularyLimits(min_count=1, tail_buckets=3))
+
+
+def test_the_digest_is_of_values_in_order() -> None:
+    assert vocabulary([1, 2, 3]).digest == vocabulary([1, 2, 3], [90, 8, 1]).digest
+    different = [
+        [1, 2, 3], [2, 1, 3], [1, 2], ["1", "2", "3"], ["12", "3"], ["1", "23"], ["a\0", "b"], ["a", "\0b"], ["é"]
+    ]  # fmt: skip
+    digests = [vocabulary(values).digest for values in different]
+    assert len(set(digests)) == len(digests)
+    many = [f"value {i}" for i in range(200_000)]
+    assert vocabulary(many).digest == vocabulary(many).digest
+    assert vocabulary(many).digest != vocabulary([*many[:150_000], *many[150_001:], many[150_000]]).digest

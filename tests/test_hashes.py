@@ -1,0 +1,132 @@
+"""Files are read once for their hash: after that their size, times and inode say whether they changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.sources.synthetic import SyntheticConfig
+from stratarec.errors import DatasetError
+from stratarec.files import cache_directory, file_hash
+from stratarec.hashes import file_hashes
+
+SIZE = 3 << 20
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of our own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Two files, old enough to be remembered."""
+    (tmp_path / "data").mkdir()
+    found = [tmp_path / "data" / name for name in ("one", "two")]
+    for number, path in enumerate(found):
+        path.write_bytes(bytes([number]) * SIZE)
+    time.sleep(2.1)
+    return found
+
+
+def bytes_read(work: Callable[[], object]) -> int:
+    """What this process reads by system calls while it does the work."""
+
+    def total() -> int:
+        return int(next(line for line in counters.read_text().splitlines() if line.startswith("rchar")).split()[1])
+
+    counters = Path("/proc/self/io")
+    if not counters.exists():
+        pytest.skip("this system does not count what a process reads")
+    before = total()
+    work()
+    return total() - before
+
+
+def test_a_file_that_did_not_change_is_read_once(files: list[Path]) -> None:
+    expected = [file_hash(path) for path in files]
+    assert bytes_read(lambda: file_hashes(files)) >= 2 * SIZE
+    assert bytes_read(lambda: file_hashes(files)) < SIZE
+    assert file_hashes(files) == expected
+    assert bytes_read(lambda: file_hashes(files, fresh=True)) >= 2 * SIZE
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "other bytes": lambda path: path.write_bytes(b"x" * SIZE),
+    "other bytes, the time put back": lambda path: (
+        (status := path.stat()),
+        path.write_bytes(b"y" * SIZE),
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns)),
+    ),
+    "another file in its place, as old": lambda path: (
+        path.with_name("three").write_bytes(b"z" * SIZE),
+        shutil.copystat(path, path.with_name("three")),
+        os.replace(path.with_name("three"), path),
+    ),
+    "fewer bytes": lambda path: path.write_bytes(b"x"),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_file_that_changed_is_read_again(files: list[Path], how: str) -> None:
+    before = file_hashes(files)
+    CHANGES[how](files[0])
+    after = file_hashes(files)
+    assert after == [file_hash(path) for path in files]
+    assert after[0] != before[0]
+
+
+def test_what_was_written_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    for number in range(20):
+        path.write_bytes(bytes([number]) * 100)
+        assert file_hashes([path]) == [file_hash(path)]
+    assert not list(cache_directory().rglob("*.json"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"one": 3}', '{"one": [[1, 2], 3]}', '{"one": [["a", 1, 2, 3], ""]}'])
+def test_a_damaged_cache_is_made_anew(files: list[Path], text: str) -> None:
+    expected = file_hashes(files)
+    (kept,) = cache_directory().rglob("*.json")
+    whole = kept.read_text()
+    kept.write_text(text)
+    assert file_hashes(files) == expected
+    assert kept.read_text() == whole
+
+
+def test_without_a_cache_every_file_is_read(files: list[Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.write_text("a file where the cache should be")
+    assert file_hashes(files) == [file_hash(path) for path in files]
+    assert bytes_read(lambda: file_hashes(files)) >= 2 * SIZE
+
+
+def test_an_unread_file_is_the_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        file_hashes([tmp_path / "none"])
+
+
+def test_a_data_set_is_hashed_once_and_damage_is_seen_all_the_same(tmp_path: Path) -> None:
+    source = SyntheticConfig(samples=60_000, scale=0.001)
+    dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "d")))
+    shards = sum(shard.bytes for shard in dataset.shards("train"))
+    time.sleep(2.1)
+    assert bytes_read(lambda: Dataset.open(dataset.path)) > shards
+    assert bytes_read(lambda: Dataset.open(dataset.path)) < shards / 2
+    assert bytes_read(lambda: Dataset.open(dataset.path, verify="full")) > shards
+    path = dataset.path / dataset.shards("train")[0].path
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    status = path.stat()
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(DatasetError, match=path.name):
+        Dataset.open(dataset.path)

@@ -1,0 +1,332 @@
+"""What StrataRec replaces is its own; everything else is refused with one line and left as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes import last, tiny
+from stratarec.cli import main
+from stratarec.data.dataset import DATASET, Dataset
+from stratarec.data.prepare import WORK, prepare
+from stratarec.errors import StorageError, StrataError, TrainingError
+from stratarec.ownership import MARKER, aside, claim, held, kind_of, set_aside, state
+from stratarec.recipe import Recipe
+from stratarec.training.directory import RUN
+from stratarec.training.trainer import Trainer
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file below `root`, links not followed."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe, a data set, a run, and things of the user's own."""
+    root = tmp_path_factory.mktemp("template")
+    content = tiny(Path(), max_steps=3, checkpoint={"every_steps": 2})
+    content["data"]["path"], content["train"]["run"] = "data", "runs/a"
+    (root / "r.yaml").write_text(yaml.safe_dump(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        assert main(["prepare", "-q", "r.yaml"]) == 0
+        assert main(["train", "-q", "r.yaml"]) == 0
+    for file in ("precious/data.txt", "user/letter.txt", "file"):
+        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).write_text("mine")
+    for name, target in (("to-precious", "precious"), ("to-home", "user"), ("to-here", "."), ("a-circle", "a-circle")):
+        (root / name).symlink_to(target)
+    return root
+
+
+@pytest.fixture
+def home(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a copy of the template, whose `user` is the user's home."""
+    shutil.copytree(template, tmp_path / "work", symlinks=True)
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "work" / "user"))
+    return tmp_path / "work"
+
+
+PLACES = {
+    "precious": "no {kind} of StrataRec (it holds data.txt and no stratarec.json)",
+    "precious/": "no {kind} of StrataRec",
+    "./runs/../precious": "no {kind} of StrataRec",
+    "to-precious": "no {kind} of StrataRec",
+    "file": "it is a file",
+    "file/below": "Not a directory",
+    ".": "is the working directory",
+    "./": "is the working directory",
+    "to-here": "is the working directory",
+    "..": "is a parent of the working directory",
+    "/": "is the root directory",
+    "user": "is your home directory",
+    "to-home": "is your home directory",
+    "a-circle": "links lead nowhere",
+    "data/inside": "which is a data set",
+    "runs/a/inside": "which is a run",
+    "/proc": "/proc",
+}
+COMMANDS = {"data set": ("prepare", "data.path"), "run": ("train", "train.run")}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_other_places_are_refused_and_left_as_they_are(
+    home: Path, kind: str, overwrite: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, field = COMMANDS[kind]
+    before = contents(home)
+    for place, message in {**PLACES, {"data set": "runs/a", "run": "data"}[kind]: f"expected a {kind}"}.items():
+        capsys.readouterr()
+        assert main([command, "-q", "r.yaml", f"{field}={place}", *(["--overwrite"] if overwrite else [])]) == 2, place
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1, place
+        assert message.format(kind=kind) in lines[0], place
+        assert contents(home) == before, place
+
+
+def test_the_home_directory_is_refused_even_when_it_is_empty(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "user" / "letter.txt").unlink()
+    for arguments in (["prepare", "data.path=user"], ["train", "train.run=user"]):
+        assert main([arguments[0], "-q", "--overwrite", "r.yaml", arguments[1]]) == 2
+        assert "is your home directory" in capsys.readouterr().err
+        assert not list((home / "user").iterdir())
+
+
+@pytest.mark.parametrize(("command", "place"), [("prepare", "data"), ("train", "runs/a")])
+def test_what_a_user_put_into_ours_stops_the_replacement(
+    home: Path, command: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / place / "notes.txt").write_text("mine")
+    before = contents(home)
+    assert main([command, "-q", "--overwrite", "r.yaml"]) == 2
+    assert f"{place} also holds notes.txt" in capsys.readouterr().err
+    assert contents(home) == before
+    (home / place / "notes.txt").unlink()
+    assert main([command, "-q", "--overwrite", "r.yaml"]) == 0
+
+
+def test_a_work_directory_of_somebody_else_is_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "data.preparing").mkdir()
+    (home / "data.preparing" / "plan.json").write_text("{}")
+    before = contents(home)
+    assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.split.seed=1"]) == 2
+    assert "data.preparing is no half-prepared data set" in capsys.readouterr().err
+    assert contents(home) == before
+
+
+def test_empty_directories_are_free(home: Path) -> None:
+    for name in ("one", "two"):
+        (home / name).mkdir()
+    assert main(["train", "-q", "r.yaml", "train.run=one"]) == 0
+    assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.path=two"]) == 0
+    assert kind_of(home / "one") == "run"
+    assert kind_of(home / "two") == "data set"
+
+
+def test_links_are_followed_and_kept(home: Path) -> None:
+    (home / "big").mkdir()
+    for name in ("data", "run"):
+        (home / f"linked-{name}").symlink_to(f"big/{name}")
+    for _ in range(2):
+        assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.path=linked-data/"]) == 0
+        assert main(["train", "-q", "--overwrite", "r.yaml", "train.run=linked-run"]) == 0
+    assert sorted(path.name for path in (home / "big").iterdir()) == ["data", "run"]
+    assert (home / "linked-data").is_symlink()
+    assert (home / "linked-run").is_symlink()
+    assert Dataset.open("linked-data").fingerprint == Dataset.open("data").fingerprint
+
+
+def test_a_marker_that_says_nothing_is_none(home: Path) -> None:
+    for text in ("", "[]", '{"kind": "run"}', '{"kind": "run", "format": 99}', "\x00\xff"):
+        (home / "precious" / MARKER).write_bytes(text.encode("latin-1"))
+        with pytest.raises(StorageError, match="no run of StrataRec"):
+            state(home / "precious", RUN)
+
+
+def test_resume_and_overwrite_together_are_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(home)
+    assert main(["train", "-q", "--resume", "--overwrite", "r.yaml"]) == 2
+    assert "pass one of them" in capsys.readouterr().err
+    assert contents(home) == before
+
+
+def trainer(home: Path, *overrides: str) -> Trainer:
+    made = Recipe.load(home / "r.yaml", overrides)
+    return Trainer(made, Dataset.open(made.data.path))
+
+
+def test_a_run_that_never_gets_to_a_checkpoint_gives_back_the_one_it_was_to_replace(home: Path) -> None:
+    before = contents(home)
+    with pytest.raises(TrainingError, match="the loss is"):
+        trainer(home, "train.dense.learning_rate=1.0e+30").train(overwrite=True)
+    assert contents(home) == before
+    trainer(home, "train.max_steps=2").train(overwrite=True)
+    assert last(home / "runs/a").name == "step-00000002"
+    assert not aside(home / "runs/a").exists()
+
+
+KILLED = """
+import os, signal, sys
+from stratarec.cli import main
+from stratarec.training.trainer import Trainer
+def die(self, *item):
+    os.kill(os.getpid(), signal.SIGKILL)
+Trainer.step = die
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_replacement_is_undone_by_the_next_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(home)
+    command = [sys.executable, "-c", KILLED, "train", "-q", "--overwrite", "r.yaml"]
+    for _ in range(2):  # the second kills a replacement of what the first left
+        assert subprocess.run(command, check=False).returncode == -9
+        assert aside(home / "runs/a").is_dir()
+    capsys.readouterr()
+    assert main(["train", "-q", "r.yaml"]) == 2
+    assert "holds a run up to step-00000003" in capsys.readouterr().err
+    assert contents(home) == before
+
+
+def test_a_replaced_data_set_is_found_again_after_a_kill_between_the_renames(home: Path) -> None:
+    before = contents(home)
+    set_aside(home / "data", DATASET)
+    assert main(["prepare", "-q", "r.yaml"]) == 0
+    assert contents(home) == before
+    # And one that was replaced already is removed.
+    os.rename(home / "data", aside(home / "data"))
+    (home / "data").mkdir()
+    for name, content in before.items():
+        if name.startswith("data/"):
+            (home / name).parent.mkdir(exist_ok=True)
+            (home / name).write_bytes(content)
+    assert main(["prepare", "-q", "r.yaml"]) == 0
+    assert contents(home) == before
+
+
+def test_what_stands_where_a_replaced_directory_waits_is_left_alone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = aside(home / "runs/a")
+    waiting.mkdir()
+    (waiting / "mine.txt").write_text("mine")
+    before = contents(home)
+    assert main(["train", "-q", "--overwrite", "r.yaml"]) == 2
+    assert ".a.replaced is in the way" in capsys.readouterr().err
+    assert contents(home) == before
+
+
+def test_the_earlier_data_set_stays_until_the_new_one_is_whole(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(home)
+    assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.split.valid=0.000000001"]) == 2
+    assert "no sample falls into the valid split" in capsys.readouterr().err
+    assert {name: content for name, content in contents(home).items() if ".preparing" not in name} == before
+
+
+def test_what_appears_while_data_are_prepared_is_not_replaced(home: Path) -> None:
+    made = Recipe.load("r.yaml", ["data.path=later"])
+
+    class Intruder:
+        def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+            if task == "encode":
+                Path("later").mkdir()
+                Path("later/data.txt").write_text("mine")
+
+        def advance(self, amount: int, note: str = "") -> None: ...
+        def finish(self) -> None: ...
+        def say(self, message: str) -> None: ...
+
+    with pytest.raises(StorageError, match=r"later is no data set of StrataRec \(it holds data\.txt"):
+        prepare(made.data, progress=Intruder())
+    assert Path("later/data.txt").read_text() == "mine"
+    Path("later/data.txt").unlink()
+    Path("later").rmdir()
+    assert prepare(made.data).samples("train")
+
+
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_two_at_a_time_in_one_directory_are_refused(
+    home: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy, arguments = home / "runs/a", ["--resume", "train.max_steps=9"]
+    if command == "prepare":
+        busy, arguments = home / "data.preparing", ["--overwrite"]
+        claim(busy, WORK)
+    before = contents(home)
+    with held(busy):
+        assert main([command, "-q", "r.yaml", *arguments]) == 2
+        assert "is in use by another process" in capsys.readouterr().err
+    assert contents(home) == before
+    assert main([command, "-q", "r.yaml", *arguments]) == 0
+
+
+def test_a_trainer_trains_once(home: Path) -> None:
+    used = trainer(home, "train.run=runs/b")
+    used.train()
+    before = contents(home)
+    for resume, overwrite in ((False, False), (True, False), (False, True)):
+        with pytest.raises(TrainingError, match="has been used"):
+            used.train(resume=resume, overwrite=overwrite)
+    assert contents(home) == before
+
+
+def test_a_run_may_go_on_from_inside_its_directory_but_not_be_replaced_there(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home / "runs/a")
+    shared = ["../../r.yaml", "train.run=.", f"data.path={home / 'data'}"]
+    assert main(["train", "-q", "--overwrite", *shared]) == 2
+    assert "is the working directory" in capsys.readouterr().err
+    assert main(["train", "-q", "--resume", *shared, "train.max_steps=5"]) == 0
+    assert last(home / "runs/a").name == "step-00000005"
+
+
+def test_a_run_whose_checkpoints_were_deleted_keeps_its_result(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (home / "runs/a/checkpoints").iterdir():
+        path.rename(home / f"kept-{path.name}")
+    before = contents(home)
+    for arguments in ([], ["--resume"]):
+        assert main(["train", "-q", "r.yaml", *arguments]) == 2
+        assert "whose checkpoints are gone" in capsys.readouterr().err
+    assert contents(home) == before
+
+
+def in_threads(work: Callable[[], None], count: int) -> list[BaseException]:
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def test_of_several_that_prepare_at_once_one_does(home: Path) -> None:
+    made = Recipe.load("r.yaml", ["data.path=together"])
+    errors = in_threads(lambda: prepare(made.data) and None, 4)  # type: ignore[func-returns-value]
+    assert all(isinstance(error, StrataError) for error in errors), errors
+    assert len(errors) < 4
+    assert Dataset.open("together", verify="full").fingerprint == Dataset.open("data").fingerprint
+    assert not list(home.glob("*together*.*"))
