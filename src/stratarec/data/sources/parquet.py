@@ -134,7 +134,13 @@ def _read_group(reader: pq.ParquetFile, group: int, checked: Columns, columns: l
     try:
         return checked.typed(reader.read_row_group(group, columns=columns))
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
+        raise DataError(f"{file.path}, row group {group}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if "Expected all lists to be of size" in str(error):
+        return f"pyarrow {pa.__version__} reads no lists of a fixed size of which some are null; install pyarrow>=26"
+    return f"damaged ({error})"
 
 
 def _columns(schema: Schema) -> list[str]:
