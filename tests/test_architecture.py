@@ -40,7 +40,7 @@ ROOMS = [
     ("jagged",),
     ("kernels",),
     ("tensors",),
-    ("files", "progress", "sizes"),
+    ("checks", "files", "progress", "sizes"),
     ("errors",),
 ]
 

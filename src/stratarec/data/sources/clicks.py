@@ -25,6 +25,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.checks import check_seed
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
@@ -83,6 +84,7 @@ class ClicksConfig:
             raise ConfigError(f"data.source.negatives is {self.negatives}, expected 0 or more")
         if self.history_length < 0:
             raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
+        check_seed(self.seed, "data.source.seed")
         strange = sorted(set(self.dense or ()) - set(self.countable))
         if strange:
             raise ConfigError(
