@@ -45,7 +45,7 @@ ROOMS = [
     ("kernels",),
     ("tensors",),
     ("hashes", "ownership"),
-    ("files", "finite", "progress", "sizes", "comparing"),
+    ("checks", "files", "finite", "progress", "sizes", "comparing"),
     ("errors",),
 ]
 

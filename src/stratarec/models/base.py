@@ -33,12 +33,6 @@ class VectorsConfig:
             raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
 
 
-def check_sizes(field_name: str, sizes: tuple[int, ...]) -> None:
-    """Layer sizes must be positive."""
-    if any(size < 1 for size in sizes):
-        raise ConfigError(f"model.{field_name} is {list(sizes)}, expected positive sizes")
-
-
 def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int]) -> list[EmbeddingBagConfig]:
     """One table a vocabulary; histories that need every row are looked up without pooling."""
     unpooled = config.history.pooling != "mean"

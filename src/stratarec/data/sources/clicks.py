@@ -26,6 +26,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.checks import check_seed
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.names import FILE
@@ -87,6 +88,7 @@ class ClicksConfig:
             raise ConfigError(f"data.source.negatives is {self.negatives}, expected at least 1")
         if self.history_length < 0:
             raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
+        check_seed(self.seed, "data.source.seed")
         taken = (self.item, *_DERIVED)
         for place, name in enumerate(self.contexts):
             if name in taken or name in self.contexts[:place]:
