@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -172,13 +171,12 @@ def _check_keys(value: Any, kind: Any, origin: str, where: str) -> None:
 
 
 def _check_leaf(value: Any, kind: Any, origin: str, where: str) -> None:
-    """Refuse what no field can mean: true for 1, infinities, NaN, more than 64 bits, zero bytes."""
+    """Refuse what no field can mean: true for 1, more than 64 bits, zero bytes."""
     kinds = typing.get_args(kind) or (kind,)
     if isinstance(value, bool):
         wrong = bool not in kinds and (int in kinds or float in kinds)
     else:
-        finite = not isinstance(value, float) or math.isfinite(value)
-        wrong = not finite or (isinstance(value, int) and abs(value) >= _TOO_LARGE)
+        wrong = isinstance(value, int) and abs(value) >= _TOO_LARGE
     if wrong:
         raise ConfigError(f"{origin}: {where} is {value!r}, expected a number of at most 64 bits")
     if isinstance(value, str) and "\0" in value:
