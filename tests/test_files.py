@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stratarec.checks import check_directory
 from stratarec.errors import ConfigError, StorageError
-from stratarec.files import check_directory, check_output, write_json, write_text
+from stratarec.files import check_output, write_json, write_text
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [1.0, float("-inf")]}])

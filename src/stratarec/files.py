@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import xxhash
 
-from stratarec.errors import ConfigError, DatasetError, StorageError
+from stratarec.errors import DatasetError, StorageError
 
 
 def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
@@ -44,18 +44,6 @@ def check_output(path: Path) -> None:
         raise StorageError(f"cannot write {path}: {parent} is a file, expected a directory; name another path")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: no permission to write in {parent}; name another path")
-
-
-def check_directory(path: str, field: str) -> None:
-    """Refuse a directory that cannot be StrataRec's own: ``.``, ``..``, ``/`` and what is no path at all.
-
-    Raises
-    ------
-    ConfigError
-        Naming `field`.
-    """
-    if "\0" in path or Path(path).name in ("", ".."):
-        raise ConfigError(f"{field} is {path!r}, expected the name of a directory of its own")
 
 
 def sync(path: Path) -> None:

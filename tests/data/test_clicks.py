@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -104,6 +105,21 @@ def test_clicks_that_nobody_follows_are_counted_and_kept_as_events(tmp_path: Pat
     assert chunks[-1].note.startswith(
         "left out 2 of 4 clicks: no other user of their split clicks within 1h behind them"
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"negatives": 0}, r"data\.source\.negatives is 0, expected at least 1"),
+        ({"contexts": ("item_id",)}, r"data\.source\.contexts names 'item_id', which is a feature already"),
+        ({"contexts": ("weekday",)}, r"data\.source\.contexts names 'weekday'"),
+        ({"contexts": ("device", "device")}, r"data\.source\.contexts names 'device'"),
+        ({"negative_window": "soon"}, r"data\.source\.negative_window is 'soon'"),
+    ],
+)
+def test_what_makes_no_samples_is_refused(field: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ClicksConfig(**field)
 
 
 def test_memory_shorter_than_the_window_is_refused() -> None:

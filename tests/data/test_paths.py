@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from stratarec.data.sources.files import expand
@@ -44,19 +44,53 @@ def test_a_file_with_brackets_in_its_name_is_that_file(logs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("url", "message"),
     [
-        ("nope://x/y", "nope"),
-        ("zip://a.tsv::none.zip", "No such file"),
-        ("s3://bucket/x", "s3"),
-        ("", "an empty name"),
-        ("a\0b", "null byte"),
+        ("foo://bucket/log.gz", r"'foo://bucket/log\.gz': cannot be read: Protocol not known: foo"),
+        ("foo://bucket/*.gz", r"Protocol not known: foo"),
+        ("none.parquet", r"none\.parquet: no such file; check data\.source\.paths"),
+        ("none-*.parquet", r"none-\*\.parquet: no file matches"),
+        ("ftp://127.0.0.1:9/log", r"'ftp://127\.0\.0\.1:9/log': cannot be read: Connection refused"),
+        ("a\0b", r"'a\\x00b': cannot be read: embedded null byte"),
+        ("data:text/plain,hi", r"cannot be read: list index out of range"),
+        (".", r"is a directory, expected a file; a glob such as "),
+        ("zip://a.tsv::none.zip", r"zip://a\.tsv::none\.zip: no such file"),
+        ("", r"'': an empty name; check data\.source\.paths"),
     ],
 )
-def test_places_that_cannot_be_reached_are_one_line(path: str, message: str) -> None:
-    if path.startswith("s3") and importlib.util.find_spec("s3fs"):
-        pytest.skip("the library for s3 is installed here")
+def test_a_path_that_cannot_be_read_is_one_line(url: str, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        expand((path,))
-    assert "check data.source.paths" in str(caught.value)
+        expand((url,))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [
+        ("s3://bucket/log.gz", "s3fs"),
+        ("gs://bucket/log.gz", "gcsfs"),
+        ("abfs://bucket/*.gz", "adlfs"),
+        ("simplecache::s3://bucket/log.gz", "s3fs"),
+        ("https://example.org/log.gz", '"fsspec[http]"'),
+        ("sftp://example.org/log.gz", '"fsspec[sftp]"'),
+    ],
+)
+def test_a_url_without_its_library_names_the_package(url: str, package: str) -> None:
+    protocol = url.rpartition("::")[2].partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError:
+        pass
+    else:
+        pytest.skip(f"the library for {protocol}:// is installed here")
+    with pytest.raises(DataError) as caught:
+        expand((url,))
+    assert f"{url}: {protocol}:// needs a library that is not installed; pip install {package} (" in str(caught.value)
+
+
+def test_a_file_that_is_gone_when_it_is_opened_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x")
+    (file,) = expand((str(tmp_path / "log"),))
+    (tmp_path / "log").unlink()
+    with pytest.raises(DataError, match=r"log: no such file"):
+        file.open()

@@ -129,6 +129,69 @@ def test_a_split_that_comes_out_empty_is_refused(tmp_path: Path, split: dict[str
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("times", "unit", "split", "message"),
+    [
+        (
+            [i * 60 for i in range(1440)], "s", {"valid": "1h", "test": "1d"},
+            r"test is '1d' and data\.split\.valid '1h', but the log spans 23h 59m \(column 'time': 0 to 86340 s\)",
+        ),
+        ([i * 60_000 for i in range(1440)], "ms", {"valid": "1d", "test": "1h"}, r"spans 23h 59m .*86340000 ms"),
+        (list(range(1_600_000_000, 1_600_000_050)), "ms", {"valid": "1m", "test": "1m"}, r"0\.049s .* check the unit"),
+        ([7] * 40, "s", {"valid": "1h", "test": "1h"}, r"spans 0s"),
+        (
+            [0] * 30 + [10 * HOUR] * 30, "s", {"valid": "2h", "test": "3h"},
+            r"no sample falls into the valid split: .*'2h'; the log spans 10h \(",
+        ),
+    ],
+)  # fmt: skip
+def test_durations_that_do_not_fit_the_log_are_told_its_span(
+    tmp_path: Path, times: list[int], unit: TimeUnit, split: dict[str, str], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        prepare(timed(tmp_path, times, SplitConfig(by="time", **split), unit))  # type: ignore[arg-type]
+
+
+def by_user(root: Path, rows: int = 3000, *, history: bool = False) -> Dataset:
+    """Many users of several sessions each, in a random order, over several chunks."""
+    draws = np.random.default_rng(3)
+    session = draws.integers(0, 600, rows)
+    frame = pl.DataFrame(
+        {
+            "label": draws.integers(0, 2, rows), "user": session % 150, "session": session,
+            "name": [f"u{number % 150}" for number in session], "c": draws.integers(0, 5, rows),
+            "time": np.arange(rows),
+        }
+    )  # fmt: skip
+    frame.write_parquet(root / "log.parquet", row_group_size=500)
+    sparse = [SparseFeature(name="user"), SparseFeature(name="c")]
+    if history:
+        sparse.append(SparseFeature(name="history", kind="history", of="c"))
+    schema = Schema(sparse=tuple(sparse), session="session", user="name", time="time")
+    source = ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema)
+    limits = VocabularyConfig(min_count=1)
+    return prepare(PrepareConfig(source=source, path=str(root / "data"), vocabulary=limits, shard_samples=400))
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_by_fraction_a_user_is_on_one_side_with_all_sessions(tmp_path: Path, history: bool) -> None:
+    dataset = by_user(tmp_path, history=history)
+    assert len(dataset.shards("train")) > 2
+    for key in ("__group", "__session"):
+        sides = {split: set(column(dataset, split, key)) for split in dataset.splits}
+        assert not sides["train"] & sides["test"]
+        assert not sides["train"] & sides["valid"]
+        assert not sides["valid"] & sides["test"]
+    assert len(set.union(*(set(column(dataset, split, "__group")) for split in dataset.splits))) == 150
+    assert 0.03 < dataset.samples("test") / 3000 < 0.2
+    # Sessions are still stored together.
+    for split in dataset.splits:
+        for number, shard in enumerate(dataset.shards(split)):
+            for group in range(len(shard.row_groups)):
+                sessions = dataset.read_row_group(split, number, group)["__session"].to_numpy()
+                assert np.count_nonzero(np.diff(sessions)) + 1 == len(set(sessions.tolist()))
+
+
 def test_by_fraction_a_share_of_none_is_none_and_the_seed_deals_anew(tmp_path: Path) -> None:
     dealt = []
     for seed in (0, 0, 1):

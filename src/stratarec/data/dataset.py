@@ -31,7 +31,6 @@ from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER
 from stratarec.data.reading import BlockReader
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SPLITS
-from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.errors import DatasetError
 from stratarec.files import file_hash, read_json, reading, write_atomic, write_json
@@ -310,8 +309,8 @@ class Dataset:
         kept = ("name", "transform", "standardize")
         found = {key: getattr(feature, key) for key in kept}
         if feature.standardize:
-            moments = Moments(**self.about["moments"][feature.name])
-            found |= {"mean": moments.mean, "deviation": moments.deviation}
+            moments = self.about["moments"][feature.name]
+            found |= {"mean": moments["mean"], "deviation": moments["deviation"]}
         return found
 
     def samples(self, split: str) -> int:

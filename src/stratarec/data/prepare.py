@@ -21,6 +21,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from stratarec.checks import check_directory
 from stratarec.data.blocks import Encoded
 from stratarec.data.dataset import (
     DATASET,
@@ -98,6 +99,7 @@ class PrepareConfig:
             raise ConfigError(f"data.shard_samples is {self.shard_samples}, expected at least 1")
         if not self.path:
             raise ConfigError("data.path is empty, expected a directory for the prepared data set")
+        check_directory(self.path, "data.path")
 
 
 def prepare(

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.checks import check_seed
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
 from stratarec.data.names import FILE, ROW
@@ -44,6 +45,7 @@ class SplitConfig:
                 raise ConfigError(f"data.split.{name} is {value!r}, expected file name patterns")
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
             raise ConfigError("data.split.valid and data.split.test leave nothing to train on")
+        check_seed(self.seed, "data.split.seed")
 
     def asks_for(self, split: str) -> bool:
         """Whether a split should get samples: all do but a share of 0."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from stratarec.profiling.duplication import Duplication, Profile
 from stratarec.reporting.html import write_html
+from stratarec.reporting.tables import make_console
 
 _HEADS = (
     "group or feature", "stored once", "ids a sample", "stays in session", "factor in session", "factor in batch",
@@ -39,7 +39,7 @@ def print_profile(profile: Profile) -> None:
         table.add_column(head, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
     for row in profile.rows:
         table.add_row(*_cells(row))
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = make_console()
     console.print(table)
     for row in profile.rows:
         if row.features != (row.name,):

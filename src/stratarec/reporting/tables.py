@@ -18,6 +18,12 @@ _UNLIMITED = 10_000
 Rows = Sequence[Sequence[str]]
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command line, which rich would end with exit code 1."""
+        raise BrokenPipeError
+
+
 def make_console() -> Console:
     """Standard output as wide as its terminal, or as COLUMNS says; without limit where it goes to a file or a pipe.
 
@@ -25,7 +31,7 @@ def make_console() -> Console:
     """
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal or os.environ.get("COLUMNS") else _UNLIMITED
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+    return _Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_table(

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from stratarec.checks import check_directory, check_seed
 from stratarec.data.window import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
@@ -29,8 +30,9 @@ class DenseOptimizerConfig:
 
     def __post_init__(self) -> None:
         check_finite(self, "train.dense.")
-        if self.learning_rate < 0 or self.weight_decay < 0:
-            raise ConfigError("train.dense: learning_rate and weight_decay must be 0 or more")
+        for name in ("learning_rate", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"train.dense.{name} is {getattr(self, name)}, expected 0 or more")
 
     def build(self, network: nn.Module) -> torch.optim.Optimizer:
         """The torch optimizer, in its fused form."""
@@ -102,3 +104,6 @@ class TrainConfig:
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}, expected at least {least}")
+        check_seed(self.seed, "train.seed")
+        if self.run:
+            check_directory(self.run, "train.run")

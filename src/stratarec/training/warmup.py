@@ -117,7 +117,7 @@ def _exercise(model: CTRModel, recipe: Recipe, loader: Loader, folder: Path) -> 
     # In no order: neighbouring ids would spread over the sets of a cache too evenly to fill any.
     order = torch.randperm(_TABLE_ROWS, generator=torch.Generator().manual_seed(0))
     rows = [order[turn * size : (turn + 1) * size] for turn in range(_TURNS + 1)]
-    tiered = bool(model.embeddings.stager.groups)
+    tiered = not model.embeddings.engine.resident
     saved: Path | None = None
     for batch in _forms(model, loader):
         for turn in range(_TURNS if tiered else 1):

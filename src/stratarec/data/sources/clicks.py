@@ -26,6 +26,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.checks import check_seed
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.names import FILE
@@ -42,6 +43,8 @@ from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
 
 _RECENT_SHARE = 6
+# Features that are made of a click, beside its own columns.
+_DERIVED = ("hour_of_day", "weekday", "history")
 # Most clicks that become one chunk; bounds memory however dense the log is.
 _CHUNK_CLICKS = 1 << 15
 
@@ -81,10 +84,15 @@ class ClicksConfig:
     """Of the negatives."""
 
     def __post_init__(self) -> None:
-        if self.negatives < 0:
-            raise ConfigError(f"data.source.negatives is {self.negatives}, expected 0 or more")
+        if self.negatives < 1:
+            raise ConfigError(f"data.source.negatives is {self.negatives}, expected at least 1")
         if self.history_length < 0:
             raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
+        check_seed(self.seed, "data.source.seed")
+        taken = (self.item, *_DERIVED)
+        for place, name in enumerate(self.contexts):
+            if name in taken or name in self.contexts[:place]:
+                raise ConfigError(f"data.source.contexts names {name!r}, which is a feature already; leave it out")
         strange = sorted(set(self.dense or ()) - set(self.countable))
         if strange:
             raise ConfigError(

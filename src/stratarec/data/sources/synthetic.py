@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.checks import check_seed
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.errors import ConfigError
@@ -80,6 +81,7 @@ class SyntheticConfig:
         ):
             if not fine:
                 raise ConfigError(f"data.source.{name} is {getattr(self, name)}, expected {expected}")
+        check_seed(self.seed, "data.source.seed")
 
     def table_rows(self) -> tuple[int, ...]:
         """Rows of the 26 tables."""

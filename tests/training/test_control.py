@@ -1,0 +1,459 @@
+"""Lengthening, stopping and validating runs: what is asked is done, or refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from recipes import assert_same_model, last, tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.errors import CheckpointError, ConfigError, DatasetError, Interrupted, StrataError, TrainingError
+from stratarec.models import CTRModel
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint, evaluation
+from stratarec.training.trainer import Trainer
+
+STEPS = 32
+"""Of an epoch of `tiny`; see `test_the_length_of_an_epoch`."""
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations of several batches."""
+    monkeypatch.setattr(evaluation, "_BATCH", 200)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set, and one without a validation split."""
+    root = tmp_path_factory.mktemp("control")
+    prepare(Recipe.from_dict(tiny(root)).data)
+    prepare(Recipe.from_dict(without_validation(root)).data)
+    return root
+
+
+def without_validation(root: Path, **train: Any) -> dict[str, Any]:
+    found = tiny(root, **train)
+    found["data"]["path"] = str(root / "no-valid")
+    found["data"]["split"]["valid"] = 0
+    return found
+
+
+class Said(SilentProgress):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.lines.append(message)
+
+
+def recipe(home: Path, run: Path, **train: Any) -> Recipe:
+    found = tiny(home, run=str(run), **{"eval_every": 0, "checkpoint": {"every_steps": 7, "keep": 2}, **train})
+    memory = found["train"].pop("memory", {})
+    return Recipe.from_dict({**found, "memory": memory})
+
+
+def train(made: Recipe, *, resume: bool = False, progress: SilentProgress | None = None) -> Trainer:
+    trainer = Trainer(made, Dataset.open(made.data.path), progress)
+    trainer.train(resume=resume)
+    return trainer
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Every file of a run but TensorBoard's."""
+    files = [path for path in run.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+def result(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return found
+
+
+def position(run: Path) -> dict[str, Any]:
+    found = dict(checkpoint.read_state(last(run))["position"])
+    del found["train_seconds"]
+    return found
+
+
+def test_the_length_of_an_epoch(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "a")
+    assert len(Trainer(made, Dataset.open(made.data.path)).loader) == STEPS
+
+
+INT8 = {"precision": "int8", "lookahead": 2, "cache": {"fraction": 0.3, "ways": 8}}
+LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "more epochs": ({"epochs": 1}, {"epochs": 3}),
+    "from the middle of an epoch": ({"max_steps": 13}, {"max_steps": 45}),
+    "evaluated on the way": ({"epochs": 1, "eval_every": 10}, {"epochs": 2, "eval_every": 10}),
+    "best of its end": (
+        {"epochs": 1, "eval_every": 13, "early_stopping": {"patience": 4}},
+        {"epochs": 3, "eval_every": 13, "early_stopping": {"patience": 4}},
+    ),
+    "in tiers": ({"epochs": 1, "memory": INT8}, {"epochs": 2, "memory": INT8}),
+    "under a schedule": (
+        {"epochs": 1, "dense": {"schedule": {"kind": "cosine", "total_steps": 50}}},
+        {"epochs": 2, "dense": {"schedule": {"kind": "cosine", "total_steps": 50}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("how", LONGER)
+def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path, tmp_path: Path, how: str) -> None:
+    short, long = LONGER[how]
+    train(recipe(home, tmp_path / "whole", **long))
+    train(recipe(home, tmp_path / "parts", **short))
+    before = result(tmp_path / "parts")
+    train(recipe(home, tmp_path / "parts", **long), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+    assert position(tmp_path / "whole") == position(tmp_path / "parts")
+    results = [result(tmp_path / name) for name in ("whole", "parts")]
+    assert results[0]["test"] == results[1]["test"] != before["test"]
+    assert results[0]["checkpoint"] == results[1]["checkpoint"]
+    kept = [sorted(os.listdir(tmp_path / name / "checkpoints")) for name in ("whole", "parts")]
+    assert kept[0] == kept[1]
+    assert json.loads((tmp_path / "parts" / "recipe.json").read_text())["train"]["epochs"] == long.get("epochs", 2)
+
+
+def test_the_result_of_the_shorter_run_stays_usable_until_there_is_another(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(recipe(home, tmp_path / "a", max_steps=5))
+    tested = result(tmp_path / "a")
+    longer = Trainer(made := recipe(home, tmp_path / "a", max_steps=40), Dataset.open(made.data.path))
+    interrupt(longer, at=30)
+    with pytest.raises(Interrupted):
+        longer.train(resume=True)
+    assert main(["evaluate", "-q", str(tmp_path / "a")]) == 0
+    assert f"{tested['test']['auc']:.6f}" in capsys.readouterr().out
+    train(made, resume=True)
+    assert not (tmp_path / "a" / "checkpoints" / tested["checkpoint"]).exists()
+    assert result(tmp_path / "a")["checkpoint"] == "step-00000040"
+
+
+NOTHING_TO_DO: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "the same steps by another field": ({"epochs": 1}, {"epochs": 1, "max_steps": STEPS}, "max_steps = 32"),
+    "fewer steps than it has": ({"max_steps": 9}, {"max_steps": 3}, "has 9 steps already"),
+    "fewer epochs": ({"epochs": 2}, {"epochs": 1}, "has 64 steps already"),
+    "more epochs of a run that was stopped early": (
+        {"epochs": 30, "eval_every": 10, "early_stopping": {"patience": 1}, "embedding": {"learning_rate": 3.0}},
+        {"epochs": 40, "eval_every": 10, "early_stopping": {"patience": 1}, "embedding": {"learning_rate": 3.0}},
+        "was ended by train.early_stopping, at step",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", NOTHING_TO_DO)
+def test_a_length_that_asks_for_nothing_is_refused_and_not_written_down(home: Path, tmp_path: Path, how: str) -> None:
+    first, then, message = NOTHING_TO_DO[how]
+    train(recipe(home, tmp_path / "a", **first))
+    before = contents(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=message):
+        train(recipe(home, tmp_path / "a", **then), resume=True)
+    assert contents(tmp_path / "a") == before
+
+
+def test_a_finished_run_gives_its_result_again(home: Path, tmp_path: Path) -> None:
+    train(recipe(home, tmp_path / "a", max_steps=5))
+    before = contents(tmp_path / "a")
+    for change in ({}, {"log_every": 3, "checkpoint": {"keep": 7}, "threads": 1}):
+        made = recipe(home, tmp_path / "a", max_steps=5, **change)
+        trainer = Trainer(made, Dataset.open(made.data.path), said := Said())
+        assert trainer.train(resume=True) == result(tmp_path / "a")
+        assert "has ended; this is its result" in said.lines[-1]
+    assert contents(tmp_path / "a") == before
+
+
+def test_more_patience_takes_up_a_run_that_was_stopped_early(home: Path, tmp_path: Path) -> None:
+    options = {"epochs": 4, "eval_every": 10, "embedding": {"learning_rate": 3.0}}
+    train(recipe(home, tmp_path / "whole", early_stopping={"patience": 4}, **options))
+    stopped = train(recipe(home, tmp_path / "parts", early_stopping={"patience": 1}, **options))
+    assert stopped.position.step < stopped.total_steps
+    train(recipe(home, tmp_path / "parts", early_stopping={"patience": 4}, **options), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+    assert position(tmp_path / "whole") == position(tmp_path / "parts")
+    assert result(tmp_path / "whole")["test"] == result(tmp_path / "parts")["test"]
+
+
+def test_early_stopping_cannot_begin_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
+    options = {"eval_every": 5, "embedding": {"learning_rate": 3.0}, "checkpoint": {"keep": 1}}
+    trained = train(recipe(home, tmp_path / "a", epochs=1, **options))
+    best = max(trained.position.evaluations, key=lambda entry: entry["auc"])
+    assert best["step"] < STEPS, "nothing to test: the last evaluation was the best"
+    before = contents(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=f"no longer has the checkpoint of step {best['step']}"):
+        train(recipe(home, tmp_path / "a", epochs=2, early_stopping={"patience": 9}, **options), resume=True)
+    assert contents(tmp_path / "a") == before
+
+
+VALIDATED: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "eval_every beyond the end": ({"epochs": 1, "eval_every": 1000}, [32]),
+    "max_steps in mid-epoch": ({"max_steps": 5}, [5]),
+    "the end is due anyway": ({"epochs": 1, "eval_every": 16}, [16, 32]),
+    "in the middle and at the end": ({"epochs": 1, "eval_every": 20}, [20, 32]),
+    "each epoch": ({"epochs": 2}, [32, 64]),
+    "each epoch and the end": ({"epochs": 2, "max_steps": 40}, [32, 40]),
+}
+
+
+@pytest.mark.parametrize("how", VALIDATED)
+@pytest.mark.parametrize("patience", [0, 5])
+def test_every_run_is_validated_when_it_ends(home: Path, tmp_path: Path, how: str, patience: int) -> None:
+    options, steps = VALIDATED[how]
+    trained = train(recipe(home, tmp_path / "a", early_stopping={"patience": patience}, **options))
+    assert [entry["step"] for entry in trained.position.evaluations] == steps
+    evaluated = max(trained.position.evaluations, key=lambda entry: entry["auc"])
+    tested = evaluated["step"] if patience else trained.position.step
+    assert result(tmp_path / "a")["checkpoint"] == f"step-{tested:08d}"
+
+
+def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"run": str(tmp_path / "a"), "max_steps": 3}
+    made = Recipe.from_dict(without_validation(home, early_stopping={"patience": 1}, **options))
+    with pytest.raises(ConfigError, match=r"patience is 1, but .* has no validation split: set data\.split\.valid"):
+        train(made)
+    assert not (tmp_path / "a").exists()
+    train(Recipe.from_dict(without_validation(home, **options)), progress=(said := Said()))
+    assert any("has no validation split: nothing is evaluated" in line for line in said.lines)
+
+
+def test_early_stopping_by_auc_needs_both_classes(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "data", tmp_path / "data")
+    made = recipe(tmp_path, tmp_path / "a", early_stopping={"patience": 1}, max_steps=3)
+    dataset = Dataset.open(home / "data")
+    dataset.positives = {**dataset.positives, "valid": 0}
+    with pytest.raises(ConfigError, match="samples of one class alone in its validation split"):
+        Trainer(made, dataset)
+    by_loss = {"patience": 1, "metric": "log_loss"}
+    Trainer(recipe(tmp_path, tmp_path / "a", early_stopping=by_loss), dataset)
+
+
+def test_a_schedule_that_ends_before_the_run_is_told(home: Path, tmp_path: Path) -> None:
+    schedule = {"kind": "polynomial", "total_steps": 4}
+    made = recipe(home, tmp_path / "a", max_steps=6, dense={"schedule": schedule})
+    train(made, progress=(said := Said()))
+    assert "train.dense.schedule falls to 0 at step 4 of 6: from there on it changes nothing" in said.lines
+    made = recipe(home, tmp_path / "b", max_steps=6, dense={"schedule": {**schedule, "final_factor": 0.1}})
+    train(made, progress=(said := Said()))
+    assert not any("schedule" in line for line in said.lines)
+
+
+def interrupt(trainer: Trainer, at: int) -> None:
+    """Ctrl-C after a step."""
+    step = trainer.step
+
+    def stepped(*item: Any) -> None:
+        step(*item)
+        if trainer.position.step == at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    trainer.step = stepped  # type: ignore[method-assign]
+
+
+def interrupt_evaluation(trainer: Trainer, number: int) -> None:
+    """Ctrl-C in the middle of an evaluation, counted from 1 and the test included."""
+    model, begin, begun = trainer.model, trainer.model.eval, 0
+
+    def evaluated() -> CTRModel:
+        nonlocal begun
+        begun += 1
+        begin()
+        return model
+
+    def forward(module: CTRModel, inputs: Any) -> None:
+        nonlocal begun
+        if begun == number and not module.training:
+            begun = -10
+            os.kill(os.getpid(), signal.SIGINT)
+
+    model.eval = evaluated  # type: ignore[method-assign, assignment]
+    model.register_forward_pre_hook(forward)
+
+
+@pytest.mark.parametrize("patience", [0, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("memory", [{}, INT8], ids=["memory", "tiers"])
+def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
+    home: Path, tmp_path: Path, patience: int, number: int, memory: dict[str, Any]
+) -> None:
+    options = {"epochs": 1, "eval_every": 13, "early_stopping": {"patience": patience}, "memory": memory}
+    train(recipe(home, tmp_path / "whole", **options))
+    made = recipe(home, tmp_path / "parts", **options)
+    trainer = Trainer(made, Dataset.open(made.data.path))
+    interrupt_evaluation(trainer, number)
+    with pytest.raises(Interrupted, match="--resume"):
+        trainer.train()
+    step = (13, 26, 32)[number - 1]
+    assert last(tmp_path / "parts").name == f"step-{step:08d}"
+    assert not any(entry["step"] == step for entry in trainer.position.evaluations)
+    train(made, resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+    assert position(tmp_path / "whole") == position(tmp_path / "parts")
+    assert result(tmp_path / "whole")["test"] == result(tmp_path / "parts")["test"]
+
+
+def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "a", max_steps=9)
+    trainer = Trainer(made, Dataset.open(made.data.path))
+    interrupt_evaluation(trainer, 2)
+    with pytest.raises(Interrupted, match=r"stopped in the final test; .*step-00000009; .*--resume only tests it"):
+        trainer.train()
+    before = contents(tmp_path / "a")
+    assert "result.json" not in before
+    resumed = Trainer(made, Dataset.open(made.data.path))
+    resumed.step = None  # type: ignore[method-assign, assignment]
+    resumed.train(resume=True)
+    after = contents(tmp_path / "a")
+    assert {name: content for name, content in after.items() if name in before} == before
+    assert sorted(set(after) - set(before)) == ["report.html", "result.json"]
+    train(recipe(home, tmp_path / "b", max_steps=9))
+    assert result(tmp_path / "a")["test"] == result(tmp_path / "b")["test"]
+
+
+INTERRUPT = """
+import os, signal, sys
+from stratarec.cli import main
+from stratarec.training import evaluation
+found = evaluation.Loader.epoch
+def epoch(self, *arguments):
+    for place, batch in enumerate(found(self, *arguments)):
+        if self.split == "test":
+            os.kill(os.getpid(), signal.SIGINT)
+        yield batch
+evaluation.Loader.epoch = epoch
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_in_the_final_test_is_exit_code_130_and_one_line(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe(home, tmp_path / "a", max_steps=4).to_dict()))
+    command = [sys.executable, "-c", INTERRUPT, "train", "-q", str(tmp_path / "r.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "stopped in the final test" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert main(["train", "-q", "--resume", str(tmp_path / "r.yaml")]) == 0
+    assert result(tmp_path / "a")["test"]
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "a", max_steps=20)
+    trainer = Trainer(made, Dataset.open(made.data.path))
+    step = trainer.step
+
+    def stepped(*item: Any) -> None:
+        step(*item)
+        if trainer.position.step == 17:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    trainer.step = stepped  # type: ignore[method-assign]
+    with pytest.raises(Interrupted, match="stopped at once"):
+        trainer.train()
+    assert last(tmp_path / "a").name == "step-00000014"
+    train(made, resume=True)
+    train(recipe(home, tmp_path / "b", max_steps=20))
+    assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
+
+
+def test_a_checkpoint_that_was_being_written_anew_is_found_again(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "a", max_steps=20)
+    train(recipe(home, tmp_path / "a", max_steps=14))
+    newest = last(tmp_path / "a")
+    newest.rename(newest.with_name(f".{newest.name}.old"))
+    train(made, resume=True)
+    train(recipe(home, tmp_path / "b", max_steps=20))
+    assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
+    assert not list(newest.parent.glob(".step-*"))
+
+
+def settings() -> tuple[Any, ...]:
+    """torch's settings of the process."""
+    return (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.get_rng_state().tolist(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        signal.getsignal(signal.SIGINT),
+        signal.getsignal(signal.SIGTERM),
+    )
+
+
+def occupy(trainer: Trainer) -> None:
+    trainer.run.mkdir()
+    (trainer.run / "data.txt").touch()
+
+
+ENDINGS: dict[str, tuple[dict[str, Any], Callable[[Trainer], None], type[BaseException] | None]] = {
+    "to its end": ({"max_steps": 3}, lambda trainer: None, None),
+    "no number": ({"dense": {"learning_rate": 1e30}}, lambda trainer: None, TrainingError),
+    "stopped": ({}, lambda trainer: interrupt(trainer, 2), Interrupted),
+    "in the test": ({"max_steps": 3}, lambda trainer: interrupt_evaluation(trainer, 2), Interrupted),
+    "refused": ({}, occupy, StrataError),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_trainer_gives_torchs_settings_back(home: Path, tmp_path: Path, how: str, strict: bool) -> None:
+    options, prepare_end, error = ENDINGS[how]
+    torch.use_deterministic_algorithms(strict, warn_only=False)
+    torch.manual_seed(17)
+    before = settings()
+    made = recipe(home, tmp_path / "a", threads=1, **options)
+    trainer = Trainer(made, Dataset.open(made.data.path))
+    assert settings() == before
+    prepare_end(trainer)
+    if error is None:
+        trainer.train()
+    else:
+        with pytest.raises(error):
+            trainer.train()
+    assert settings() == before
+
+
+def test_what_the_caller_set_does_not_reach_the_training(home: Path, tmp_path: Path) -> None:
+    train(recipe(home, tmp_path / "a", max_steps=12))
+    torch.manual_seed(99)
+    torch.use_deterministic_algorithms(False)
+    train(recipe(home, tmp_path / "b", max_steps=12))
+    assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
+
+
+def test_importing_changes_no_setting() -> None:
+    code = (
+        "import torch; u = torch.utils.deterministic; threads = torch.get_num_threads(); state = torch.get_rng_state();"
+        "import stratarec.training.trainer, stratarec.cli; "
+        "assert torch.get_num_threads() == threads and torch.equal(state, torch.get_rng_state()); "
+        "assert not torch.are_deterministic_algorithms_enabled() and u.fill_uninitialized_memory"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_damaged_result_is_named(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(recipe(home, tmp_path / "a", max_steps=3))
+    for text in ("{", "[]", "{}", "3"):
+        (tmp_path / "a" / "result.json").write_text(text)
+        assert main(["evaluate", "-q", str(tmp_path / "a")]) == 2
+        assert "result.json" in capsys.readouterr().err
+        with pytest.raises(DatasetError, match=r"result\.json"):
+            train(recipe(home, tmp_path / "a", max_steps=5), resume=True)
