@@ -35,6 +35,12 @@ def poisoned_memory() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No terminal of a width, whoever started the tests."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A disk of 4 MiB: a tmpfs in a mount namespace that lives as long as the test."""

@@ -131,11 +131,12 @@ def test_what_a_killed_reader_left_behind_is_removed_by_the_next(home: Path, tmp
 
 
 def test_what_a_killed_checkpoint_left_behind_is_removed_by_the_next(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "a", {}, max_steps=10)
+    train(recipe(home, tmp_path / "a", {}, max_steps=5))
     leftover = tmp_path / "a" / "checkpoints" / ".step-00000005.tmp" / "tables"
     leftover.mkdir(parents=True)
     (leftover / "segment-0000000001.log").write_bytes(b"rows")
-    train(made)
+    made = recipe(home, tmp_path / "a", {}, max_steps=10)
+    Trainer(made, Dataset.open(made.data.path)).train(resume=True)
     assert not list((tmp_path / "a" / "checkpoints").glob(".step-*"))
 
 
