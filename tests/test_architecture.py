@@ -40,7 +40,7 @@ ROOMS = [
     ("jagged",),
     ("kernels",),
     ("tensors",),
-    ("hashes", "ownership"),
+    ("hashes", "ownership", "replacing"),
     ("files", "progress", "sizes", "comparing"),
     ("errors",),
 ]
