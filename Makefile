@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 NAME ?= embedding
 OUT ?= benchmarks/results/$(NAME).json
+# What `make test-versions` hands on, such as VERSIONS='--python python3.12 -- tests/kernels'.
+VERSIONS ?=
 
-.PHONY: venv demo test lint bench clean
+.PHONY: venv demo test test-versions lint bench clean
 
 venv: $(VENV)/.installed
 
@@ -28,6 +30,9 @@ lint: venv
 test: lint
 	$(BIN)/pytest
 
+test-versions: venv
+	$(BIN)/python tools/test_versions.py $(VERSIONS)
+
 $(VENV)/.peers: venv benchmarks/requirements-peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-peers.txt
 	touch $@
@@ -36,4 +41,4 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m benchmarks run $(NAME) --out $(OUT)
 
 clean:
-	rm -rf $(VENV) data runs
+	rm -rf $(VENV) build data runs

@@ -1,4 +1,4 @@
-"""``python -m benchmarks run NAME [--quick] [--out FILE]`` and ``python -m benchmarks readme``."""
+"""``python -m benchmarks run NAME [--quick] [--out FILE]``, ``show NAME`` or ``show FILE``, and ``readme``."""
 
 from __future__ import annotations
 
@@ -33,27 +33,46 @@ def main() -> int:
     run.add_argument("--out", type=Path, help="result file (default: benchmarks/results/NAME.json)")
     run.add_argument("--data", type=Path, help="real data, for a benchmark that reads some (clicks): log or data set")
     run.add_argument("--minutes", type=float, help="end the training of a benchmark on real data after so long")
+    show = commands.add_parser("show", help="print a result file")
+    show.add_argument("result", help="name of a benchmark, or a result file")
     commands.add_parser("readme", help="rewrite the figures in README.md from the result files")
     args = parser.parse_args()
-    give_everyone_good_memory()
-    from benchmarks import registry, report
     from stratarec.errors import StrataError
 
-    if args.command == "readme":
-        report.update_readme(Path(__file__).parents[1] / "README.md", RESULTS)
-        return 0
-    given = {"data": args.data, "minutes": args.minutes}
-    options = {name: value for name, value in given.items() if value is not None}
     try:
-        result = registry.run(args.name, quick=args.quick, options=options)
-    except (StrataError, registry.PeerMissing) as error:
+        {"run": _run, "show": _show, "readme": _readme}[args.command](args)
+    except StrataError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _show(args: argparse.Namespace) -> None:
+    from benchmarks import report
+
+    named = RESULTS / f"{args.result}.json"
+    report.print_result(report.read_result(named if named.is_file() else Path(args.result)))
+
+
+def _readme(args: argparse.Namespace) -> None:
+    from benchmarks import report
+
+    report.update_readme(Path(__file__).parents[1] / "README.md", RESULTS)
+
+
+def _run(args: argparse.Namespace) -> None:
+    give_everyone_good_memory()
+    from benchmarks import registry, report
+    from stratarec.files import check_output
+
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
+    check_output(out)
+    given = {"data": args.data, "minutes": args.minutes}
+    options = {name: value for name, value in given.items() if value is not None}
+    result = registry.run(args.name, quick=args.quick, options=options)
     report.write_result(out, result)
     report.print_result(result)
     print(f"written to {out}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from benchmarks.registry import PeerMissing, import_peer
 from benchmarks.timing import alternate
-from stratarec.embedding.stores.cached import CachedRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.victims import VictimCache
 
 Rows = NDArray[np.int64]
 Records = NDArray[np.uint8]
@@ -95,11 +95,11 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def log_store(folder: Path, rows: int, capacity: int, segment_bytes: int = 0) -> CachedRecords:
+def log_store(folder: Path, rows: int, capacity: int, segment_bytes: int = 0) -> VictimCache:
     """A log store under a cache of `capacity` rows."""
     config = LogConfig(segment_bytes=segment_bytes)
     inner = LogRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES, config=config)
-    return CachedRecords(inner, capacity_rows=capacity)
+    return VictimCache(inner, capacity_rows=capacity)
 
 
 def initial(first: int, last: int) -> Records:
@@ -107,7 +107,7 @@ def initial(first: int, last: int) -> Records:
     return np.random.default_rng(first).integers(0, 256, (last - first, RECORD_BYTES), np.uint8)
 
 
-def load(store: CachedRecords | LogRecords, rows: int, expected: Records | None = None) -> None:
+def load(store: VictimCache | LogRecords, rows: int, expected: Records | None = None) -> None:
     """Write every row once, in order."""
     for first in range(0, rows, PIECE):
         records = initial(first, min(first + PIECE, rows))
@@ -220,7 +220,7 @@ class RocksRecords:
         """Empty the memtables."""
         self._db.flush()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait for flushes and compactions that are under way or due."""
         names = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
         while any(self._db.property_int_value(f"rocksdb.{name}") for name in names):
@@ -251,7 +251,7 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
             peer.write(ids, records)
         ours.flush()
         peer.flush()
-        peer.settle()
+        peer.drain()
         batches = skewed(rows)
         multi_get = multi_get_seconds(peer, batches)
         peer.threads = min(multi_get, key=lambda threads: multi_get[threads])
@@ -260,12 +260,12 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
         def ours_round(step: int) -> None:
             for ids in todo[count * step : count * (step + 1)]:
                 modify(ours, ids)
-            ours.inner.settle()
+            ours.inner.drain()
 
         def peer_round(step: int) -> None:
             for ids in todo[count * step : count * (step + 1)]:
                 modify(peer, ids)
-            peer.settle()
+            peer.drain()
 
         seconds = alternate({"ours": ours_round, "rocksdb": peer_round}, rounds, warmup=1)
         compare(ours, peer, rows)
@@ -287,7 +287,7 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
     }
 
 
-def modify(store: CachedRecords | RocksRecords, rows: Rows) -> None:
+def modify(store: VictimCache | RocksRecords, rows: Rows) -> None:
     """Read the records of `rows`, change every byte, write them back."""
     records = np.empty((len(rows), RECORD_BYTES), np.uint8)
     store.read(rows, records)
@@ -308,7 +308,7 @@ def multi_get_seconds(peer: RocksRecords, batches: Iterator[Rows]) -> dict[int, 
     return seconds
 
 
-def compare(ours: CachedRecords, peer: RocksRecords, rows: int) -> None:
+def compare(ours: VictimCache, peer: RocksRecords, rows: int) -> None:
     """Both did the same work, so both must hold the same records."""
     for ids in itertools.islice(skewed(rows, seed=9), 5):
         mine, theirs = (np.empty((len(ids), RECORD_BYTES), np.uint8) for _ in range(2))
@@ -334,7 +334,7 @@ def amplification(rows: int, skew: str, quick: bool) -> dict[str, Any]:
             store.write(ids, np.zeros((len(ids), RECORD_BYTES), np.uint8))
             written += ids.size * RECORD_BYTES
             largest = max(largest, store.segments.file_bytes / table)
-        store.settle()
+        store.drain()
         measured = written - warmup
         result = {
             "write_amplification": (store.segments.bytes_written - before) / measured,

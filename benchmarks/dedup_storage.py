@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.sessions import pair
 from stratarec.data.dataset import LEVEL, ROW_GROUP, Dataset, parquet_options
+from stratarec.data.names import TIME
 
 Deal = Callable[[pa.Table], NDArray[np.int64]]
 _BUCKET = 12 * ROW_GROUP
@@ -93,15 +94,15 @@ def cell(name: str) -> dict[str, Any]:
     samples = sum(grouped.samples(split) for split in grouped.splits)
     buckets = max(round(samples / _BUCKET), 1)
     draws = np.random.default_rng(1)
-    times = np.concatenate([table["__time"].to_numpy()[::64] for table in tables(plain)])
+    times = np.concatenate([table[TIME].to_numpy()[::64] for table in tables(plain)])
     edges = np.quantile(times, np.linspace(0, 1, buckets + 1)[1:-1])
     shuffled = plain_bytes(
         plain, lambda table: draws.integers(0, buckets, table.num_rows), lambda table: draws.permutation(table.num_rows)
     )
     arrival = plain_bytes(
         plain,
-        lambda table: np.searchsorted(edges, table["__time"].to_numpy(), side="right"),
-        lambda table: np.argsort(table["__time"].to_numpy(), kind="stable"),
+        lambda table: np.searchsorted(edges, table[TIME].to_numpy(), side="right"),
+        lambda table: np.argsort(table[TIME].to_numpy(), kind="stable"),
     )
     ours, clustered = stored_bytes(grouped), stored_bytes(plain)
     return {

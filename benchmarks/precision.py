@@ -122,12 +122,12 @@ def embedding_cell(width: int, batch: int, rounds: int, cap: int) -> dict[str, A
         rounds,
     )
     found = {name: spread(values)["median_ms"] for name, values in times.items()}
-    traffic = tiered.stager.groups[0].cache.traffic
+    rows_in = sum(tables.traffic.rows_in for tables in tiered.engine.tables)
     return {
         "width": width,
         "batch": batch,
         **{f"{name}_ms": value for name, value in found.items()},
-        "rows_in_a_step": traffic.rows_in / tiered.step,
+        "rows_in_a_step": rows_in / tiered.step,
         "ratio_fbgemm": found["fbgemm"] / found["int8"],
         "ratio_fp32": found["fp32"] / found["int8"],
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from stratarec.errors import ConfigError
+from stratarec.errors import ConfigError, StrataError
 
 BENCHMARKS = {
     "blockstore": "benchmarks.blockstore",
@@ -30,7 +30,7 @@ BENCHMARKS = {
 }
 
 
-class PeerMissing(Exception):
+class PeerMissing(StrataError):
     """A library to compare with is not installed."""
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from stratarec.files import write_json
+from stratarec.errors import DatasetError
+from stratarec.files import read_json, write_json
+from stratarec.reporting.tables import make_console, print_table
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+# From here on decimals say nothing.
+_LARGE = 10_000
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
@@ -19,19 +23,47 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
     write_json(path, result)
 
 
+def read_result(path: Path) -> dict[str, Any]:
+    """What `write_result` wrote."""
+    content = read_json(path)
+    if not isinstance(content, dict) or "benchmark" not in content:
+        raise DatasetError(f"{path} is no result of a benchmark")
+    return content
+
+
 def print_result(result: dict[str, Any]) -> None:
-    """Show the samples and the metrics."""
+    """Show the samples and the metrics, as wide as the terminal is."""
+    console = make_console()
     rows = result.get("samples", {}).get("rows", [])
-    console = Console()
     if rows:
-        table = Table(title=result["benchmark"])
-        for name in rows[0]:
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-        console.print(table)
+        console.print(f"{result['benchmark']}{' (quick: not to be quoted)' if result['quick'] else ''}\n")
+        _print_rows(console, rows)
+    width = max(map(len, result["metrics"]), default=0)
     for name, value in result["metrics"].items():
-        console.print(f"{name:32} {value:.5g}", highlight=False)
+        console.print(f"{name:{width}}  {value:.5g}")
+
+
+def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What names a row first, then its figures; what is the same in all rows apart. Rows may lack some."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    same = [name for name in names if len(rows) > 1 and all(row.get(name) == rows[0].get(name) for row in rows)]
+    columns = [name for name in names if name not in same]
+    keys = [name for name in columns if all(isinstance(row.get(name), str | int) for row in rows)]
+    columns = [*keys, *(name for name in columns if name not in keys)]
+    heads = [name.replace("_", " ") for name in columns]
+    if same:
+        console.print(", ".join(f"{name.replace('_', ' ')} {_cell(rows[0].get(name))}" for name in same) + "\n")
+    words = {head for head, name in zip(heads, columns, strict=True) if isinstance(rows[0].get(name), str)}
+    cells = [[_cell(row.get(name)) for name in columns] for row in rows]
+    print_table(console, heads, cells, text=words, keys=len(keys))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < _LARGE else f"{value:,.0f}"
+    if isinstance(value, list):
+        return " ".join(map(_cell, value))
+    return "-" if value is None else str(value)
 
 
 def update_readme(path: Path, results: Path) -> None:

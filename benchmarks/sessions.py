@@ -2,8 +2,8 @@
 
 Both are made of the same samples: clicks with L = 50 and 4 negatives (Globo), and real impressions (Trivago). The
 recipe of Globo adds 17 numbers about each candidate, counted from earlier clicks, none of which repeats;
-``globo_bare`` is what the log itself has. They are kept in ``data/benchmarks`` and used again while logs and settings
-are the same.
+``globo_bare`` is what the log itself has. Rows of the log are not stored (``data.keep_rows``): what is compared is what
+training reads. They are kept in ``data/benchmarks`` and used again while logs and settings are the same.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def recipe(name: str, groups: GroupMode, *overrides: str) -> Recipe:
         f"data.source.paths=[{log}]",
         f"data.path={ROOT}/data/benchmarks/{name}-{groups}",
         f"data.groups={groups}",
+        "data.keep_rows=false",
         *changes,
     ]
     return Recipe.load(ROOT / "recipes" / f"{base}.yaml", [*fields, *overrides])

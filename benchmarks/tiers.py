@@ -22,7 +22,7 @@ from benchmarks.precision_quality import criteo_shape
 from benchmarks.train import EPS, RATE, Side, take_turns, tiered_sides
 from stratarec.data.dataset import Dataset
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
-from stratarec.embedding.level0 import Level0
+from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models import CTRModel
 from stratarec.planning.apply import tier_config
@@ -60,13 +60,13 @@ def fill(side: Side) -> None:
     """Write every row of the log once, with its initial value."""
     model = side.model
     assert isinstance(model, CTRModel)
-    for group in model.embeddings.stager.groups:
-        total = sum(table.num_embeddings for table in group.tables)
-        for first in range(0, total, _CHUNK):
-            rows = np.arange(first, min(first + _CHUNK, total), dtype=np.int64)
-            level0: Level0 = group.cache.read(rows)
-            group.cache.put(rows, level0, np.arange(len(rows), dtype=np.int64), 0)
-        group.cache.store.flush()
+    for tables in model.embeddings.engine.tables:
+        if isinstance(tables, CachedTables):
+            for first in range(0, tables.rows, _CHUNK):
+                rows = np.arange(first, min(first + _CHUNK, tables.rows), dtype=np.int64)
+                places = np.arange(len(rows), dtype=np.int64)
+                tables.put(rows, tables.copy(rows).read(places), places, 0)
+            tables.store.flush()
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _row(name: str, side: Side, seconds: float, in_dram: float) -> dict[str, Any
     model = side.model
     assert isinstance(model, CTRModel)
     parts = model.embeddings.bytes_by_part()
-    traffic = [group.cache.traffic for group in model.embeddings.stager.groups]
+    traffic = [tables.traffic for tables in model.embeddings.engine.tables]
     steps = max(model.embeddings.step, 1)
     return {
         "tables": name,

@@ -25,8 +25,7 @@ from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
-from stratarec.embedding.lookahead import Lookahead
+from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.base import build_tables
@@ -47,8 +46,11 @@ class Side:
         self.staging = ExitStack()
         self.staging.callback(self.batches.close)  # type: ignore[attr-defined]
         if isinstance(model, CTRModel) and lookahead:
-            ahead = Lookahead(model.embeddings.stager, self.batches, lambda item: item[1].features, depth=lookahead)
-            self.batches = self.staging.enter_context(ahead)
+            source = Prefetcher(
+                model.embeddings.engine, self.batches, lambda item: item[1].features, depth=lookahead
+            )  # fmt: skip
+            ahead = self.staging.enter_context(source)
+            self.batches = ((*item, prepared) for item, prepared in ahead)
 
     def close(self) -> None:
         """End the threads that read and stage ahead."""

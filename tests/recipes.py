@@ -73,9 +73,9 @@ def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     found = {}
     for manifest in checkpoint.read_state(path)["tables"]["groups"]:
         total = sum(rows for _, rows in manifest["tables"])
-        for rows, level0 in saved_rows(path / "tables" / manifest["name"], manifest):
+        for rows, found_rows in saved_rows(path / "tables" / manifest["name"], manifest):
             for part in ("weights", "row_state", "full_state"):
-                values = getattr(level0, part)
+                values = getattr(found_rows, part)
                 if len(values) > 1:
                     name = f"{manifest['name']}.{part}"
                     share = len(values) // len(rows)

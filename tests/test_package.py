@@ -1,11 +1,35 @@
-"""The public names, and what importing costs."""
+"""The public names, what importing costs, and what the package asks to be installed beside it."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import stratarec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NEEDED = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
+OTHERS = [
+    Requirement(line)
+    for lines in [PROJECT["build-system"]["requires"], *PROJECT["project"]["optional-dependencies"].values()]
+    for line in lines
+]
+# Modules whose distribution has another name, and those that are imported only where they are installed.
+DISTRIBUTIONS = {"yaml": "pyyaml"}
+OPTIONAL = {"torchrec", "hypothesis", "pytest"}
 
 
 def test_public_names() -> None:
@@ -22,3 +46,31 @@ def test_importing_and_help_do_not_load_torch() -> None:
         "import sys, stratarec, stratarec.cli; stratarec.cli._parser().format_help(); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("requirement", [*NEEDED, *OTHERS], ids=str)
+def test_every_requirement_has_a_lowest_and_a_highest_version(requirement: Requirement) -> None:
+    """`make test-versions` tests both; only the project's own extras name none."""
+    bounds = [] if requirement.name == "stratarec" else [">=", "<"]
+    assert sorted(clause.operator for clause in requirement.specifier) == sorted(bounds)
+
+
+def test_everything_that_is_imported_is_asked_for() -> None:
+    imported = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    foreign = imported - sys.stdlib_module_names - OPTIONAL - {"stratarec"}
+    assert {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in foreign} <= {each.name for each in NEEDED}
+
+
+def test_the_documentation_gives_the_range_of_every_requirement() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Dependencies")[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
+    documented = {row[0]: row[2].strip("`") for row in rows[2:]}
+    assert {name: SpecifierSet(text) for name, text in documented.items()} == {
+        each.name: each.specifier for each in NEEDED
+    }

@@ -1,19 +1,31 @@
 """The command line: one subcommand, one plain function.
 
-Errors that a user can mend are one line on standard error and exit code 2.
+Errors that a user can mend are one line on standard error and exit code 2; anything else is one line too, which says
+where the traceback is, and exit code 70.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 from stratarec.errors import Interrupted, StrataError
 
 # Heavy imports (torch, numba) are inside the functions, so that --help answers at once.
+
+_SPLITS = ("train", "valid", "test")
+# What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.
+_DEFECT, _CLOSED_PIPE = 70, 141
+# Characters of an unexpected error's message that are repeated.
+_LONGEST = 200
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -40,6 +52,7 @@ def plan(args: argparse.Namespace) -> None:
 
     from stratarec.data.dataset import Dataset
     from stratarec.data.matching import check_prepared
+    from stratarec.files import check_output
     from stratarec.models.base import build_tables
     from stratarec.planning.planner import make_plan
     from stratarec.planning.tiers import measure_tiers
@@ -47,6 +60,8 @@ def plan(args: argparse.Namespace) -> None:
     from stratarec.reporting.placement import print_plan, write_plan_report
 
     recipe = Recipe.load(args.recipe, args.overrides)
+    for path in filter(None, (args.output, args.report)):
+        check_output(Path(path))
     dataset = Dataset.open(recipe.data.path, verify="sizes")
     check_prepared(recipe.data, dataset)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
@@ -54,7 +69,7 @@ def plan(args: argparse.Namespace) -> None:
     config = recipe.train
     made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
     if args.json:
-        print(json.dumps(made.to_dict(), indent=1))
+        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
     else:
         print_plan(made.to_dict(), tiers.age_seconds)
     if args.output:
@@ -66,13 +81,16 @@ def plan(args: argparse.Namespace) -> None:
 def profile(args: argparse.Namespace) -> None:
     """How values repeat, as a table and an HTML report."""
     from stratarec.data.dataset import Dataset
+    from stratarec.files import check_output
     from stratarec.profiling.duplication import profile as run
     from stratarec.reporting.duplication import print_profile, write_profile
 
     dataset = Dataset.open(args.dataset, verify="sizes")
+    beside = dataset.path.resolve()
+    output = Path(args.output or beside.with_name(f"{beside.name}-profile.html"))
+    check_output(output)
     found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
     print_profile(found)
-    output = Path(args.output or dataset.path.with_name(f"{dataset.path.name}-profile.html"))
     write_profile(output, found)
     print(f"report {output}")
 
@@ -94,37 +112,26 @@ def train(args: argparse.Namespace) -> None:
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
+    from stratarec.reporting.metrics import lines
     from stratarec.sizes import readable
 
     if "test" in result:
-        _print_metrics("test", result["test"])  # type: ignore[arg-type]
+        print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
     print(f"tables and state {readable(result['table_bytes'])}, network {readable(result['network_bytes'])}")  # type: ignore[arg-type]
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison
 
-        fields = ("memory", "part", "predicted", "used", "defect")
-        print_comparison(tuple(row[field] for field in fields) for row in result["memory"])  # type: ignore[attr-defined]
+        print_comparison(result["memory"])  # type: ignore[arg-type]
     print(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
     print(f"report           {run / 'report.html'}")
     print(f"TensorBoard      {run / 'tensorboard'}")
 
 
-def _print_metrics(split: str, metrics: dict[str, float]) -> None:
-    print(f"{split}: {metrics['samples']:,} samples")
-    for name, label in (
-        ("auc", "AUC"),
-        ("log_loss", "log loss"),
-        ("normalized_entropy", "normalized entropy"),
-        ("calibration", "calibration"),
-        ("grouped_auc", "grouped AUC"),
-    ):
-        print(f"  {label:20} {metrics[name]:.6f}")
-
-
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
+    from stratarec.reporting.metrics import lines
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.run import open_run
@@ -134,16 +141,18 @@ def evaluate(args: argparse.Namespace) -> None:
         precision = trained.recipe.train.precision
         for split in args.split:
             found, _, _ = evaluate_split(trained.model, trained.dataset, split, precision=precision, progress=progress)
-            _print_metrics(split, found.to_dict())
+            print("\n".join(lines(split, found.to_dict())))
 
 
 def predict(args: argparse.Namespace) -> None:
     """Scores as Parquet."""
+    from stratarec.files import check_output
     from stratarec.reporting.progress import make_progress
     from stratarec.training.predict import predict as run
     from stratarec.training.run import open_run
 
     output = Path(args.output or Path(args.run) / f"predictions-{args.split}.parquet")
+    check_output(output)
     with open_run(args.run, args.data) as trained:
         rows = run(trained, args.split, output, make_progress(quiet=args.quiet))
     print(f"{rows:,} scores in {output}")
@@ -151,15 +160,25 @@ def predict(args: argparse.Namespace) -> None:
 
 def export(args: argparse.Namespace) -> None:
     """Tables and program for use elsewhere."""
+    from stratarec.training.export import check_new
     from stratarec.training.export import export as run
     from stratarec.training.run import open_run
 
+    output = Path(args.output or Path(args.run) / "export")
+    check_new(output)
     with open_run(args.run, same_samples=False) as trained:
-        print(f"exported {run(trained, Path(args.output or Path(args.run) / 'export'))}")
+        print(f"exported {run(trained, output)}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the usage is in --help."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"stratarec: {message}; see {self.prog} --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="stratarec",
         description="Train recommendation models whose embedding tables outgrow fast memory.",
         epilog="Start with:  stratarec prepare recipes/demo.yaml && stratarec train recipes/demo.yaml",
@@ -211,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
         "stratarec profile data/globo --batch-size 4096",
     )
     command.add_argument("dataset", help="prepared data set")
-    command.add_argument("--split", default="train", help="split to measure (default: train)")
+    command.add_argument("--split", choices=_SPLITS, default="train", help="split to measure (default: train)")
     command.add_argument("--batch-size", type=int, default=4096, help="samples a batch (default: 4096)")
     command.add_argument("--batches", type=int, default=20, help="batches to look at (default: 20)")
     command.add_argument("-o", "--output", help="HTML report (default: beside the data set)")
@@ -230,12 +249,14 @@ def _parser() -> argparse.ArgumentParser:
     command = add("evaluate", evaluate, "Print metrics of a trained model.", "stratarec evaluate runs/demo")
     command.add_argument("run", help="directory that `train` wrote")
     command.add_argument("data", nargs="?", help="another prepared data set with the same vocabularies")
-    command.add_argument("--split", action="append", default=[], help="split to evaluate (repeatable; default: test)")
+    command.add_argument(
+        "--split", choices=_SPLITS, action="append", default=[], help="split to evaluate (repeatable; default: test)"
+    )
 
     command = add("predict", predict, "Write scores as Parquet.", "stratarec predict runs/demo -o scores.parquet")
     command.add_argument("run", help="directory that `train` wrote")
     command.add_argument("data", nargs="?", help="another prepared data set with the same vocabularies")
-    command.add_argument("--split", default="test", help="split to score (default: test)")
+    command.add_argument("--split", choices=_SPLITS, default="test", help="split to score (default: test)")
     command.add_argument("-o", "--output", help="Parquet file (default: in the run)")
 
     command = add(
@@ -251,19 +272,71 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding lacks must not end a run.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            code = _run(arguments)
+        finally:
+            failed = _flush()
+        return code or failed
+    except BrokenPipeError:
+        # Whoever read the output has gone, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED_PIPE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     args = _parse(arguments)
     try:
         args.command(args)
     except StrataError as error:
-        print(f"stratarec: {error}", file=sys.stderr)
-        return 2
+        return _complain(str(error), 2)
     except KeyboardInterrupt:
-        print("stratarec: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
+        going_on = "; the same command goes on where it stopped" if args.command is prepare else ""
+        return _complain(f"interrupted{going_on}", 130)
     except Interrupted as error:
-        print(f"stratarec: {error}", file=sys.stderr)
-        return 130
+        return _complain(str(error), 130)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        return _complain(_report(error), _DEFECT)
     return 0
+
+
+def _flush() -> int:
+    """Write what is still to be written, where an error can be told."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _complain(f"cannot write the output: {error.strerror}", 2)
+    return 0
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"stratarec: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _report(error: Exception) -> str:
+    """What went wrong in a line, once the whole of it is in a file of its own."""
+    trace = "".join(traceback.format_exception(error))
+    about = f"stratarec {version('stratarec')}, Python {platform.python_version()}, {platform.platform()}"
+    said = f"unexpected {type(error).__name__}: {str(error)[:_LONGEST]}"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="stratarec-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(f"{about}\n{sys.argv}\n\n{trace}")
+    except OSError:
+        print(trace, file=sys.stderr)
+        return f"{said}; this is a defect of StrataRec: please report it with the traceback above"
+    return f"{said}; this is a defect of StrataRec: please report it with the traceback in {file.name}"
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,29 @@ def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> Sto
     """`error` as a message that names the path and what to do."""
     reason = getattr(error, "strerror", None) or str(error).rpartition("IO error: ")[2]
     return StorageError(f"cannot write {path}: {reason}; free space or name another path")
+
+
+def check_output(path: Path) -> None:
+    """Refuse `path` as an output file before any work is done for it.
+
+    Raises
+    ------
+    StorageError
+        When it is a directory, lies below a file, or its directory cannot be written.
+    """
+    try:
+        directory = path.name in ("", "..") or stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        directory = False
+    except (OSError, ValueError) as error:  # a name that is too long, or with a zero byte
+        raise StorageError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+    if directory:
+        raise StorageError(f"cannot write {path}: it is a directory; name a file, such as {path / 'output'}")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise StorageError(f"cannot write {path}: {parent} is a file, expected a directory; name another path")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise StorageError(f"cannot write {path}: no permission to write in {parent}; name another path")
 
 
 def sync(path: Path) -> None:
@@ -52,6 +76,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     StorageError
         When the file cannot be written; `path` is then as it was.
     """
+    check_output(path)
     temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,11 +92,22 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically."""
-    write_atomic(path, lambda temporary: _write_text(temporary, json.dumps(value, indent=1, sort_keys=True) + "\n"))
+    """Write `value` as indented JSON, atomically.
+
+    Raises
+    ------
+    ValueError
+        For NaN and infinities, which JSON does not have; what is not defined is None.
+    """
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write `text` in UTF-8, atomically."""
+    write_atomic(path, lambda temporary: _fill(temporary, text))
+
+
+def _fill(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 

@@ -164,8 +164,9 @@ class KeyedJagged:
         if len({part.weights is None for part in parts}) != 1:
             raise ConfigError("either every part has weights or none has")
         keys, size = parts[0].keys, sum(part.batch_size for part in parts)
-        if all(part.offsets is None and part.weights is None for part in parts):
-            values = torch.cat([part.values.view(len(keys), -1) for part in parts], 1).reshape(-1)
+        if not keys or all(part.offsets is None and part.weights is None for part in parts):
+            # The batch size is spelled out: without keys or samples there are no elements to infer it from.
+            values = torch.cat([part.values.view(len(keys), part.batch_size) for part in parts], 1).reshape(-1)
             return cls(keys=keys, values=values, offsets=None, batch_size=size)
         bags = [[part[key] for part in parts] for key in keys]
         joined = {

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from stratarec.data.prepare import PrepareConfig
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.planning.config import MemoryConfig
 from stratarec.training.config import TrainConfig
@@ -40,6 +42,11 @@ class Recipe:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Where its tables live; by default float32 in DRAM."""
 
+    def __post_init__(self) -> None:
+        # Directories are named after it.
+        if self.name in ("", ".", "..") or any(mark in self.name for mark in "/\\\0\n"):
+            raise ConfigError(f"name is {self.name!r}, expected a name that a directory can have")
+
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         """Read a recipe and apply overrides such as ``train.batch_size=4096``.
@@ -58,20 +65,32 @@ class Recipe:
     def from_dict(cls, content: Mapping[str, Any], origin: str = "recipe") -> Recipe:
         """A recipe from plain data, as `to_dict` gives."""
         _check_keys(content, cls, origin, "")
+        check_finite(content, f"{origin}: ")
         try:
-            recipe: Recipe = pydantic.TypeAdapter(cls).validate_python(content)
+            recipe = _adapter().validate_python(content)
         except pydantic.ValidationError as error:
-            raise ConfigError(f"{origin}: {_explain(error)}") from error
+            raise ConfigError(f"{origin}: {_explain(error, content)}") from error
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data: every field, defaults included."""
-        return pydantic.TypeAdapter(Recipe).dump_python(self, mode="json")  # type: ignore[no-any-return]
+        return _adapter().dump_python(self, mode="json")  # type: ignore[no-any-return]
 
     @property
     def run(self) -> Path:
         """Directory of the run."""
         return Path(self.train.run or f"runs/{self.name}")
+
+
+@cache
+def _adapter() -> pydantic.TypeAdapter[Recipe]:
+    return pydantic.TypeAdapter(Recipe)
+
+
+_SECTIONS = tuple(entry.name for entry in dataclasses.fields(Recipe))
+_TOO_LARGE = 1 << 63
+# Characters of a value that a message repeats.
+_LONGEST = 120
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -97,8 +116,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except OSError as error:
         raise ConfigError(f"cannot read the recipe {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8") from error
+    # PyYAML lets errors of numbers and dates through, and calls itself for each level.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        raise ConfigError(f"{path} is empty, expected a mapping with name, data, model and train")
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping with name, data, model and train, got {type(content).__name__}")
     return content
@@ -110,7 +134,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r}: expected field=value, such as train.batch_size=4096")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
     *path, last = key.split(".")
     for name in path:
@@ -124,6 +148,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
 def _check_keys(value: Any, kind: Any, origin: str, where: str) -> None:
     """Refuse unknown keys anywhere in `value`, by the dataclasses that `kind` names."""
     kind = _chosen(value, kind, origin, where)
+    _check_leaf(value, kind, origin, where)
     if not dataclasses.is_dataclass(kind):
         if typing.get_origin(kind) in (Mapping, dict, types.MappingProxyType) and isinstance(value, Mapping):
             for key, inner in value.items():
@@ -145,13 +170,29 @@ def _check_keys(value: Any, kind: Any, origin: str, where: str) -> None:
         _check_keys(inner, hints[key], origin, path)
 
 
+def _check_leaf(value: Any, kind: Any, origin: str, where: str) -> None:
+    """Refuse what no field can mean: true for 1, more than 64 bits, zero bytes."""
+    kinds = typing.get_args(kind) or (kind,)
+    if isinstance(value, bool):
+        wrong = bool not in kinds and (int in kinds or float in kinds)
+    else:
+        wrong = isinstance(value, int) and abs(value) >= _TOO_LARGE
+    if wrong:
+        raise ConfigError(f"{origin}: {where} is {value!r}, expected a number of at most 64 bits")
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{origin}: {where} is {value!r}, expected text without zero bytes")
+
+
 def _chosen(value: Any, kind: Any, origin: str, where: str) -> Any:
     """The member of a union that ``kind:`` names; other types as they are."""
     if typing.get_origin(kind) is typing.Annotated:
         union, *notes = typing.get_args(kind)
         if any(isinstance(note, FieldInfo) and note.discriminator for note in notes) and isinstance(value, Mapping):
             members = {str(member.kind): member for member in typing.get_args(union)}
-            name = str(value.get("kind"))
+            name = value.get("kind")
+            if name is None:
+                raise ConfigError(f"{origin}: {where}.kind is missing, expected one of {', '.join(members)}")
+            name = str(name)
             if name not in members:
                 close = difflib.get_close_matches(name, members, 1)
                 hint = f"; did you mean {close[0]}?" if close else ""
@@ -165,11 +206,46 @@ def _chosen(value: Any, kind: Any, origin: str, where: str) -> Any:
     return kind
 
 
-def _explain(error: pydantic.ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
+def _explain(error: pydantic.ValidationError, content: Any) -> str:
+    """The first mistake: the field, what is expected, what was got."""
+    found = [(_place(one["loc"], content, one["type"]), one) for one in error.errors()]
+    # A value that fits no member of a union has an error for each: the one that lies deepest is of the member meant.
+    place, first = max((entry for entry in found if entry[0].startswith(found[0][0])), key=lambda entry: len(entry[0]))
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
-        return message
-    got = "" if first["type"] == "missing" else f", got {first['input']!r}"
+        return _in_place(message, place, first["input"])
+    got = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
     return f"{place}: {message[0].lower()}{message[1:]}{got}"
+
+
+def _place(location: Sequence[str | int], content: Any, kind: str) -> str:
+    """The path of a field as a recipe has it: pydantic's own also names the members of unions."""
+    path = ""
+    for place, part in enumerate(location):
+        absent = kind == "missing" and place == len(location) - 1
+        if isinstance(part, int) and isinstance(content, list | tuple) and part < len(content):
+            path, content = f"{path}[{part}]", content[part]
+        elif absent or (isinstance(content, Mapping) and part in content):
+            path = f"{path}.{part}" if path else str(part)
+            content = content.get(part) if isinstance(content, Mapping) else None
+    return path
+
+
+def _in_place(message: str, place: str, section: Any) -> str:
+    """The message of a section's own check, with the path that the field has in this recipe.
+
+    Sections that stand in several places, such as schedules and optimizers, know only their own name.
+    """
+    head, space, rest = message.partition(" ")
+    field_name = head.rpartition(".")[2]
+    known = isinstance(section, Mapping) and field_name in section and ("." in head or rest.startswith("is "))
+    elsewhere = "." in head and head.partition(".")[0] not in _SECTIONS
+    if place and (known or (elsewhere and field_name.isidentifier())):
+        return f"{place}.{field_name}{space}{rest}"
+    return message if head.partition(".")[0] in _SECTIONS or not place else f"{place}: {message}"
+
+
+def _short(value: Any) -> str:
+    """A value as it was got, in one line of a length that can be read."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

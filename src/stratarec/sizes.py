@@ -1,4 +1,4 @@
-"""Bytes as people write and read them."""
+"""Bytes and seconds as people write and read them."""
 
 from __future__ import annotations
 
@@ -46,3 +46,13 @@ def readable(size: float) -> str:
             return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
         size /= 1024
     return f"{size:.2f} TiB"
+
+
+def readable_seconds(seconds: float) -> str:
+    """A length of time in its two largest units."""
+    whole = round(seconds)
+    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit} {rest} {smaller}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"

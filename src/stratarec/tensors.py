@@ -27,10 +27,14 @@ _NAMES = {
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors in the safetensors format."""
+    """Write named tensors in the safetensors format: the same tensors give the same bytes, in whatever order they come.
+
+    They lie as the library's own writer lays them: wide types first, which keeps each aligned, then by name.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, dict[str, object]] = {}
     place = 0
-    for name, tensor in tensors.items():
+    for name, tensor in ordered:
         size = tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
@@ -38,11 +42,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             "data_offsets": [place, place + size],
         }
         place += size
-    text = json.dumps(header).encode()
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
+        for _, tensor in ordered:
             if tensor.numel():
                 file.write(tensor.detach().contiguous().reshape(-1).numpy().data)
 

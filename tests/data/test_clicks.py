@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,10 +12,10 @@ from polars.testing import assert_frame_equal
 
 from stratarec.data.sources import clicks
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.splits import SplitConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.lookback import FEATURES
 from stratarec.kernels.lookback.reference import Click, features
-from stratarec.kernels.negatives.reference import window_counts
 
 HOUR = 3600
 
@@ -28,7 +29,7 @@ def click_log(path: Path, clicks: int = 300) -> pl.DataFrame:
             "item_id": (12 * draws.random(clicks) ** 2).astype(np.int64),
             # Steps of two minutes: many clicks share a moment.
             "timestamp": 1_600_000_000 + 120 * draws.integers(0, 12 * 30, clicks),
-            "device": draws.integers(0, 3, clicks),
+            "device": [None if value == 3 else int(value) for value in draws.integers(0, 4, clicks)],
         }
     )
     frame.write_parquet(path)
@@ -37,38 +38,34 @@ def click_log(path: Path, clicks: int = 300) -> pl.DataFrame:
 
 def samples(path: Path, workspace: Path, start: int = 0, dense: tuple[str, ...] | None = None) -> list[pl.DataFrame]:
     config = ClicksConfig(paths=(str(path),), contexts=("device",), negatives=2, memory="3h", dense=dense)
-    source = ClicksSource(config, "error")
+    source = ClicksSource(config, "error", SplitConfig(by="time", valid="2h", test="2h"))
     return [chunk.frame for chunk in source.chunks(workspace, start)]
 
 
 def test_dense_features_are_those_of_earlier_clicks(tmp_path: Path) -> None:
     log = click_log(tmp_path / "log.parquet")
     found = pl.concat(samples(tmp_path / "log.parquet", tmp_path / "work"))
-    times, items = log["timestamp"].to_numpy(), log["item_id"].to_numpy()
     lines = [
         Click(
             time=row["timestamp"],
             user=row["user_id"],
             session=row["session_id"],
             item=row["item_id"],
-            contexts=(row["device"],),
+            contexts=(0 if row["device"] is None else row["device"] + 1,),
         )
         for row in log.rows(named=True)
     ]
-    assert found["label"].sum() == len(log)
-    assert len(found) > 2 * len(log)
+    assert found["label"].eq(1).sum() + found["label"].null_count() == len(log)
+    assert found["label"].eq(0).sum() == 2 * found["label"].eq(1).sum() > 1.8 * len(log)
     place = -1
     for row in found.rows(named=True):
-        place += row["label"]
+        place += row["label"] != 0
         click, item = lines[place], row["item_id"]
         assert (row["timestamp"], row["user_id"]) == (click.time, click.user)
-        expected = features(lines, click, item, window=HOUR, memory=3 * HOUR, unit=1)
+        expected = features(lines, click, item, recent=HOUR // 6, window=HOUR, memory=3 * HOUR, second=1)
         names = (*FEATURES, "device_popularity")
         got = [np.nan if row[name] is None else row[name] for name in names]
         np.testing.assert_array_equal(np.float32(got), np.float32(expected), str(names))
-        assert row["popularity"] == window_counts(times, items, place, HOUR).get(item, 0)
-        assert row["recent_popularity"] == window_counts(times, items, place, HOUR // 6).get(item, 0)
-        assert row["item_age"] == click.time - times[items == item].min()
 
 
 def test_dense_features_can_be_chosen(tmp_path: Path) -> None:
@@ -91,6 +88,38 @@ def test_chunks_may_have_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(pieces) > len(whole)
     assert_frame_equal(pl.concat(pieces), pl.concat(whole))
     assert_frame_equal(pl.concat(samples(tmp_path / "log.parquet", tmp_path / "two", 20)), pl.concat(pieces[20:]))
+
+
+def test_clicks_that_nobody_follows_are_counted_and_kept_as_events(tmp_path: Path) -> None:
+    frame = pl.DataFrame(
+        {"user_id": [1, 2, 1, 1], "session_id": 1, "item_id": [5, 6, 7, 8], "timestamp": [0, 10, 20, 9000]}
+    )
+    frame.write_parquet(tmp_path / "log.parquet")
+    config = ClicksConfig(paths=(str(tmp_path / "log.parquet"),), negatives=1)
+    source = ClicksSource(config, "error", SplitConfig(by="time", valid="1h", test="1h"))
+    chunks = list(source.chunks(tmp_path / "work"))
+    found = pl.concat([chunk.frame for chunk in chunks])
+    # The last two have no click of another user behind them.
+    assert found["item_id"].to_list() == [5, 6, 6, 7, 7, 8]
+    assert found["label"].to_list() == [1, 0, 1, 0, None, None]
+    assert chunks[-1].note.startswith(
+        "left out 2 of 4 clicks: no other user of their split clicks within 1h behind them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"negatives": 0}, r"data\.source\.negatives is 0, expected at least 1"),
+        ({"contexts": ("item_id",)}, r"data\.source\.contexts names 'item_id', which is a feature already"),
+        ({"contexts": ("weekday",)}, r"data\.source\.contexts names 'weekday'"),
+        ({"contexts": ("device", "device")}, r"data\.source\.contexts names 'device'"),
+        ({"negative_window": "soon"}, r"data\.source\.negative_window is 'soon'"),
+    ],
+)
+def test_what_makes_no_samples_is_refused(field: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ClicksConfig(**field)
 
 
 def test_memory_shorter_than_the_window_is_refused() -> None:

@@ -20,6 +20,7 @@ from stratarec.data.blocks import cut_sessions
 from stratarec.data.dataset import Dataset, file_hash
 from stratarec.data.groups import Repeats, dedup_factor
 from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.names import ROW
 from stratarec.data.partition import Partition
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
@@ -306,9 +307,14 @@ def test_impossible_groups_are_refused() -> None:
 @pytest.mark.parametrize(
     ("table", "column", "value", "message"),
     [
-        ("@found_1", "row", 10_000, r"@found_1 points at 10000, expected 0 to"),
-        ("@history", "row", -1, r"@history points at -1"),
-        ("@history", "samples", 7_000, r"@history has \d+ samples in parts of \d+ and more, expected \d+"),
+        ("@pointers/found_1", "row", 10_000, r"@pointers/found_1 points at 10000, expected 0 to"),
+        ("@pointers/history", "row", -1, r"@pointers/history points at -1"),
+        (
+            "@pointers/history",
+            "samples",
+            7_000,
+            r"@pointers/history has \d+ samples in parts of \d+ and more, expected \d+",
+        ),
         ("history", "start", 10_000, r"a window of history has \d+ events from 10000"),
         ("history", "length", -5, "a window of history has -5 events"),
         ("@sessions", "samples", 7_000, "its sessions have"),
@@ -347,7 +353,7 @@ def test_the_formula_and_the_measure_agree_on_made_sessions() -> None:
     value = np.cumsum(~stays | (np.diff(session, prepend=-1) != 0))
     frame = pl.DataFrame({"session": session, "x": value, "y": draws.integers(0, 10**9, len(session))})
     made = Schema(sparse=(SparseFeature(name="x"), SparseFeature(name="y")), session="session")
-    frame = frame.with_columns(label=pl.lit(0), __row=pl.int_range(pl.len()))
+    frame = frame.with_columns(pl.lit(0).alias("label"), pl.int_range(pl.len()).alias(ROW))
     repeats = Partition(frame, made, np.zeros(len(frame), dtype=np.int8)).repeats()
     assert repeats.samples_per_session == pytest.approx(sizes.mean())
     assert repeats.stays("x") == pytest.approx(0.9, abs=0.005)

@@ -63,14 +63,14 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
 
 
 class Said(SilentProgress):
-    """Keeps the messages, those about groups aside, and stops a run when `stop` more steps of it are done."""
+    """Keeps the messages, those about groups and times aside, and stops a run when `stop` more steps of it are done."""
 
     def __init__(self, stop: int = 10**9) -> None:
         self.messages: list[str] = []
         self.left = stop
 
     def say(self, message: str) -> None:
-        if not message.startswith("found group"):
+        if not message.startswith(("found group", "times span")):
             self.messages.append(message)
 
     def advance(self, amount: int, note: str = "") -> None:
@@ -96,7 +96,7 @@ STALE: dict[str, Callable[[Path], object]] = {
     "another format": lambda work: change_json(work / "plan.json", lambda plan: {**plan, "format": 1}),
     "no plan": lambda work: (work / "plan.json").unlink(),
     "a damaged plan": lambda work: (work / "plan.json").write_text("{"),
-    "a chunk's other fields": lambda work: change_json(work / "staged" / "00000000.json", renamed("last_time")),
+    "a chunk's other fields": lambda work: change_json(work / "staged" / "00000000.json", renamed("times")),
     "a lost chunk": lambda work: (work / "staged" / "00000000.json").unlink(),
     "damaged rows": lambda work: (work / "staged" / "00000000.arrow").write_bytes(b"no more"),
     "damaged counts": lambda work: (work / "counts" / "00000-C1.parquet").write_bytes(b"PAR1 no more"),

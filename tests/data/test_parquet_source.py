@@ -20,10 +20,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
+from stratarec.data.sources import parquet
 from stratarec.data.sources.base import OnBadRow
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError, StrataError
+
+# Before version 26 pyarrow neither writes nor reads all lists of a fixed size of which some are null.
+NULL_LISTS = int(pa.__version__.partition(".")[0]) >= 26
+NEEDS_NULL_LISTS = pytest.mark.skipif(not NULL_LISTS, reason="this version of pyarrow cannot write or read the file")
 
 BAD = object()
 """A value that no row may have."""
@@ -50,11 +55,12 @@ def read(path: Path, schema: Schema, on_bad_row: OnBadRow = "error") -> pl.DataF
 
 def is_text(kind: pa.DataType) -> bool:
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(inner) or pa.types.is_large_string(inner)
+    return pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_null(inner)
 
 
 def is_integer(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or (pa.types.is_dictionary(kind) and pa.types.is_integer(kind.value_type))
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_integer(inner) or pa.types.is_null(inner)
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -74,7 +80,7 @@ def dense(kind: pa.DataType, cell: Any) -> Any:
         raise WrongType
     if cell is None or math.isnan(cell):
         return None
-    return float(np.float32(float(cell))) if abs(cell) <= 3.0e38 else BAD
+    return float(cell) if abs(cell) <= 3.0e38 else BAD
 
 
 def category(kind: pa.DataType, cell: Any) -> Any:
@@ -82,7 +88,7 @@ def category(kind: pa.DataType, cell: Any) -> Any:
         return cell
     if not (is_integer(kind) or pa.types.is_boolean(kind)):
         raise WrongType
-    return None if cell is None else int(np.array(int(cell), np.uint64 if cell > 2**62 else np.int64).astype(np.int64))
+    return None if cell is None else int(cell)
 
 
 def user(kind: pa.DataType, cell: Any) -> Any:
@@ -91,10 +97,11 @@ def user(kind: pa.DataType, cell: Any) -> Any:
 
 
 def listed(kind: pa.DataType, cell: Any) -> Any:
+    if pa.types.is_null(kind):
+        return None
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise WrongType
-    inner = kind.value_type
-    if not (is_text(inner) or is_integer(inner)) or pa.types.is_uint64(inner):
+    if not (is_text(kind.value_type) or is_integer(kind.value_type)):
         raise WrongType
     return None if cell is None else [part for part in cell if part is not None][:3]
 
@@ -134,12 +141,13 @@ REFERENCE: dict[str, Callable[[pa.DataType, Any], Any]] = {
 
 TEXT = st.text(alphabet="ab|é ", max_size=4)
 INTEGER = st.one_of(st.integers(0, 2), st.integers(-(2**63), 2**63 - 1))
-DATE = st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1))
 
 
 def whole_seconds(moment: dt.datetime) -> dt.datetime:
     return moment.replace(microsecond=0)
 
+
+DATE = st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1)).map(whole_seconds)
 
 KINDS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.bool_(), st.booleans()),
@@ -154,7 +162,7 @@ KINDS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.large_string(), TEXT),
     (pa.dictionary(pa.int32(), pa.string()), TEXT),
     (pa.dictionary(pa.int8(), pa.int64()), st.integers(0, 3)),
-    (pa.timestamp("s"), DATE.map(whole_seconds)),
+    (pa.timestamp("s"), DATE),
     (pa.timestamp("us", "Asia/Tokyo"), DATE),
     (pa.timestamp("ns"), DATE),
     (pa.date32(), st.dates(dt.date(1900, 1, 1), dt.date(2200, 1, 1))),
@@ -165,11 +173,12 @@ KINDS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.list_(pa.int64()), st.lists(st.one_of(st.none(), INTEGER), max_size=5)),
     (pa.list_(pa.string()), st.lists(st.one_of(st.none(), TEXT), max_size=5)),
     (pa.large_list(pa.string()), st.lists(TEXT, max_size=5)),
-    (pa.list_(pa.uint64()), st.lists(st.integers(0, 9), max_size=2)),
+    (pa.list_(pa.uint64()), st.lists(st.integers(0, 2**64 - 1), max_size=2)),
+    (pa.list_(pa.null()), st.lists(st.none(), max_size=2)),
     (pa.list_(pa.float32()), st.lists(st.just(1.5), max_size=2)),
     (pa.list_(pa.bool_()), st.lists(st.booleans(), max_size=2)),
     (pa.list_(pa.dictionary(pa.int32(), pa.string())), st.lists(TEXT, max_size=4)),
-    (pa.list_(pa.int32(), 2), st.lists(st.integers(0, 9), min_size=2, max_size=2)),
+    (pa.list_(pa.int32(), 2), st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=2, max_size=2)),
     (pa.list_(pa.list_(pa.int64())), st.lists(st.lists(st.integers(0, 2), max_size=2), max_size=2)),
     (pa.struct([("x", pa.int64())]), st.fixed_dictionaries({"x": st.integers(0, 2)})),
     (pa.map_(pa.string(), pa.int64()), st.lists(st.tuples(TEXT, st.integers(0, 2)), max_size=2)),
@@ -183,6 +192,11 @@ class Log:
     row_group: int
 
 
+def sensible(moment: Any) -> bool:
+    """Not a number that would be a date in a finer unit; 2**63 and more is no time at all."""
+    return not isinstance(moment, int) or moment < 2**32 or moment >= 2**63
+
+
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
     """Columns of the types that the schema wants, or now and then of any other."""
@@ -194,7 +208,8 @@ def logs(draw: st.DrawFn) -> Log:
         kind, cells = KINDS[
             draw(st.sampled_from(range(len(KINDS)) if name == odd else [*[usual] * len(alike), *alike]))
         ]
-        nulls = draw(st.booleans())
+        nulls = draw(st.booleans()) and (NULL_LISTS or not pa.types.is_fixed_size_list(kind))
+        cells = cells.filter(sensible) if name == "moment" else cells
         column = [draw(st.one_of(st.none(), cells) if nulls else cells) for _ in range(rows)]
         columns[name] = pa.array(column, kind) if not pa.types.is_dictionary(kind) else encoded(column, kind)
     return Log(columns=columns, row_group=draw(st.integers(1, 6)))
@@ -235,11 +250,13 @@ def test_any_schema_reads_as_the_reference_or_names_what_is_wrong(
     found = pl.concat([chunk.frame for chunk in chunks])
     assert found.to_dict(as_series=False) == {name: [column[row] for row in good] for name, column in cells.items()}
     assert sum(chunk.bad_rows for chunk in chunks) == len(cells["label"]) - len(good)
+    assert [row - 1 for chunk in chunks for row in chunk.rows] == good
     if bad:
         with pytest.raises(DataError) as caught:
             read(path, SCHEMA)
         named = re.match(rf"{path}, row (\d+): column '(\w+)': got .*, expected ", str(caught.value))
         assert named, caught.value
+        assert int(named[1]) == min(row for row, _ in bad)
         assert (int(named[1]), named[2]) in bad
 
 
@@ -282,6 +299,108 @@ def test_a_time_beyond_its_unit_is_a_bad_row(tmp_path: Path) -> None:
         read(path, Schema(label="y", time="t", time_unit="ns"))
 
 
+@pytest.mark.parametrize(("unit", "hint"), [("s", "us"), ("ms", "us"), ("us", "")])
+def test_timestamps_finer_than_the_unit_are_refused(tmp_path: Path, unit: TimeUnit, hint: str) -> None:
+    path = tmp_path / "log.parquet"
+    moments = [dt.datetime(2020, 1, 1), None, dt.datetime(2020, 1, 1, 0, 0, 1, 250)]
+    write(path, {"y": pa.array([0, 1, 1]), "t": pa.array(moments, pa.timestamp("ns"))})
+    schema = Schema(label="y", time="t", time_unit=unit)
+    if not hint:
+        assert read(path, schema, "skip")["t"].to_list() == [1_577_836_800_000_000, 1_577_836_801_000_250]
+        return
+    expected = rf"column 't' has times finer than time_unit {unit}, such as 2020-01-01 00:00:01\.\d+; set .* to {hint}$"
+    with pytest.raises(DataError, match=expected):
+        read(path, schema, "skip")
+
+
+@pytest.mark.parametrize(
+    ("times", "unit", "hint"),
+    [
+        ([1_506_826_800_026, 1_507_865_792_177], "s", "are the years 49719 to 49752 .*; set time_unit to ms"),
+        ([1_506_826_800, 1_507_865_792], "ms", "are the years 1970 to 1970 .* 2017-10-13 .*; set time_unit to s"),
+        ([1_506_826_800 * 10**9], "us", "are the years 49719 to .*; set time_unit to ns"),
+        ([1_506_826_800, None], "s", ""),
+        ([0, 3600, 86_400 * 365], "s", ""),
+        ([-5, 5], "ms", ""),
+        ([0, 1_506_826_800_026], "s", ""),
+        ([], "s", ""),
+    ],
+)
+def test_times_that_are_dates_in_another_unit_alone_are_refused(
+    tmp_path: Path, times: list[int | None], unit: TimeUnit, hint: str
+) -> None:
+    path = tmp_path / "log.parquet"
+    write(path, {"y": pa.array([0, *[1] * len(times)]), "t": pa.array([None, *times], pa.int64())})
+    schema = Schema(label="y", time="t", time_unit=unit)
+    if not hint:
+        assert read(path, schema, "skip")["t"].to_list() == [time for time in times if time is not None]
+        return
+    with pytest.raises(DataError, match=rf"log\.parquet: column 't' holds .*{hint}$"):
+        read(path, schema, "skip")
+
+
+def test_unsigned_ids_stay_what_they_are(tmp_path: Path) -> None:
+    path, ids = tmp_path / "log.parquet", [2**63, 2**64 - 1, 1, 2**63]
+    lists = pa.array([[value, None] for value in ids], pa.list_(pa.uint64()))
+    write(path, {"y": pa.array([0, 1, 0, 1]), "c": pa.array(ids, pa.uint64()), "m": lists})
+    found = read(path, Schema(label="y", sparse=(SparseFeature(name="c"), SparseFeature(name="m", kind="multi"))))
+    assert found["c"].to_list() == ids
+    assert found["m"].to_list() == [[value] for value in ids]
+    write(tmp_path / "zigned.parquet", {"y": pa.array([0]), "c": pa.array([-1]), "m": lists[:1]})
+    with pytest.raises(DataError, match=r"zigned\.parquet: column 'c' is int64, but uint64 in .*log\.parquet"):
+        read(tmp_path / "*.parquet", Schema(label="y", sparse=(SparseFeature(name="c"),)))
+
+
+def test_null_lists_of_a_fixed_size_are_read_or_said_to_need_another_pyarrow(tmp_path: Path) -> None:
+    path, cells = tmp_path / "log.parquet", [["1", "2"], None, ["3", "4"]]
+    pl.DataFrame({"y": [0, 1, 0], "tags": cells}, {"y": pl.Int8, "tags": pl.Array(pl.String, 2)}).write_parquet(path)
+    if NULL_LISTS:
+        assert read(path, multi())["tags"].to_list() == cells
+    else:
+        with pytest.raises(DataError, match=rf"log\.parquet, row group 0: pyarrow {pa.__version__} .* pyarrow>=26$"):
+            read(path, multi())
+
+
+@NEEDS_NULL_LISTS
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64(), 2), pa.list_(pa.string(), 2)])
+def test_large_row_groups_of_lists_of_a_fixed_size_may_hold_nulls(tmp_path: Path, kind: pa.DataType) -> None:
+    rows = 2 * parquet._CHUNK_ROWS + 5
+    column = pa.array([None, ["1", "2"], [None, "3"], ["4", "5"]] * (rows // 4) + [None] * (rows % 4)).cast(
+        pa.list_(pa.string())
+    )
+    values = column.cast(pa.list_(kind.value_type)).cast(kind)
+    write(tmp_path / "log.parquet", {"y": pa.array([0] * rows), "tags": values}, row_group=rows)
+    found = read(tmp_path / "log.parquet", multi())["tags"]
+    cells = [None if cell is None else [part for part in cell if part is not None] for cell in values.to_pylist()]
+    assert found.to_list() == cells
+
+
+def test_a_column_of_nulls_takes_the_type_of_other_files_or_none(tmp_path: Path) -> None:
+    schema = Schema(
+        label="y",
+        dense=(DenseFeature(name="d"),),
+        sparse=(
+            SparseFeature(name="c"),
+            SparseFeature(name="m", kind="multi"),
+            SparseFeature(name="s", kind="multi", separator="|"),
+        ),
+    )
+    names = ("d", "c", "m", "s")
+    write(tmp_path / "a.parquet", {"y": pa.array([0, 1]), **{name: pa.nulls(2) for name in names}})
+    found = read(tmp_path / "a.parquet", schema)
+    assert [found[name].to_list() for name in names] == [[None, None]] * 4
+    typed = {"d": pa.array([1, 2]), "c": pa.array(["x", None]), "m": pa.array([["u"], []]), "s": pa.array(["p|q", ""])}
+    write(tmp_path / "b.parquet", {"y": pa.array([0, 1]), **typed})
+    for order in ("ab", "ba"):
+        paths = tuple(str(tmp_path / f"{name}.parquet") for name in order)
+        chunks = ParquetSource(ParquetConfig(paths=paths, schema=schema), "error").chunks(tmp_path)
+        whole = pl.concat([chunk.frame for chunk in chunks])
+        assert whole["c"].drop_nulls().to_list() == ["x"]
+        assert whole["m"].drop_nulls().to_list() == [["u"], []]
+        assert whole["s"].drop_nulls().to_list() == [["p", "q"], []]
+        assert whole["d"].drop_nulls().to_list() == [1.0, 2.0]
+
+
 def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array([0, 1]), pa.array([1, 2]), pa.array([3, 4])], names=["y", "c", "c"])
     pq.write_table(table, tmp_path / "log.parquet")
@@ -319,3 +438,12 @@ def test_a_damaged_file_is_rows_or_a_data_error(tmp_path_factory: pytest.TempPat
     # Any other kind of error fails the test; flipped values may also read as other values.
     with contextlib.suppress(DataError):
         read(path, Schema(label="y", sparse=(SparseFeature(name="c"),)), "skip")
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.null(), pa.list_(pa.null()), pytest.param(pa.list_(pa.null(), 1), marks=NEEDS_NULL_LISTS)]
+)
+def test_lists_of_nulls_take_the_type_of_other_files(tmp_path: Path, kind: pa.DataType) -> None:
+    write(tmp_path / "a.parquet", {"y": pa.array([0]), "tags": pa.array([None], kind)})
+    write(tmp_path / "b.parquet", {"y": pa.array([1]), "tags": pa.array([["x", None]])})
+    assert read(tmp_path / "*.parquet", multi())["tags"].to_list() == [None, ["x"]]

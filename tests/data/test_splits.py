@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from stratarec.data.dataset import Dataset
+from stratarec.data.names import TIME
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.schema import Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.criteo import CriteoConfig
@@ -102,7 +103,7 @@ def test_by_time_the_borders_are_exact(tmp_path: Path, unit: TimeUnit, scale: in
     hours = np.random.default_rng(0).permutation(100).tolist()
     split = SplitConfig(by="time", valid="10h", test="5h")
     dataset = prepare(timed(tmp_path, [hour * HOUR * scale for hour in hours], split, unit))
-    found = {name: sorted(time // HOUR // scale for time in column(dataset, name, "__time")) for name in dataset.splits}
+    found = {name: sorted(time // HOUR // scale for time in column(dataset, name, TIME)) for name in dataset.splits}
     assert found == {"train": list(range(85)), "valid": list(range(85, 95)), "test": list(range(95, 100))}
 
 
@@ -198,7 +199,7 @@ def test_by_fraction_a_share_of_none_is_none_and_the_seed_deals_anew(tmp_path: P
         dataset = prepare(config, overwrite=True)
         assert dataset.samples("valid") == 0
         assert 70 < dataset.samples("test") < 130
-        dealt.append(column(dataset, "test", "__time"))
+        dealt.append(column(dataset, "test", TIME))
     assert dealt[0] == dealt[1] != dealt[2]
 
 

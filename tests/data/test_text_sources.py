@@ -90,10 +90,12 @@ def test_compression_and_line_ends_do_not_matter(tmp_path: Path) -> None:
         assert_frame_equal(read(source(tmp_path / name)), expected)
 
 
-def test_trimmed_tabs_are_missing_categories(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [37, 38, 39, 41])
+def test_a_criteo_line_has_40_fields_or_is_bad(tmp_path: Path, fields: int) -> None:
     path = tmp_path / "log.tsv"
-    path.write_bytes(line(fields=38) + b"\n" + line() + b"\n")
-    assert read(source(path))["C26"].to_list() == [None, "a9"]
+    path.write_bytes(line() + b"\n" + (line(fields=fields) + b"\tz" * (fields - 40)) + b"\n")
+    with pytest.raises(DataError, match=f"line 2: got {fields} fields, expected 40"):
+        read(source(path))
 
 
 def test_damaged_and_unusable_files_are_named(tmp_path: Path) -> None:
@@ -237,11 +239,27 @@ def test_avazu_derives_time_and_checks_its_header(tmp_path: Path) -> None:
 def test_the_real_criteo_sample_reads_whole(real_data: Path) -> None:
     frame = read(source(real_data / "criteo_sample.tsv", block_bytes=4096))
     assert frame.height == 1000
-    plain = [text.split("\t") for text in (real_data / "criteo_sample.tsv").read_text().splitlines()]
-    plain = [row + [""] * (40 - len(row)) for row in plain]
+    plain = [text.split("\t") for text in (real_data / "criteo_sample.tsv").read_text().rstrip("\n").split("\n")]
+    assert {len(row) for row in plain} == {40}
     assert frame["label"].to_list() == [int(row[0]) for row in plain]
     for place, name in enumerate(DENSE, 1):
-        expected = np.array([float(row[place]) if row[place] else np.nan for row in plain], dtype=np.float32)
+        expected = np.array([float(row[place]) if row[place] else np.nan for row in plain])
         np.testing.assert_array_equal(frame[name].fill_null(np.nan).to_numpy(), expected)
     for place, name in enumerate(SPARSE, 14):
         assert frame[name].to_list() == [row[place] or None for row in plain]
+
+
+def test_the_first_bad_line_is_named_whatever_is_wrong_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    rows = [line(), line("1", "x"), line(fields=3), line("7"), b"", line(), line("1", "y"), line("8")]
+    path.write_bytes(b"\n".join(rows) + b"\n")
+    with pytest.raises(DataError, match="line 2: field 'I1': got 'x'"):
+        read(source(path))
+    (chunk,) = source(path, "skip").chunks(Path())
+    assert chunk.bad_rows == 6
+    assert [int(text.split("line ")[1].split(":")[0]) for text in chunk.bad_examples] == [2, 3, 4, 5, 7]
+    assert chunk.rows.tolist() == [1, 6]
+    del rows[1]
+    path.write_bytes(b"\n".join(rows) + b"\n")
+    with pytest.raises(DataError, match="line 2: got 3 fields"):
+        read(source(path))

@@ -9,9 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import (
+    EmbeddingBagConfig,
+    Prefetcher,
+    Prepared,
+    RowOptimizerConfig,
+    TieredEmbeddingBagCollection,
+)
+from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.embedding.lookahead import Lookahead
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.jagged import KeyedJagged
@@ -58,6 +64,10 @@ def tiers(share: float, codec: CodecConfig | None = None, home: HomeKind = "dram
     return TierConfig(tables=tables, **{"ways": 8, **options})
 
 
+def cached_tables(model: Model) -> list[CachedTables]:
+    return [tables for tables in model.tables.engine.tables if isinstance(tables, CachedTables)]
+
+
 class Model(nn.Module):
     def __init__(self, config: TierConfig | None, kind: str) -> None:
         super().__init__()
@@ -66,7 +76,7 @@ class Model(nn.Module):
         torch.manual_seed(1)
         self.network = nn.Sequential(nn.Linear(4 * 8 + 8, 16), nn.ReLU(), nn.Linear(16, 1))
 
-    def forward(self, features: KeyedJagged) -> Tensor:
+    def forward(self, features: KeyedJagged | Prepared) -> Tensor:
         found = self.tables(features)
         history = found.sequences["history"]
         lengths = history.offsets.diff()
@@ -78,15 +88,15 @@ def train(model: Model, data: list[KeyedJagged], lookahead: int, pause: int = 0)
     dense = torch.optim.SGD(model.network.parameters(), lr=0.1)
     losses = []
     pausing = (lambda place: (place + 1) % pause == 0) if pause else (lambda place: False)
-    with Lookahead(model.tables.stager, iter(data), lambda item: item, depth=lookahead, pause_after=pausing) as source:
-        for place, features in enumerate(source):
+    with Prefetcher(model.tables.engine, iter(data), lambda item: item, depth=lookahead, pause_after=pausing) as source:
+        for place, (features, prepared) in enumerate(source):
             dense.zero_grad()
             target = (features.values[:SAMPLES] % 2).float()
-            loss = nn.functional.binary_cross_entropy_with_logits(model(features), target)
+            loss = nn.functional.binary_cross_entropy_with_logits(model(prepared), target)
             loss.backward()
             dense.step()
             losses.append(loss.item())
-            assert not pausing(place) or source.settled
+            assert not pausing(place) or source.drained
     return losses
 
 
@@ -123,7 +133,7 @@ def test_same_bits_as_in_memory(in_memory, tmp_path, home, share, lookahead):
     train(model, batches(), lookahead)
     assert_same(in_memory["rowwise_adagrad"], everything(model))
     model.tables.close()
-    moved = [group.cache.traffic for group in model.tables.stager.groups]
+    moved = [tables.traffic for tables in cached_tables(model)]
     assert share == 1.0 or all(traffic.rows_out > 0 for traffic in moved), "nothing was evicted: no test of eviction"
 
 
@@ -169,13 +179,13 @@ def test_reading_changes_nothing_and_sees_every_row():
     train(plain, data, 0)
     train(cached, data, 0)
     before = everything(cached)
-    state = [group.cache.state.tags.copy() for group in cached.tables.stager.groups]
+    state = [tables.directory.state.tags.copy() for tables in cached_tables(cached)]
     with torch.no_grad():
         for features in batches(5, seed=9):
             assert torch.equal(plain(features), cached(features))
     assert_same(before, everything(cached))
-    for group, tags in zip(cached.tables.stager.groups, state, strict=True):
-        assert (group.cache.state.tags == tags).all()
+    for tables, tags in zip(cached_tables(cached), state, strict=True):
+        assert (tables.directory.state.tags == tags).all()
 
 
 def test_reading_many_rows_takes_no_memory_for_good(tmp_path):
@@ -214,17 +224,15 @@ def test_rows_of_batches_in_flight_wait_when_they_do_not_fit_together():
     assert_same(everything(plain), everything(cached))
 
 
-def test_staging_ahead_waits_for_the_backward_pass_that_its_victims_need():
+def test_preparing_ahead_waits_for_the_backward_pass_that_its_victims_need():
     model, data = Model(tiers(0.01), "sgd"), batches(3)
-    stager = model.tables.stager
-    stager.open()
-    for features in data[:2]:
-        stager.stage_ahead(features, 1)
-    first = model(data[0]).sum()
-    thread = threading.Thread(target=stager.stage_ahead, args=(data[2], 1))
+    engine = model.tables.engine
+    handles = [engine.prepare_ahead(features, 1, lambda: False) for features in data[:2]]
+    first = model(handles[0]).sum()
+    thread = threading.Thread(target=engine.prepare_ahead, args=(data[2], 1, lambda: False))
     thread.start()
     thread.join(0.5)
-    assert thread.is_alive(), "batch 2 was staged before batch 0 had been trained"
+    assert thread.is_alive(), "batch 2 was prepared before batch 0 had been trained"
     first.backward()
     thread.join(30)
     assert not thread.is_alive()
@@ -245,7 +253,7 @@ def test_a_forward_without_backward_does_not_hold_its_rows():
     model = Model(tiers(0.01), "sgd")
     for features in batches():
         model(features)
-    assert not model.tables.stager._open
+    assert not len(model.tables.engine.flight)
 
 
 def test_an_error_while_staging_ahead_is_raised_where_the_batch_is_asked_for():
@@ -254,20 +262,20 @@ def test_an_error_while_staging_ahead_is_raised_where_the_batch_is_asked_for():
     data[2].values[0] = ROWS["item"]
     with pytest.raises(ConfigError, match="feature 'item': id 20000 is outside table 'item'"):
         train(model, data, 1)
-    assert not [thread for thread in threading.enumerate() if thread.name == "lookahead"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
-def test_halt_stops_staging_and_the_next_item_resumes_it():
+def test_draining_stops_preparing_and_the_next_item_resumes_it():
     model = Model(tiers(0.5), "sgd")
     data, seen = batches(20), []
-    with Lookahead(model.tables.stager, iter(data), lambda item: item, depth=3) as source:
-        for place, features in enumerate(source):
-            model(features).sum().backward()
+    with Prefetcher(model.tables.engine, iter(data), lambda item: item, depth=3) as source:
+        for place, (features, prepared) in enumerate(source):
+            model(prepared).sum().backward()
             seen.append(features)
             if place == 6:
-                source.halt()
-            if place >= 6 and source.settled and place < 19:
-                assert model.tables.stager.batches == place + 1
+                source.drain()
+            if place >= 6 and source.drained and place < 19:
+                assert model.tables.engine.batches == place + 1
                 break
-        rest = [features for features in source if model(features).sum().backward() is None]
+        rest = [features for features, prepared in source if model(prepared).sum().backward() is None]
     assert [id(features) for features in seen + rest] == [id(features) for features in data]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stratarec.kernels import cache
 from stratarec.kernels.cache.reference import TableCache
-from stratarec.kernels.embedding import Group, Lookups
+from stratarec.kernels.embedding import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform, table_key
 
 ROWS = (500, 90)
@@ -30,9 +30,9 @@ def layout(policy: str, sets: int, overflow_sets: int, ways: int) -> cache.Cache
     )
 
 
-def group(slots: int) -> Group:
+def group(slots: int) -> GroupLayout:
     zeros = np.zeros(2, dtype=np.int64)
-    return Group(
+    return GroupLayout(
         width=4,
         base=np.array([0, slots], dtype=np.int64),
         rows=np.full(2, slots, dtype=np.int64),
@@ -44,9 +44,9 @@ def group(slots: int) -> Group:
     )
 
 
-def batch_of(ids: tuple[list[int], list[int]]) -> Lookups:
+def batch_of(ids: tuple[list[int], list[int]]) -> BagBatch:
     lengths = [len(ids[0]), len(ids[1])]
-    return Lookups(
+    return BagBatch(
         values=np.array(ids[0] + ids[1], dtype=np.int32),
         offsets=np.cumsum([0, *lengths]).astype(np.int64),
         weights=None,
@@ -121,12 +121,16 @@ def test_a_stuck_batch_goes_on_with_a_later_horizon():
     second, out = batch_of(([10, 11, 12, 13], [])), np.full(4, -7, np.int32)
     done = cache.stage(group(8), place, state, second, out, batch=1, horizon=0, workspace=workspace)
     assert done.stuck[0] == 2
-    done = cache.stage(group(8), place, state, second, out, batch=1, horizon=1, workspace=workspace, before=done)
-    outgoing, incoming = cache.moves(place, done, workspace)
+    moved = cache.moves(place, done, workspace)
+    done = cache.stage(group(8), place, state, second, out, batch=1, horizon=1, workspace=workspace)
+    outgoing, incoming = (
+        np.concatenate([first.rows, then.rows])
+        for first, then in zip(moved, cache.moves(place, done, workspace), strict=True)
+    )
     assert not done.stuck.any()
-    assert sorted(incoming.rows.tolist()) == [10, 11, 12, 13]
+    assert sorted(incoming.tolist()) == [10, 11, 12, 13]
     assert len(set(out.tolist())) == 4
-    assert set(outgoing.rows.tolist()) <= {1, 2, 3, 4, 5, 6}
+    assert set(outgoing.tolist()) <= {1, 2, 3, 4, 5, 6}
 
 
 def test_a_bad_id_is_reported_and_nothing_moves():

@@ -12,7 +12,7 @@ from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
 from stratarec.kernels.lookback.reference import Click, features
 from stratarec.kernels.random.vector import mix_array
 
-WINDOW, MEMORY = 40, 150
+RECENT, WINDOW, MEMORY = 15, 40, 150
 
 
 def random_log(seed: int, clicks: int = 250) -> list[Click]:
@@ -20,7 +20,7 @@ def random_log(seed: int, clicks: int = 250) -> list[Click]:
     draws = np.random.default_rng(seed)
     moments = np.sort(draws.integers(0, 2 * clicks, clicks)) // 3 * 3
     user, item, session = (draws.integers(1, n, clicks) for n in (6, 9, 12))
-    contexts = draws.integers(1, 4, (clicks, 2))
+    contexts = draws.integers(0, 4, (clicks, 2))  # 0 is missing
     return [
         Click(time=int(t), user=int(u), session=int(s), item=int(i), contexts=tuple(int(v) for v in c))
         for t, u, s, i, c in zip(moments, user, session, item, contexts, strict=True)
@@ -36,12 +36,12 @@ def as_clicks(log: list[Click]) -> Clicks:
         users=hashes([click.user for click in log]),
         sessions=hashes([click.session for click in log]),
         items=hashes([click.item for click in log]),
-        contexts=hashes([click.contexts for click in log]).reshape(len(log), 2),
+        contexts=hashes([click.contexts for click in log]).reshape(len(log), 2),  # of 0 it is 0
     )
 
 
 def piecewise(log: list[Click], shown: np.ndarray, cuts: list[int]) -> np.ndarray:
-    lookback = Lookback(window=WINDOW, memory=MEMORY, unit=2, contexts=2)
+    lookback = Lookback(recent=RECENT, window=WINDOW, memory=MEMORY, second=2, contexts=2)
     hashes = mix_array(shown.astype(np.uint64))  # of 0 it is 0
     edges = [0, *cuts, len(log)]
     parts = [lookback.features(as_clicks(log[first:last]), hashes[first:last]) for first, last in pairwise(edges)]
@@ -59,7 +59,8 @@ def test_counts_are_those_of_looking_at_every_earlier_click(seed: int) -> None:
     for n, click in enumerate(log):
         for k, item in enumerate(shown[n]):
             if item:
-                expected = features(log, click, int(item), window=WINDOW, memory=MEMORY, unit=2)
+                spans = {"recent": RECENT, "window": WINDOW, "memory": MEMORY, "second": 2}
+                expected = features(log, click, int(item), **spans)
                 np.testing.assert_array_equal(found[n, k], np.array(expected, dtype=np.float32))
             else:
                 assert not found[n, k].any()
@@ -74,7 +75,7 @@ def test_what_comes_later_changes_nothing() -> None:
 
 
 def test_memory_stays_with_the_window() -> None:
-    lookback = Lookback(window=WINDOW, memory=MEMORY, unit=1, contexts=2)
+    lookback = Lookback(recent=RECENT, window=WINDOW, memory=MEMORY, second=1, contexts=2)
     sizes = []
     for piece in range(30):
         log = [

@@ -18,9 +18,7 @@ from stratarec.planning.bytes import (
     in_memory,
     level0_bytes,
     log_bytes,
-    parameter_bytes,
     record_bytes,
-    weight_bytes,
 )
 
 NO_TRAFFIC = Traffic(lookups=0, distinct=0, batches=1)
@@ -89,9 +87,9 @@ def test_a_record_is_what_the_codec_writes(
     codec = RecordCodec(config, width=width, row_state=row_state, full_state=full_state)
     row = RowShape(width=width, row_state=row_state, full_state=full_state)
     assert record_bytes(config, row) == codec.record_bytes
-    assert record_bytes(config, row) - weight_bytes(config, width) - parameter_bytes(config) == (
-        {"fp32": 4, "bf16": 2}[state] * row.state_floats
-    )
+    found = parts(row, 10, 0, config)
+    assert sum(size for name, size in found.items() if "record" in name) == 10 * codec.record_bytes
+    assert found.get("dram record state", 0) == 10 * {"fp32": 4, "bf16": 2}[state] * row.state_floats
 
 
 def test_a_table_in_level_0_has_weights_and_state_alone() -> None:

@@ -83,10 +83,28 @@ def test_files_are_written_when_asked(home: Path, capfd: pytest.CaptureFixture[s
 
 
 def test_a_comparison_marks_what_is_off(capsys: pytest.CaptureFixture[str]) -> None:
-    print_comparison([("dram", "tags", 1024, 1024, False), ("block", "record weights", 1024, 2048, True)])
+    rows = [("dram", "tags", 1024, 1024, False), ("block", "record weights", 1024, 2048, True)]
+    print_comparison([dict(zip(("memory", "part", "predicted", "used", "defect"), row, strict=True)) for row in rows])
     tags, records = capsys.readouterr().out.splitlines()[1:3]
     assert "off by" not in tags
     assert records.split()[-9:] == ["2.0", "KiB", "2.000", "off", "by", "more", "than", "5", "%"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_tables_of_a_plan_fit_the_terminal(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    assert main(["plan", str(home / "recipe.yaml")]) == 0
+    wide = capsys.readouterr().out.splitlines()
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["plan", str(home / "recipe.yaml")]) == 0
+    narrow = capsys.readouterr().out.splitlines()
+    assert max(map(len, narrow)) <= width < max(map(len, wide))
+    table = next(line.split()[0] for line in wide[1:])
+    # The table's line is cut where its columns do not fit, each part under its name, and no word is.
+    assert " ".join(line for line in wide if line.startswith(table)).split() == (
+        [table] + [word for line in narrow if line.split()[:1] == [table] for word in line.split()[1:]]
+    )
 
 
 def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

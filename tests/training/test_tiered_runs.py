@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +72,7 @@ def in_log(made: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
 
 
 def cached(trainer: Trainer) -> int:
-    return sum(len(group.tables) for group in trainer.model.embeddings.stager.groups)
+    return sum(len(tables.configs) for tables in trainer.model.embeddings.engine.tables if not tables.resident)
 
 
 def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Path) -> None:
@@ -100,9 +103,40 @@ def test_reading_a_run_leaves_no_files_behind(home: Path, tmp_path: Path) -> Non
     ):
         assert main([command[0], "-q", str(tmp_path / "a"), *command[1:]]) == 0
     broken = last(tmp_path / "a") / "tables"
-    next(broken.rglob("resident.safetensors")).write_bytes(b"damaged")
+    next(broken.glob("*/slots/rows-*.safetensors")).write_bytes(b"damaged")
     assert main(["evaluate", "-q", str(tmp_path / "a")]) != 0
     assert sorted(rows.iterdir()) == before
+
+
+def test_what_a_killed_reader_left_behind_is_removed_by_the_next(home: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    made = recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)
+    train(made, plan=in_log(made, "int8"))
+    before = sorted(rows.iterdir())
+    script = (
+        "import os, signal, sys\n"
+        "from stratarec.training.run import open_run\n"
+        "trained = open_run(sys.argv[1])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "a")], check=False)
+    left = set(rows.iterdir()) - set(before)
+    assert left, "the reader was not killed while it read"
+    with open_run(tmp_path / "a") as reading, open_run(tmp_path / "a"):
+        now = set(rows.iterdir()) - set(before)
+        assert len(now) == 2
+        assert not now & left
+        assert {each.path for each in reading.scratch} < now, "a reader that lives must keep its files"
+    assert sorted(rows.iterdir()) == before
+
+
+def test_what_a_killed_checkpoint_left_behind_is_removed_by_the_next(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "a", {}, max_steps=10)
+    leftover = tmp_path / "a" / "checkpoints" / ".step-00000005.tmp" / "tables"
+    leftover.mkdir(parents=True)
+    (leftover / "segment-0000000001.log").write_bytes(b"rows")
+    train(made)
+    assert not list((tmp_path / "a" / "checkpoints").glob(".step-*"))
 
 
 def test_a_damaged_plan_of_a_run_is_named(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +149,10 @@ def test_a_damaged_plan_of_a_run_is_named(home: Path, tmp_path: Path, capsys: py
 
 def test_other_tiers_take_up_a_checkpoint_only_before_they_train(home: Path, tmp_path: Path) -> None:
     train(recipe(home, tmp_path / "a", INT8, max_steps=5))
-    trained = train(recipe(home, tmp_path / "b", {}, max_steps=5))
+    made = recipe(home, tmp_path / "b", {}, max_steps=5)
+    trained = Trainer(made, Dataset.open(made.data.path))
+    for item in itertools.islice(trained.items(0), 5):
+        trained.step(*item)
     with pytest.raises(CheckpointError, match="has other tiers than these tables, which were trained"):
         trained._restore(last(tmp_path / "a"))
 
@@ -244,3 +281,4 @@ def test_kill_9_at_random_moments_changes_no_bit(home: Path, tmp_path: Path) -> 
     _, errors = final.communicate()
     assert final.returncode == 0, errors.decode()
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "killed"))
+    assert not list((tmp_path / "killed" / "checkpoints").glob(".step-*.tmp"))

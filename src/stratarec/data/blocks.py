@@ -2,13 +2,14 @@
 
 A block holds whole sessions and everything its samples need, so a reader takes blocks in any order. Its tables are
 
-    <group>             the distinct values of the group's features
-    <history>           start and length of distinct windows
-    <history>.events    the ids that windows are slices of
-    @<group or history> in order of samples: how many neighbours have the same value, and its row in the table
-    @sessions           session, user (64-bit hashes) and number of samples of each session, in order
+    <group>                       the distinct values of the group's features
+    <history>                     start and length of distinct windows
+    @events/<history>             the ids that windows are slices of
+    @pointers/<group or history>  in order of samples: how many neighbours have the same value, and its row in the table
+    @sessions                     session, user (64-bit hashes) and number of samples of each session, in order
 
 Values are distinct over the whole block, not in each session alone, and numbered in order of first appearance.
+Where a sample came from (``@row``) is stored as the difference to the sample before it in the block.
 """
 
 from __future__ import annotations
@@ -21,19 +22,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-SESSIONS = "@sessions"
+from stratarec.data.names import ROW, SESSION, SESSIONS, USER, events, pointer
+
 # Lists that are cut at a time.
 _PIECE = 1 << 14
-
-
-def pointer(name: str) -> str:
-    """The table by which samples point at rows of the table `name`."""
-    return f"@{name}"
-
-
-def events(history: str) -> str:
-    """The table of a history's events."""
-    return f"{history}.events"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +44,8 @@ class Block:
     def expand(self, groups: Mapping[str, Sequence[str]], histories: Sequence[str]) -> dict[str, pa.Array]:
         """Every column of the samples without deduplication, by name."""
         found = {name: _flat(self.samples[name]) for name in self.samples.column_names}
+        if ROW in found:
+            found[ROW] = pa.array(row_numbers(self.samples))
         for group, features in groups.items():
             rows = pa.array(self.pointers(group))
             found.update({name: _flat(self.tables[group][name].take(rows)) for name in features})
@@ -62,9 +56,8 @@ class Block:
         if SESSIONS in self.tables:
             sessions = self.tables[SESSIONS]
             repeats = sessions["samples"].to_numpy()
-            for part in ("session", "user"):
+            for part, name in (("session", SESSION), ("user", USER)):
                 if part in sessions.column_names:
-                    name = "__session" if part == "session" else "__group"
                     found[name] = pa.array(np.repeat(sessions[part].to_numpy(), repeats))
         return found
 
@@ -136,7 +129,7 @@ class Encoded:
         return rows.set_column(rows.column_names.index("samples"), "samples", pa.array(piece.samples))
 
     def _block(self, first: int, last: int, sessions: pa.Table | None) -> Block:
-        samples, tables = self.samples.slice(first, last - first), {}
+        samples, tables = _row_steps(self.samples.slice(first, last - first)), {}
         for name, group in self.groups.items():
             used, inverse = first_appearances(group.codes[first:last])
             tables[pointer(name)], tables[name] = _runs(inverse), group.table.take(pa.array(used))
@@ -186,6 +179,20 @@ def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDAr
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     return distinct[order], place[ranks]
+
+
+def row_numbers(samples: pa.Table) -> NDArray[np.int64]:
+    """Where each sample of a block came from, as `Staging` numbers rows."""
+    found: NDArray[np.int64] = np.cumsum(samples[ROW].to_numpy())
+    return found
+
+
+def _row_steps(samples: pa.Table) -> pa.Table:
+    """Samples with row numbers as differences: most follow the one before them, and repeats are what zstd finds."""
+    if ROW not in samples.column_names:
+        return samples
+    rows = pa.array(np.diff(samples[ROW].to_numpy(), prepend=0))
+    return samples.set_column(samples.column_names.index(ROW), ROW, rows)
 
 
 def _runs(pointers: NDArray[np.int32]) -> pa.Table:

@@ -3,12 +3,13 @@
     stratarec.json                      says that this is a data set of StrataRec's making
     dataset.json                        schema, counts, splits, groups, vocabulary sizes, hashes, format version
     vocabulary/<name>.parquet           value, id, count
-    <split>/shard-00000.parquet         label, dense (float32), ids (int32, or lists of int32), __time, pointers (int32)
+    <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row
     <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
                                         column ``<table>/<column>`` holding the whole column as one list
 
-Without groups there are no tables: histories are lists, and __group and __session columns of the samples. Only this
-module and `blocks` know the layout; `prepare` writes and the loader reads through them.
+Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only this
+module and `blocks` know the layout; `prepare` writes and the loader reads through them. What begins with @ is in
+`names`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.blocks import Block, Encoded
+from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER
 from stratarec.data.reading import BlockReader
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SPLITS
-from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.errors import DatasetError
 from stratarec.files import file_hash, read_json, reading, write_atomic, write_json
@@ -123,7 +124,10 @@ def parquet_options(sample: pa.Table) -> dict[str, Any]:
     Dictionary indices are packed by the bit, which hides from zstd what repeats by the byte, so which one is smaller is
     a matter of the column: pointers go as differences, precise numbers plain, categories by dictionary.
     """
-    chosen = {path: _smallest(sample.select([name]), path) for name, path in _leaves(sample.schema)}
+    chosen: dict[str, str | None] = {}
+    for name, path in _leaves(sample.schema):
+        # A feature may be called what Parquet calls the values of another one's lists: a dictionary suits any type.
+        chosen[path] = None if path in chosen else _smallest(sample.select([name]), path)
     return {
         "compression": "zstd",
         "compression_level": LEVEL,
@@ -305,8 +309,8 @@ class Dataset:
         kept = ("name", "transform", "standardize")
         found = {key: getattr(feature, key) for key in kept}
         if feature.standardize:
-            moments = Moments(**self.about["moments"][feature.name])
-            found |= {"mean": moments.mean, "deviation": moments.deviation}
+            moments = self.about["moments"][feature.name]
+            found |= {"mean": moments["mean"], "deviation": moments["deviation"]}
         return found
 
     def samples(self, split: str) -> int:
@@ -328,6 +332,21 @@ class Dataset:
         table = pq.read_table(self.path / self.vocabularies[vocabulary].path, columns=["count"])
         counts: NDArray[np.int64] = table["count"].to_numpy()
         return counts
+
+    def row_numbers(self, split: str) -> Iterator[NDArray[np.int64]]:
+        """Which row of the log each sample came from, row group by row group in the order of storage; see `split_rows`.
+
+        Raises
+        ------
+        DatasetError
+            Where the data set was prepared without.
+        """
+        if not self.about["rows"]["kept"]:
+            raise DatasetError(f"{self.path} does not know rows of the log; prepare it with data.keep_rows")
+        with self.reader(split) as reader:
+            for number, shard in enumerate(self.shards(split)):
+                for group in range(len(shard.row_groups)):
+                    yield reader.row_numbers(number, group)
 
     @property
     def windows(self) -> tuple[str, ...]:
@@ -353,8 +372,8 @@ class Dataset:
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
         """One row group with a column for every feature, nothing deduplicated."""
         columns = self.read_block(split, shard, group).expand(self.groups, self.windows)
-        names = ["label", *(f.name for f in self.schema.dense), *(f.name for f in self.schema.sparse)]
-        names += [name for name in ("__time", "__group", "__session") if name in columns]
+        names = [LABEL, *self.schema.names]
+        names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})
 
 

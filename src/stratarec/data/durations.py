@@ -8,24 +8,8 @@ from stratarec.data.schema import TimeUnit
 from stratarec.errors import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
-
-
-def seconds_in(unit: TimeUnit) -> float:
-    """Seconds of one step of `unit`."""
-    return 1 / _PER_SECOND[unit]
-
-
-def readable(seconds: float) -> str:
-    """A length of time by its two largest units: 2d 1h, 90 s as 1m 30s."""
-    if seconds < 1:
-        return f"{seconds:g}s"
-    left, parts = int(seconds), []
-    for name, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        if left >= size:
-            parts.append(f"{left // size}{name}")
-            left %= size
-    return " ".join(parts[:2])
+PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+"""From coarse to fine."""
 
 
 def in_unit(text: str, unit: TimeUnit, field: str) -> int:
@@ -33,4 +17,17 @@ def in_unit(text: str, unit: TimeUnit, field: str) -> int:
     match = re.fullmatch(r"(\d+)\s*([smhdw])", str(text).strip())
     if not match or int(match[1]) == 0:
         raise ConfigError(f"{field} is {text!r}, expected a duration such as 90s, 30m, 1h, 2d or 1w")
-    return int(match[1]) * _SECONDS[match[2]] * _PER_SECOND[unit]
+    return int(match[1]) * _SECONDS[match[2]] * PER_SECOND[unit]
+
+
+def as_text(length: int, unit: TimeUnit) -> str:
+    """A length of time in `unit` by its two largest units, such as 12d 9h; less than a second as it is."""
+    seconds = length // PER_SECOND[unit]
+    if not seconds:
+        return f"{length} {unit}" if length else "0s"
+    parts = []
+    for name in ("d", "h", "m", "s"):
+        count, seconds = divmod(seconds, _SECONDS[name])
+        parts.append((count, name))
+    first = next(place for place, (count, _) in enumerate(parts) if count)
+    return " ".join(f"{count}{name}" for count, name in parts[first : first + 2] if count)

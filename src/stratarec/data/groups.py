@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -114,8 +115,11 @@ class Repeats:
         """Dedup factor of a feature, or of features that share a group."""
         return dedup_factor(self.samples_per_session, self.stays(*names))
 
-    def propose(self, taken: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-        """Groups of the features that are not `taken`: each repeats, and loses little by its company."""
+    def propose(self, taken: Sequence[str] = (), named: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+        """Groups of the features that are not `taken`: each repeats, and loses little by its company.
+
+        They are called found_1, found_2, ..., what is in `named` left out.
+        """
         free = [name for name in self.names if name not in taken and self.factor(name) >= _LEAST_FACTOR]
         groups: list[list[str]] = []
         for name in sorted(free, key=lambda name: (-self.factor(name), self.names.index(name))):
@@ -126,9 +130,9 @@ class Repeats:
                     break
             else:
                 groups.append([name])
+        free_names = (name for number in count(1) if (name := f"found_{number}") not in named)
         return {
-            f"found_{number}": tuple(sorted(group, key=self.names.index))
-            for number, group in enumerate(groups, start=1)
+            name: tuple(sorted(group, key=self.names.index)) for group, name in zip(groups, free_names, strict=False)
         }
 
 
@@ -145,7 +149,7 @@ def choose_groups(mode: GroupMode, schema: Schema, repeats: Repeats) -> dict[str
     if mode == "none":
         return None
     taken = [name for names in schema.groups.values() for name in names]
-    found = repeats.propose(taken) if mode == "auto" and repeats.sessions else {}
+    found = repeats.propose(taken, (*schema.groups, *schema.names)) if mode == "auto" and repeats.sessions else {}
     groups = {**schema.groups, **found}
     return groups if groups or schema.histories else None
 

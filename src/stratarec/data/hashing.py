@@ -14,9 +14,13 @@ _SEED = np.uint64(0x5DEECE66D)
 
 
 def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
-    """``[N]`` 64-bit hash of integers or strings; nulls hash as their row in a fixed way: all alike."""
+    """``[N]`` 64-bit hash of integers or strings; nulls hash as their row in a fixed way: all alike.
+
+    Equal integers have equal hashes whatever their type.
+    """
     if values.dtype.is_integer():
-        keys = values.fill_null(-1).cast(pl.Int64).to_numpy().view(np.uint64)
+        signed = values.reinterpret(signed=True) if values.dtype == pl.UInt64 else values.cast(pl.Int64)
+        keys = signed.fill_null(-1).to_numpy().view(np.uint64)
         return mix_array(keys + _SEED)
     if values.dtype != pl.String:
         raise DataError(f"column {values.name!r} is {values.dtype}, expected integers or text")

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.checks import check_seed
 from stratarec.data.batches import assemble
 from stratarec.data.dataset import Dataset
 from stratarec.data.reading import BlockReader
@@ -52,6 +53,7 @@ class LoaderConfig:
         for name in ("batch_size", "window_row_groups", "prefetch_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"loader.{name} is {getattr(self, name)}, expected at least 1")
+        check_seed(self.seed, "loader.seed")
 
 
 class Loader:

@@ -60,7 +60,9 @@ def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
     if paths == dataset.about["paths"]:
         return ""
     try:
-        source = json.loads(json.dumps(open_source(config.source, on_bad_row=config.on_bad_row).fingerprint()))
+        source = json.loads(
+            json.dumps(open_source(config.source, on_bad_row=config.on_bad_row, split=config.split).fingerprint())
+        )
     except DataError as error:
         return f"cannot compare the recipe's logs with those that {dataset.path} was prepared from: {error}"
     if source != prepared["source"]:

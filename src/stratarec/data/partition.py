@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from stratarec.data.blocks import Encoded, GroupValues, WindowValues, slices
 from stratarec.data.groups import Repeats
 from stratarec.data.hashing import stable_hash
+from stratarec.data.names import LABEL, PLACE, ROW, SESSION, SPLIT, TIME, USER
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
-from stratarec.data.vocabulary import Vocabulary
+from stratarec.data.vocabulary import Vocabulary, merge_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,12 @@ class Partition:
     """Rows in their final order: by user, session and time, where the schema has them; else as they came."""
 
     def __init__(self, frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8]) -> None:
-        frame = frame.with_columns(pl.Series("__split", split))
+        # Events that are no samples are in no split; histories see them.
+        split = np.where(frame[schema.label].is_null().to_numpy(), np.int8(-1), split)
+        frame = frame.with_columns(pl.Series(SPLIT, split))
         self._schema = schema
         self.frame = _ordered(frame, schema)
-        self.split = self.frame["__split"].to_numpy()
+        self.split = self.frame[SPLIT].to_numpy()
         self.windows = {feature.name: self._windows(feature) for feature in schema.histories}
 
     def _windows(self, feature: SparseFeature) -> Windows:
@@ -52,8 +55,9 @@ class Partition:
         # (user, time) as one rising number; a user's own numbers begin at user * span.
         span = int(moment.max(initial=0)) + 1
         place = user * span + moment
-        positive = np.flatnonzero((frame[schema.label] == 1).to_numpy() & frame[feature.of].is_not_null().to_numpy())
-        positive = positive[np.lexsort((frame["__row"].to_numpy()[positive], place[positive]))]
+        clicked = (frame[schema.label] == 1).fill_null(True)
+        positive = np.flatnonzero((clicked & frame[feature.of].is_not_null()).to_numpy())
+        positive = positive[np.lexsort((frame[ROW].to_numpy()[positive], place[positive]))]
         before = np.searchsorted(place[positive], place, side="left")
         first = np.searchsorted(place[positive], user * span, side="left")
         return Windows(
@@ -77,9 +81,8 @@ class Partition:
             values = self.frame[feature.name].filter(pl.Series(chosen))
             if feature.kind == "multi":
                 values = values.list.head(feature.max_length).explode(empty_as_null=False)
-            parts.append(values.drop_nulls().value_counts(name="count").rename({feature.name: "value"}))
-        parts = [part.with_columns(pl.col("count").cast(pl.Int64)) for part in parts]
-        return pl.concat(parts, how="vertical_relaxed").group_by("value").agg(pl.col("count").sum()).sort("value")
+            parts.append(values.drop_nulls().rename("value").value_counts(name="count"))
+        return merge_counts(parts)
 
     def moments(self, name: str, training: int = 0) -> Moments:
         """Moments of a dense column over training rows."""
@@ -104,8 +107,12 @@ class Partition:
         vocabularies: Mapping[str, Vocabulary],
         moments: Mapping[str, Moments],
         groups: Mapping[str, Sequence[str]] | None,
+        *,
+        keep_rows: bool,
     ) -> Encoded:
         """The rows of a split as a data set stores them; without `groups` every sample has its own copy of everything.
+
+        With `keep_rows` each sample says which row of the log it came from.
 
         Returns
         -------
@@ -116,19 +123,20 @@ class Partition:
         chosen = np.flatnonzero(self.split == split)
         rows = self.frame[chosen]
         grouped = {name for names in (groups or {}).values() for name in names}
-        columns: dict[str, pa.Array] = {"label": pa.array(rows[self._schema.label].to_numpy(), pa.uint8())}
-        names = (*(feature.name for feature in self._schema.dense), *(f.name for f in self._schema.sparse))
+        columns: dict[str, pa.Array] = {LABEL: pa.array(rows[self._schema.label].to_numpy(), pa.uint8())}
         windows = {}
-        for name in names:
+        for name in self._schema.names:
             if name in self.windows:
                 windows[name] = self._encode_windows(name, chosen, encoder)
             elif name not in grouped:
                 columns[name] = encoder.column(name, rows[name])
         if groups is None:
             columns.update({name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()})
-            columns = {name: columns[name] for name in ("label", *names)}
+            columns = {name: columns[name] for name in (LABEL, *self._schema.names)}
         if self._schema.time:
-            columns["__time"] = pa.array(rows[self._schema.time].to_numpy(), pa.int64())
+            columns[TIME] = pa.array(rows[self._schema.time].to_numpy(), pa.int64())
+        if keep_rows:
+            columns[ROW] = pa.array(rows[ROW].to_numpy(), pa.int64())
         sessions = self._sessions(rows)
         if groups is None:
             return Encoded(samples=pa.table({**columns, **_key_columns(sessions)}))
@@ -164,7 +172,7 @@ def _key_columns(sessions: pa.Table | None) -> dict[str, pa.Array]:
     if sessions is None:
         return {}
     samples = sessions["samples"].to_numpy()
-    names = {"user": "__group", "session": "__session"}
+    names = {"user": USER, "session": SESSION}
     return {
         column: pa.array(np.repeat(sessions[name].to_numpy(), samples))
         for name, column in names.items()
@@ -203,7 +211,7 @@ class _Encoder:
 
 def _distinct(rows: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Code of each row, numbered by first appearance, and the first row of each code."""
-    found = rows.with_row_index("__place").group_by(rows.columns, maintain_order=True).agg("__place")["__place"]
+    found = rows.with_row_index(PLACE).group_by(rows.columns, maintain_order=True).agg(PLACE)[PLACE]
     sizes = found.list.len().to_numpy()
     codes = np.empty(len(rows), dtype=np.int64)
     codes[found.explode(empty_as_null=False).to_numpy()] = np.repeat(np.arange(len(sizes)), sizes)
@@ -215,11 +223,11 @@ def _ordered(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
     if schema.shard_key:
         keys.append(pl.col(schema.shard_key))
     if schema.session and schema.shard_key != schema.session:
-        begin = pl.col(schema.time) if schema.time else pl.col("__row")
+        begin = pl.col(schema.time) if schema.time else pl.col(ROW)
         keys += [begin.min().over(schema.shard_key, schema.session), pl.col(schema.session)]
     if keys and schema.time:
         keys.append(pl.col(schema.time))
-    return frame.sort([*keys, pl.col("__row")]) if keys else frame
+    return frame.sort([*keys, pl.col(ROW)]) if keys else frame
 
 
 def _window_counts(windows: Windows, chosen: NDArray[np.bool_]) -> pl.DataFrame:

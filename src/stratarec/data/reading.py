@@ -6,15 +6,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from stratarec.data.blocks import SESSIONS, Block, events, pointer
+from stratarec.data.blocks import Block, row_numbers
+from stratarec.data.names import ROW, SESSION, SESSIONS, TIME, events, pointer
 from stratarec.errors import DatasetError
 from stratarec.kernels.batches import least_and_total, outside, outside_windows
 
 # Columns that training has no use for.
-_UNUSED = ("__time", "__session", f"{SESSIONS}/session")
+_UNUSED = (TIME, SESSION, ROW, f"{SESSIONS}/session")
 # Files that stay open: opening one and reading its footer takes as long as reading a column.
 _OPEN = 64
 
@@ -75,10 +78,14 @@ class BlockReader:
             raise DatasetError(f"{self._root / samples}, row group {group}: damaged ({fault}); prepare the data again")
         return block
 
-    def _table(self, relative: str, group: int) -> pa.Table:
+    def row_numbers(self, shard: int, group: int) -> NDArray[np.int64]:
+        """Where the samples of one row group came from, without reading the rest of it."""
+        return row_numbers(self._table(self._files[shard][0], group, [ROW]))
+
+    def _table(self, relative: str, group: int, wanted: list[str] | None = None) -> pa.Table:
         try:
             file, columns = self._file(relative)
-            return file.read_row_group(group, columns, use_threads=False)
+            return file.read_row_group(group, wanted or columns, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise DatasetError(f"{self._root / relative}, row group {group}: damaged ({error})") from error
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from stratarec.data.names import check_column, check_name
 from stratarec.errors import ConfigError
 
 SparseKind = Literal["single", "multi", "history"]
@@ -36,7 +38,8 @@ class SparseFeature:
     """``single``: at most one value; ``multi``: a list; ``history``: the values of `of` in the last positive samples
     of the same user, strictly before this one, oldest first, those of one moment in the order of the log."""
     vocabulary: str = ""
-    """Features that name the same vocabulary share ids and a table; empty means the feature's own name."""
+    """Features that name the same vocabulary share ids and a table; empty means the feature's own name, and for a
+    history the vocabulary of the feature that it is a history of."""
     of: str = ""
     """For ``history``: the single-valued feature it is a history of."""
     max_length: int = 50
@@ -56,8 +59,8 @@ class SparseFeature:
                 f"sparse feature {self.name!r}: a history is stored as a window, not in group {self.group!r}; "
                 "remove `group`"
             )
-        if not self.vocabulary:
-            object.__setattr__(self, "vocabulary", self.of or self.name)
+        if not self.vocabulary and self.kind != "history":
+            object.__setattr__(self, "vocabulary", self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,17 @@ class Schema:
     """Column that names the user; needed by ``history`` features and used for grouped AUC."""
 
     def __post_init__(self) -> None:
-        names = [feature.name for feature in self.dense] + [feature.name for feature in self.sparse]
+        vocabularies = {feature.name: feature.vocabulary for feature in self.sparse}
+        filled = (replace(f, vocabulary=f.vocabulary or vocabularies.get(f.of) or f.of) for f in self.sparse)
+        object.__setattr__(self, "sparse", tuple(filled))
+        self._check_names()
+        self._check_keys()
+        self._check_histories()
+
+    def _check_names(self) -> None:
+        for field, name in self._given_names():
+            check_name(field, name)
+        names = self.names
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
@@ -87,16 +100,46 @@ class Schema:
         clash = sorted(set(self.groups) & set(names))
         if clash:
             raise ConfigError(f"schema: a group cannot have the name of a feature: {', '.join(clash)}")
-        singles = {feature.name for feature in self.sparse if feature.kind == "single"}
-        for feature in self.sparse:
-            if feature.kind != "history":
+
+    def _given_names(self) -> Iterator[tuple[str, str]]:
+        """Field and name of every feature, group and vocabulary."""
+        for place, dense in enumerate(self.dense):
+            yield f"schema.dense[{place}].name", dense.name
+            if dense.group:
+                yield f"schema.dense[{place}].group", dense.group
+        for place, sparse in enumerate(self.sparse):
+            yield f"schema.sparse[{place}].name", sparse.name
+            yield f"schema.sparse[{place}].vocabulary", sparse.vocabulary
+            if sparse.group:
+                yield f"schema.sparse[{place}].group", sparse.group
+
+    def _check_keys(self) -> None:
+        lists = {feature.name for feature in self.sparse if feature.kind == "multi"}
+        check_column("schema.label", self.label)
+        for key in ("time", "session", "user"):
+            name = getattr(self, key)
+            if not name:
                 continue
+            check_column(f"schema.{key}", name)
+            if name == self.label:
+                raise ConfigError(f"schema.{key} is {name!r}, which is the label column; name another column")
+            if name in lists:
+                raise ConfigError(f"schema.{key} is {name!r}, a feature of several values; name a column of one")
+
+    def _check_histories(self) -> None:
+        singles = {feature.name for feature in self.sparse if feature.kind == "single"}
+        for feature in self.histories:
             if feature.of not in singles:
                 raise ConfigError(
                     f"sparse feature {feature.name!r}: `of` names {feature.of!r}, which is no single-valued feature"
                 )
             if not self.user or not self.time:
                 raise ConfigError(f"sparse feature {feature.name!r}: kind history needs schema.user and schema.time")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All features, dense before sparse."""
+        return (*(feature.name for feature in self.dense), *(feature.name for feature in self.sparse))
 
     @property
     def histories(self) -> tuple[SparseFeature, ...]:

@@ -10,10 +10,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.durations import in_unit, readable, seconds_in
+from stratarec.checks import check_seed
+from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
+from stratarec.data.names import FILE, ROW
 from stratarec.data.schema import Schema
-from stratarec.errors import ConfigError, DataError
+from stratarec.errors import ConfigError
 
 SPLITS = ("train", "valid", "test")
 
@@ -43,6 +45,7 @@ class SplitConfig:
                 raise ConfigError(f"data.split.{name} is {value!r}, expected file name patterns")
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
             raise ConfigError("data.split.valid and data.split.test leave nothing to train on")
+        check_seed(self.seed, "data.split.seed")
 
     def asks_for(self, split: str) -> bool:
         """Whether a split should get samples: all do but a share of 0."""
@@ -83,24 +86,6 @@ class Splitter:
                 return number
         return 0
 
-    def check_span(self, first_time: int, last_time: int) -> None:
-        """Refuse durations that leave nothing of a log from `first_time` to `last_time` to train on."""
-        if self._config.by != "time":
-            return
-        test, valid = (self._duration(name) for name in ("test", "valid"))
-        if last_time - test - valid < first_time:
-            raise DataError(
-                f"the training split has 0 samples: data.split.test is {self._config.test!r} and data.split.valid "
-                f"{self._config.valid!r}, but the log spans {self.span(first_time, last_time)}; shorten them, or check "
-                "the unit of its times"
-            )
-
-    def span(self, first_time: int, last_time: int) -> str:
-        """How long a log is by its times, and which unit they are taken to have."""
-        unit = self._schema.time_unit
-        seconds = (last_time - first_time) * seconds_in(unit)
-        return f"{readable(seconds)} (column {self._schema.time!r}: {first_time} to {last_time} {unit})"
-
     def _duration(self, name: str) -> int:
         return in_unit(str(getattr(self._config, name)), self._schema.time_unit, f"data.split.{name}")
 
@@ -109,7 +94,7 @@ class Splitter:
         config, schema = self._config, self._schema
         if config.by == "file":
             assert self.file_split is not None
-            numbers: NDArray[np.int8] = self.file_split[frame["__file"].to_numpy()]
+            numbers: NDArray[np.int8] = self.file_split[frame[FILE].to_numpy()]
             return numbers
         if config.by == "time":
             times = frame[schema.time].to_numpy()
@@ -117,7 +102,7 @@ class Splitter:
             last_train = last_valid - self._duration("valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
         # A user on both sides would be tested on what was learnt of them.
-        key = frame[schema.user or schema.session or "__row"]
+        key = frame[schema.user or schema.session or ROW]
         hashes = stable_hash(pl.Series(stable_hash(key) ^ np.uint64(config.seed)).reinterpret(signed=True))
         place = unit_interval(hashes)
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]

@@ -18,12 +18,22 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import xxhash
+from numpy.typing import NDArray
 
 from stratarec.data.hashing import stable_hash
+from stratarec.data.names import FILE, PARTITION, ROW
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import Chunk
 from stratarec.errors import DatasetError
 from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
+
+# The low bits of a row's number are its row in the file, the others the file's index.
+_FILE_BITS = 40
+
+
+def split_rows(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Index of the file and row in it, of numbers that `Staging` gave."""
+    return numbers >> _FILE_BITS, numbers & ((1 << _FILE_BITS) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +42,27 @@ class StagedChunk:
 
     index: int
     rows: int
+    samples: int
+    """Rows without the events that only enter histories."""
     places: dict[int, tuple[int, int, str]]
     """Partition -> offset, bytes and hash of its stream in the chunk's file."""
-    first_time: int
-    last_time: int
+    by_file: bool
+    """Whether rows are numbered within their file; else they are counted in the order of the source."""
+    times: tuple[int, int] | None
+    """The first and the last; None without times or rows."""
     bytes_done: int
     bad_rows: int
     bad_examples: tuple[str, ...]
+    note: str
 
 
 def _staged(path: Path) -> StagedChunk:
     with reading(path):
         note = read_json(path)
         places = {int(key): (int(place[0]), int(place[1]), str(place[2])) for key, place in note["places"].items()}
-        return StagedChunk(**{**note, "places": places, "bad_examples": tuple(note["bad_examples"])})
+        times = tuple(note["times"]) if note["times"] else None
+        changes = {"places": places, "times": times, "bad_examples": tuple(note["bad_examples"])}
+        return StagedChunk(**{**note, **changes})
 
 
 class Staging:
@@ -68,15 +85,15 @@ class Staging:
             raise DatasetError(f"{self._folder} is damaged: some of its chunks are missing")
         return chunks
 
-    def add(self, chunk: Chunk) -> StagedChunk:
-        """Write a chunk, partition by partition."""
-        number = (chunk.index << 32) + np.arange(chunk.frame.height, dtype=np.int64)
-        frame = chunk.frame.with_columns(pl.Series("__row", number), pl.lit(chunk.file, dtype=pl.Int32).alias("__file"))
+    def add(self, chunk: Chunk, before: int) -> StagedChunk:
+        """Write a chunk, partition by partition; `before` rows were staged before it."""
+        file = np.broadcast_to(np.asarray(chunk.file, dtype=np.int32), chunk.frame.height)
+        frame = chunk.frame.with_columns(pl.Series(ROW, _number(chunk, before)), pl.Series(FILE, file))
         key = self._schema.shard_key
         if key:
             place = (stable_hash(frame[key]) % np.uint64(self._partitions)).astype(np.int32)
-            parts = frame.with_columns(pl.Series("__partition", place)).partition_by(
-                "__partition", as_dict=True, include_key=False
+            parts = frame.with_columns(pl.Series(PARTITION, place)).partition_by(
+                PARTITION, as_dict=True, include_key=False
             )
             named = {int(partition[0]): part for partition, part in parts.items()}
         else:
@@ -92,11 +109,13 @@ class Staging:
             index=chunk.index,
             rows=frame.height,
             places=dict(zip(order, zip(starts, sizes, digests, strict=True), strict=True)),
-            first_time=0 if times is None else int(times.min()),  # type: ignore[arg-type]
-            last_time=0 if times is None else int(times.max()),  # type: ignore[arg-type]
+            samples=frame.height - frame[self._schema.label].null_count(),
+            by_file=chunk.rows is not None,
+            times=None if times is None else (int(times.min()), int(times.max())),  # type: ignore[arg-type]
             bytes_done=chunk.bytes_done,
             bad_rows=chunk.bad_rows,
             bad_examples=chunk.bad_examples,
+            note=chunk.note,
         )
         write_json(self._folder / f"{chunk.index:08d}.json", vars(staged))
         return staged
@@ -131,6 +150,13 @@ class Staging:
                 runs[-1].append(chunk.index)
                 held += chunk.rows
         return [run for run in runs if run]
+
+
+def _number(chunk: Chunk, before: int) -> NDArray[np.int64]:
+    """The number of each row, rising in the order of the source."""
+    if chunk.rows is None:
+        return before + 1 + np.arange(chunk.frame.height, dtype=np.int64)
+    return (np.int64(chunk.file) << _FILE_BITS) + np.asarray(chunk.rows, dtype=np.int64)
 
 
 def _stream(part: pl.DataFrame) -> pa.Buffer:

@@ -1,4 +1,4 @@
-"""Dense columns: log1p, then standardised by the training split's moments."""
+"""Dense columns: log1p, then standardised by the training split's moments; float64 until all is done."""
 
 from __future__ import annotations
 
@@ -10,36 +10,61 @@ from numpy.typing import NDArray
 
 from stratarec.data.schema import DenseFeature
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Count, sum and sum of squares of a transformed column, missing values left out."""
+    """Count, mean and spread of a transformed column, missing values left out; parts of a column can be added.
+
+    The sum of squares is about the mean (Welford; merged as by Chan, Golub and LeVeque 1979), so a spread that is tiny
+    beside the values, as that of times within an hour, keeps its digits.
+    """
 
     count: int = 0
-    total: float = 0.0
+    mean: float = 0.0
     squares: float = 0.0
+    """Sum of squared differences to the mean."""
+    least: float = 0.0
+    most: float = 0.0
 
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> Moments:
         known = values[~np.isnan(values)]
-        return cls(count=len(known), total=float(known.sum()), squares=float(np.square(known).sum()))
+        if not len(known):
+            return cls()
+        # About a value of the column first, so that the mean of equal values is that value.
+        away = known - known[0]
+        shift = float(away.mean())
+        left = away - shift
+        squares = float(np.square(left).sum()) - float(left.sum()) ** 2 / len(known)
+        return cls(
+            count=len(known),
+            mean=float(known[0]) + shift,
+            squares=max(squares, 0.0),
+            least=float(known.min()),
+            most=float(known.max()),
+        )
 
     def __add__(self, other: Moments) -> Moments:
+        if not (self.count and other.count):
+            return self if self.count else other
+        count, away = self.count + other.count, other.mean - self.mean
         return Moments(
-            count=self.count + other.count, total=self.total + other.total, squares=self.squares + other.squares
+            count=count,
+            mean=self.mean + away * (other.count / count),
+            squares=self.squares + other.squares + away**2 * (self.count * other.count / count),
+            least=min(self.least, other.least),
+            most=max(self.most, other.most),
         )
 
     @property
-    def mean(self) -> float:
-        return self.total / self.count if self.count else 0.0
-
-    @property
     def deviation(self) -> float:
-        """Standard deviation; 1 for a constant or empty column."""
-        if not self.count:
+        """Standard deviation; 1 where there are not two values."""
+        if self.least == self.most:
             return 1.0
-        variance = self.squares / self.count - self.mean**2
-        return variance**0.5 if variance > 1e-12 * max(self.mean**2, 1e-12) else 1.0
+        # Squares of differences below 1e-162 are 0.
+        return (self.squares / self.count) ** 0.5 or self.most - self.least
 
 
 def squash(values: pl.Series, feature: DenseFeature) -> NDArray[np.float64]:
@@ -52,5 +77,7 @@ def transform(values: pl.Series, feature: DenseFeature, moments: Moments) -> NDA
     """``[N]`` float32 as a model sees it; a missing value is 0, which is the mean where standardised."""
     squashed = squash(values, feature)
     if feature.standardize:
-        squashed = (squashed - moments.mean) / moments.deviation
-    return np.nan_to_num(squashed, nan=0.0).astype(np.float32)
+        with np.errstate(over="ignore"):
+            squashed = (squashed - moments.mean) / moments.deviation
+    # A value far outside the training data, divided by a small deviation, may be more than float32 holds.
+    return np.nan_to_num(squashed, nan=0.0).clip(-_LARGEST, _LARGEST).astype(np.float32)

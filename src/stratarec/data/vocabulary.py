@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 import polars as pl
@@ -11,11 +12,26 @@ import xxhash
 from numpy.typing import NDArray
 
 from stratarec.data.hashing import stable_hash
+from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 
 MISSING = -1
 # Values that are hashed at a time.
 _PIECE = 1 << 16
+# Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
+_RANGES = {"min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyOverride:
+    """Limits of one vocabulary; null leaves the one that holds for all."""
+
+    min_count: int | None = None
+    """Rarer values share the tail buckets."""
+    tail_buckets: int | None = None
+    """Rows shared by rare and unseen values."""
+    max_rows: int | None = None
+    """Keep at most this many values; 0 for no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +46,47 @@ class VocabularyLimits:
     """Keep at most this many values; 0 for no limit."""
 
     def __post_init__(self) -> None:
-        for name, least in (("min_count", 1), ("tail_buckets", 1), ("max_rows", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"data.vocabulary.{name} is {getattr(self, name)}, expected at least {least}")
+        _check_limits(self, "data.vocabulary")
 
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyConfig(VocabularyLimits):
     """Limits for all vocabularies, and others for some."""
 
-    overrides: Mapping[str, VocabularyLimits] = field(default_factory=dict)
-    """Vocabulary name -> its own limits."""
+    overrides: Mapping[str, VocabularyOverride] = field(default_factory=dict)
+    """Vocabulary name -> what is different for it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, override in self.overrides.items():
+            _check_limits(override, f"data.vocabulary.overrides.{name}")
 
     def limits(self, name: str) -> VocabularyLimits:
-        return self.overrides.get(name, self)
+        """What holds for the vocabulary `name`."""
+        common = {entry.name: getattr(self, entry.name) for entry in fields(VocabularyLimits)}
+        override = self.overrides.get(name, VocabularyOverride())
+        return VocabularyLimits(**{**common, **{k: v for k, v in asdict(override).items() if v is not None}})
+
+    def check(self, schema: Schema) -> None:
+        """Refuse overrides of vocabularies that do not exist."""
+        known = schema.vocabularies()
+        users = {feature.name: feature.vocabulary for feature in schema.sparse}
+        for name in self.overrides:
+            if name in known:
+                continue
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+            hint = f"the feature of that name uses {users[name]}" if name in users else hint
+            raise ConfigError(f"data.vocabulary.overrides.{name}: no such vocabulary; {hint}")
+
+
+def _check_limits(limits: VocabularyLimits | VocabularyOverride, where: str) -> None:
+    for name, (least, most) in _RANGES.items():
+        value = getattr(limits, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{where}.{name} is {value}, expected at least {least}")
+        if value is not None and value > most:
+            raise ConfigError(f"{where}.{name} is {value}, expected at most {most}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +94,7 @@ class Vocabulary:
     """Values in order of id, and their training counts."""
 
     values: pl.Series
-    """``[V]`` String or Int64; the place is the id."""
+    """``[V]`` String, Int64 or UInt64; the place is the id."""
     counts: NDArray[np.int64]
     """``[V + tail_buckets]`` lookups in the training split; falling over the first V."""
     tail_buckets: int
@@ -101,6 +144,17 @@ class Vocabulary:
         """What is stored: value, id, count; the tail buckets have no value."""
         values = self.values.extend_constant(None, self.tail_buckets)
         return pl.DataFrame({"value": values, "id": np.arange(self.rows, dtype=np.int32), "count": self.counts})
+
+
+def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Columns `value` and `count` of all parts, a value once, in ascending order.
+
+    Values of unlike types (text and numbers, numbers with a sign and without, which no integer type holds) become text.
+    """
+    kinds = {part["value"].dtype for part in parts}
+    common = kinds.pop() if len(kinds) == 1 else pl.String()
+    alike = [part.select(pl.col("value").cast(common), pl.col("count").cast(pl.Int64)) for part in parts]
+    return pl.concat(alike).group_by("value").agg(pl.col("count").sum()).sort("value")
 
 
 def _buckets(values: pl.Series, buckets: int) -> NDArray[np.int64]:

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.blocks import SESSIONS, Block, events, pointer
+from stratarec.data.blocks import Block
 from stratarec.data.dataset import Dataset
+from stratarec.data.names import LABEL, SESSIONS, USER, events, pointer
 from stratarec.data.schema import Schema
 from stratarec.jagged import LEAST_RUN
 from stratarec.kernels.batches import Lists, fill_runs, order_runs
@@ -90,12 +91,12 @@ class Window:
     def of(cls, blocks: Sequence[Block], dataset: Dataset, draws: np.random.Generator | None, unit: Unit) -> Window:
         """Join blocks; `draws` permutes their units, None leaves samples as they are stored."""
         parts, columns = [block.samples for block in blocks], _tables(blocks, dataset)
-        users = SESSIONS in blocks[0].tables or "__group" in parts[0].column_names
+        users = SESSIONS in blocks[0].tables or USER in parts[0].column_names
         front = 2 * users + 1 + len(columns)
         samples = Columns.of(parts, set(parts[0].column_names), dataset.schema, front)
         if users:
             _set_users(samples.ids, blocks)
-        label = np.concatenate([part["label"].to_numpy() for part in parts]).astype(np.float32)
+        label = np.concatenate([part[LABEL].to_numpy() for part in parts]).astype(np.float32)
         samples.ids[:, 2 * users] = label.view(np.int32)
         tables = {
             name: _table(name, blocks, found, samples.ids, column)
@@ -124,7 +125,7 @@ def _set_users(words: NDArray[np.int32], blocks: Sequence[Block]) -> None:
         for half in range(2):
             fill_runs(words, half, np.ascontiguousarray(users.view(np.int32)[half::2]), _session_sizes(blocks))
     else:
-        users = np.concatenate([block.samples["__group"].to_numpy() for block in blocks])
+        users = np.concatenate([block.samples[USER].to_numpy() for block in blocks])
         words[:, :2] = users.view(np.int32).reshape(-1, 2)
 
 

@@ -1,87 +1,111 @@
-"""Sorting tables into groups, and opening the store of each group's home."""
+"""Sorting tables into groups that share kernel calls, and opening the store of each group's home."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stratarec.embedding.cache.row_cache import RowCache
+from stratarec.embedding.cache.directory import Directory
+from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.groups import DenseGroup, TieredGroup
+from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.resident import ResidentTables
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.cached import CachedRecords
 from stratarec.embedding.stores.dram_records import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log.layout import location_bytes, plan_layout
 from stratarec.embedding.stores.mapped import MappedRecords
+from stratarec.embedding.stores.victims import VictimCache
+from stratarec.embedding.tables import Tables
 from stratarec.embedding.tiers import HomeKind, TierConfig
 from stratarec.errors import ConfigError
 
-Tables = list[EmbeddingBagConfig]
+Configs = list[EmbeddingBagConfig]
 Shared = tuple[int, HomeKind, CodecConfig]
 
 
-def build_groups(
-    tables: Sequence[EmbeddingBagConfig],
+def build_tables(
+    configs: Sequence[EmbeddingBagConfig],
     columns: Mapping[str, int],
     optimizer: RowOptimizerConfig,
     seed: int,
     tiers: TierConfig,
-) -> list[DenseGroup | TieredGroup]:
+    health: Health,
+) -> list[Tables]:
     """One group for each width of tables that lie whole in level 0, and for each width, home and codec of the others.
 
     Raises
     ------
     ConfigError
-        For a tier of a table that does not exist.
+        For a tier of a table that does not exist, or a cached table that is too large.
     StorageError
         When a store cannot be opened; those opened before are closed.
     """
-    unknown = sorted(set(tiers.tables) - {table.name for table in tables})
+    unknown = sorted(set(tiers.tables) - {table.name for table in configs})
     if unknown:
-        raise ConfigError(f"tiers names table {unknown[0]!r}; there are {', '.join(table.name for table in tables)}")
-    dense: dict[int, Tables] = {}
-    tiered: dict[Shared, Tables] = {}
-    for table in tables:
+        raise ConfigError(f"tiers names table {unknown[0]!r}; there are {', '.join(table.name for table in configs)}")
+    resident: dict[int, Configs] = {}
+    cached: dict[Shared, Configs] = {}
+    for table in configs:
         tier = tiers.tables.get(table.name)
         if tier is None:
-            dense.setdefault(table.embedding_dim, []).append(table)
+            resident.setdefault(table.embedding_dim, []).append(table)
         else:
-            tiered.setdefault((table.embedding_dim, tier.home, tier.codec), []).append(table)
-    groups: list[DenseGroup | TieredGroup] = [DenseGroup(mine, columns, optimizer, seed) for mine in dense.values()]
-    return groups + _tiered_groups(tiered, columns, optimizer, seed, tiers)
+            cached.setdefault((table.embedding_dim, tier.home, tier.codec), []).append(table)
+    found: list[Tables] = [ResidentTables(mine, columns, optimizer, seed) for mine in resident.values()]
+    return found + _cached_tables(cached, columns, optimizer, seed, tiers, health)
 
 
-def _tiered_groups(
-    members: Mapping[Shared, Tables],
+def _cached_tables(
+    members: Mapping[Shared, Configs],
     columns: Mapping[str, int],
     optimizer: RowOptimizerConfig,
     seed: int,
     tiers: TierConfig,
-) -> list[TieredGroup]:
-    kept = {"row_state": bool(optimizer.row_state), "full_state": bool(optimizer.full_state)}
-    codecs = [RecordCodec(config, width=width, **kept) for width, _, config in members]
-    rows = [sum(table.num_embeddings for table in mine) for mine in members.values()]
+    health: Health,
+) -> list[Tables]:
+    groups = [(key, mine) for key, all_of in members.items() for mine in _sharing(key, all_of, optimizer)]
+    codecs = [RecordCodec.of(config, width, optimizer) for (width, _, config), _ in groups]
+    rows = [_rows(mine) for _, mine in groups]
     log_bytes = [
-        codec.record_bytes * count if key[1] == "log" else 0
-        for key, codec, count in zip(members, codecs, rows, strict=True)
+        plan_layout(count, codec.record_bytes, LogConfig()).padded_bytes if key[1] == "log" else 0
+        for (key, _), codec, count in zip(groups, codecs, rows, strict=True)
     ]
-    groups: list[TieredGroup] = []
+    found: list[Tables] = []
     try:
-        for place, (key, mine) in enumerate(members.items()):
+        for place, (key, mine) in enumerate(groups):
+            # Before the store takes memory or files: what is too large is refused here.
+            directory = Directory(mine, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
             share = log_bytes[place] / max(sum(log_bytes), 1)
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, share)
             store = _with_level1(store, sum(tiers.tables[table.name].level1_rows for table in mine))
-            cache = RowCache(
-                mine, tiers.tables, policy=tiers.policy, ways=tiers.ways, optimizer=optimizer, codec=codecs[place],
-                store=store, seed=seed,
-            )  # fmt: skip
-            groups.append(TieredGroup(mine, columns, cache))
+            found.append(CachedTables(mine, columns, directory, codecs[place], store, optimizer, health))
     except Exception:
-        for group in groups:
-            group.cache.store.close()
+        for tables in found:
+            tables.close()
         raise
-    return groups
+    return found
+
+
+def _rows(configs: Sequence[EmbeddingBagConfig]) -> int:
+    return sum(table.num_embeddings for table in configs)
+
+
+def _sharing(key: Shared, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
+    """Tables that share a store: of a log as many as need no wider locations together than each needs alone."""
+    width, home, codec = key
+    if home != "log":
+        return [configs]
+    record_bytes, found = RecordCodec.of(codec, width, optimizer).record_bytes, [configs[:1]]
+    for table in configs[1:]:
+        together = [*found[-1], table]
+        alone = sum(location_bytes(each.num_embeddings, record_bytes) for each in together)
+        if location_bytes(_rows(together), record_bytes) <= alone:
+            found[-1] = together
+        else:
+            found.append([table])
+    return found
 
 
 def open_store(
@@ -99,4 +123,4 @@ def open_store(
 
 
 def _with_level1(store: RecordStore, capacity_rows: int) -> RecordStore:
-    return CachedRecords(store, capacity_rows=capacity_rows) if capacity_rows else store
+    return VictimCache(store, capacity_rows=capacity_rows) if capacity_rows else store

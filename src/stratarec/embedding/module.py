@@ -1,27 +1,25 @@
-"""The embedding collection: an `nn.Module` that takes the place of TorchRec's `EmbeddingBagCollection`."""
+"""The embedding collection: an `nn.Module` that takes the place of TorchRec's `EmbeddingBagCollection`.
+
+Here are the module and autograd alone; what is done to rows, `Engine` does.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratarec.embedding.config import EmbeddingBagConfig, check_tables
-from stratarec.embedding.groups import DenseGroup, Ids, TieredGroup, state_views
-from stratarec.embedding.homes import build_groups
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.engine import Engine
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.saving import load_groups, save_groups
-from stratarec.embedding.staging import Staged, Stager
+from stratarec.embedding.prepared import Prepared
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import JaggedTensor, KeyedJagged
-from stratarec.kernels.memory import RECYCLER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +35,7 @@ class Embeddings:
     dims : tuple of int
         Width of each pooled feature.
     sequences : mapping of str to JaggedTensor
-        Unpooled features: values ``[N, D]``, offsets ``[B + 1]``.
+        Unpooled features: values ``[N, D]``, offsets ``[B + 1]``; in the same order.
     """
 
     pooled: Tensor
@@ -85,14 +83,18 @@ class TieredEmbeddingBagCollection(nn.Module):
     Raises
     ------
     ConfigError
-        For repeated names; in forward for a missing feature or an id outside its table.
+        For repeated names; in forward for a missing feature, an id outside its table, or arrays that are no jagged
+        batch.
     TrainingError
-        In forward, when a batch needs more slots than a table's cache has.
+        In forward, when a batch needs more slots than a table's cache has, when a handle is used twice or out of
+        order, after `close`, and after an error that left rows incomplete.
 
     Notes
     -----
-    With gradients enabled, forward brings the rows of cached tables into level 0, and backward lets them go. Without,
-    it reads rows where they lie and changes nothing. `stager` stages batches ahead; see `Lookahead`.
+    With gradients enabled, a batch is *prepared* (its rows are brought into level 0), looked up, and let go by its
+    backward pass. ``collection(features)`` prepares and looks up at once; ``collection(collection.prepare(features))``
+    is the same in two steps, and `Prefetcher` takes the first one ahead on a thread. Without gradients, rows are read
+    where they lie and nothing changes.
     """
 
     def __init__(
@@ -104,26 +106,44 @@ class TieredEmbeddingBagCollection(nn.Module):
         tiers: TierConfig | None = None,
     ) -> None:
         super().__init__()
-        self.tables = tuple(tables)
-        check_tables(self.tables)
-        self.optimizer = optimizer or RowOptimizerConfig()
-        self.step = 0
-        self.pooled_keys = tuple(name for table in self.tables for name in table.feature_names)
-        self.dims = tuple(table.embedding_dim for table in self.tables for _ in table.feature_names)
-        self.sequence_keys = tuple(name for table in self.tables for name in table.sequence_features)
-        columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
-        self.tiers = tiers or TierConfig()
-        self._groups = build_groups(self.tables, columns, self.optimizer, seed, self.tiers)
-        # Batches have the same keys as a rule, which then are checked once.
-        self._checked_keys: tuple[str, ...] | None = None
-        self.stager = Stager([group for group in self._groups if isinstance(group, TieredGroup)])
+        self.engine = Engine(tables, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig())
         # Autograd runs backward only for outputs of something that requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
 
     @property
+    def tables(self) -> tuple[EmbeddingBagConfig, ...]:
+        """What the tables are."""
+        return self.engine.configs
+
+    @property
+    def tiers(self) -> TierConfig:
+        """Where they are at home."""
+        return self.engine.tiers
+
+    @property
+    def optimizer(self) -> RowOptimizerConfig:
+        """How they are trained."""
+        return self.engine.optimizer
+
+    @property
+    def pooled_keys(self) -> tuple[str, ...]:
+        """Pooled features in the order of the output."""
+        return self.engine.pooled_keys
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Width of each pooled feature."""
+        return self.engine.dims
+
+    @property
+    def step(self) -> int:
+        """Steps of the row optimizer so far."""
+        return self.engine.step
+
+    @property
     def learning_rate(self) -> float:
         """The rate that the next backward will use."""
-        return self.optimizer.learning_rate * self.optimizer.schedule.factor(self.step)
+        return self.engine.learning_rate
 
     @property
     def nbytes(self) -> int:
@@ -132,42 +152,45 @@ class TieredEmbeddingBagCollection(nn.Module):
 
     def bytes_by_memory(self) -> dict[str, int]:
         """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
-        total: Counter[str] = Counter(dram=0)
-        for group in self._groups:
-            parts = group.nbytes
-            files = parts.pop("home_block", 0)
-            total["dram"] += sum(parts.values())
-            if isinstance(group, TieredGroup) and files:
-                total["mapped" if group.cache.store.kind == "mapped" else "block"] += files
-        return dict(total)
+        return self.engine.bytes_by_memory()
 
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes of level 0, cache metadata, homes in DRAM, file space and staging buffers, as they are now."""
-        total: Counter[str] = Counter()
-        for group in self._groups:
-            total.update(group.nbytes)
-        return dict(total)
+        return self.engine.bytes_by_part()
 
-    def forward(self, features: KeyedJagged) -> Embeddings:
+    def prepare(self, features: KeyedJagged) -> Prepared:
+        """Bring the rows of a batch into level 0; hand what this gives to `forward`, once, in order.
+
+        Raises
+        ------
+        ConfigError, TrainingError, StorageError
+            The batch then counts as never seen, and rows are as they were unless the message says otherwise.
+        """
+        return self.engine.prepare(features)
+
+    def forward(self, features: KeyedJagged | Prepared) -> Embeddings:
         """Look up every feature of the collection; `features` may hold more, in any order."""
-        self._check_keys(features.keys)
-        staged = self.stager.claim(features) if torch.is_grad_enabled() else None
-        inputs = (self._anchor, features.weights, features, staged, self)
-        pooled, *rows = _Lookup.apply(*inputs)  # type: ignore[no-untyped-call]
-        sequences = {}
-        for key, values in zip(self._sequence_order(), rows, strict=True):
-            place, size = features.keys.index(key), features.batch_size
-            offsets = features.bag_offsets()[place * size : (place + 1) * size + 1]
-            sequences[key] = JaggedTensor(values=values, offsets=offsets - offsets[0])
-        return Embeddings(pooled=pooled, pooled_keys=self.pooled_keys, dims=self.dims, sequences=sequences)
+        training, engine = torch.is_grad_enabled(), self.engine
+        if isinstance(features, Prepared):
+            prepared, features = features, features.features
+        elif training:
+            prepared = engine.prepare_now(features)
+        else:
+            return self._named(features, *engine.read(features))
+        inputs = (self._anchor, features.weights, prepared, engine)
+        found = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
+        if not training:
+            prepared.release()
+        return self._named(features, *found)
 
-    def _check_keys(self, keys: tuple[str, ...]) -> None:
-        if keys == self._checked_keys:
-            return
-        missing = [key for key in (*self.pooled_keys, *self.sequence_keys) if key not in keys]
-        if missing:
-            raise ConfigError(f"the batch lacks {', '.join(missing)}; it has {', '.join(keys)}")
-        self._checked_keys = keys
+    def _named(self, features: KeyedJagged, pooled: Tensor, *rows: Tensor) -> Embeddings:
+        engine = self.engine
+        values, size, sequences = dict(zip(engine.row_order, rows, strict=True)), features.batch_size, {}
+        for key in engine.sequence_keys:
+            place = features.keys.index(key)
+            offsets = features.bag_offsets()[place * size : (place + 1) * size + 1]
+            sequences[key] = JaggedTensor(values=values[key], offsets=offsets - offsets[0])
+        return Embeddings(pooled=pooled, pooled_keys=engine.pooled_keys, dims=engine.dims, sequences=sequences)
 
     def table(self, name: str) -> dict[str, Tensor]:
         """``weight`` ``[R, D]`` and optimizer state of a table.
@@ -175,33 +198,15 @@ class TieredEmbeddingBagCollection(nn.Module):
         Of a table that lies whole in level 0 these are views: writing them changes the model. Of others they are
         copies, which take the memory of the whole table in float32; `rows` reads parts.
         """
-        group = self._group_of(name)
-        return group.views(name) if isinstance(group, DenseGroup) else self.rows(name, 0, self._rows_in(name))
+        return self.engine.tables_of(name).table(name)
 
     def rows(self, name: str, first: int, last: int) -> dict[str, Tensor]:
         """Rows ``first:last`` of a table as they are now: ``weight`` and optimizer state."""
-        group = self._group_of(name)
-        if isinstance(group, TieredGroup):
-            found = group.read_rows(name, first, last)
-            return state_views(found, self.optimizer, 0, last - first)
-        return {part: view[first:last] for part, view in group.views(name).items()}
-
-    def _rows_in(self, name: str) -> int:
-        return next(table.num_embeddings for table in self.tables if table.name == name)
-
-    def _group_of(self, name: str) -> DenseGroup | TieredGroup:
-        for group in self._groups:
-            if any(table.name == name for table in group.tables):
-                return group
-        raise ConfigError(f"no table {name!r}; there are {', '.join(table.name for table in self.tables)}")
+        return self.engine.tables_of(name).part(name, first, last)
 
     def named_state(self) -> Iterator[tuple[str, Tensor]]:
         """``tables.<name>.<part>`` and the view of it, for every part of every table that lies whole in level 0."""
-        for group in self._groups:
-            if isinstance(group, DenseGroup):
-                for table in group.tables:
-                    for part, view in group.views(table.name).items():
-                        yield f"tables.{table.name}.{part}", view
+        return self.engine.named_views()
 
     def save(self, directory: Path, previous: Path | None = None) -> dict[str, Any]:
         """Write all tables into the new directory `directory`; returns the JSON manifest that `load` takes.
@@ -216,17 +221,18 @@ class TieredEmbeddingBagCollection(nn.Module):
         ------
         StorageError
             When something cannot be written; `previous` stays as it was.
+        TrainingError
+            While a batch is prepared and not looked up, and where rows are incomplete.
         """
-        manifests = save_groups(self._groups, directory, previous)
-        return {"step": self.step, "batches": self.stager.batches, "groups": manifests}
+        return self.engine.save(directory, previous)
 
-    def load(self, directory: Path, manifest: Mapping[str, Any]) -> bool:
-        """Take all tables from what `save` wrote, by whatever tiers, caches and codecs.
+    def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
+        """Take all tables from what `save` wrote, by whatever tiers, caches and codecs; earlier handles are void.
 
         Returns
         -------
-        bool
-            Whether everything lies as it did, so that training goes on with the same bits.
+        str
+            Why the bits may differ from here on from those of the run that was saved; empty when they do not.
 
         Raises
         ------
@@ -234,17 +240,14 @@ class TieredEmbeddingBagCollection(nn.Module):
             When a file is missing or damaged, the tables are others, or they lie in other tiers and this collection
             has been trained, so that rows which the checkpoint lacks no longer have their initial values.
         """
-        fresh = not (self.step or self.stager.batches)
-        self.step, self.stager.batches = int(manifest["step"]), int(manifest["batches"])
-        return load_groups(self._groups, directory, manifest["groups"], self.stager.batches, fresh=fresh)
+        return self.engine.load(directory, manifest)
 
     def close(self) -> None:
-        """Give back the files and threads of stores; the collection is of no use afterwards."""
-        for group in self.stager.groups:
-            group.cache.store.close()
+        """Give back the files and threads of stores; whatever is asked of the collection afterwards is an error."""
+        self.engine.close()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if self.stager.groups:
+        if not self.engine.resident:
             raise ConfigError("tables that do not lie whole in level 0 are in no state_dict; call save and load")
         for name, view in self.named_state():
             destination[prefix + name] = view
@@ -264,76 +267,34 @@ class TieredEmbeddingBagCollection(nn.Module):
             else:
                 view.copy_(found)
         if prefix + "step" in state_dict:
-            self.step = int(state_dict[prefix + "step"])
+            self.engine.step = int(state_dict[prefix + "step"])
         else:
             missing_keys.append(prefix + "step")
         known = {prefix + name for name in (*expected, "step")}
         unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
 
-    def _sequence_order(self) -> list[str]:
-        return [key for group in self._groups for key in group.sequence_keys]
-
     def extra_repr(self) -> str:
         rows = sum(table.num_embeddings for table in self.tables)
-        return f"{len(self.tables)} tables, {rows:,} rows, {self.nbytes / 2**20:.1f} MiB, {self.optimizer.kind}"
-
-    def _pool(self, features: KeyedJagged, staged: Staged | None) -> tuple[Tensor, ...]:
-        """Pooled output and the rows of each sequence feature, without autograd."""
-        pooled = RECYCLER.empty(features.batch_size, sum(self.dims))
-        rows = []
-        for group in self._groups:
-            if staged is None and isinstance(group, TieredGroup):
-                rows += group.read(features, pooled.numpy())
-            else:
-                rows += group.forward(features, _values(group, features, staged), pooled.numpy())
-        return (pooled, *rows)
-
-    def _update(self, staged: Staged, pooled: Tensor, rows: Sequence[Tensor]) -> None:
-        """One optimizer step from the gradients of `_pool`'s outputs."""
-        rule = self.optimizer.rule(self.step)
-        start = 0
-        for group in self._groups:
-            part = rows[start : start + len(group.sequence_keys)]
-            values = _values(group, staged.features, staged)
-            group.update(staged.features, values, pooled.numpy(), part, rule)
-            start += len(group.sequence_keys)
-        self.step += 1
-        self.stager.release(staged)
+        return f"{len(self.tables)} tables, {rows:,} rows, {self.optimizer.kind}, {self.engine.health.state}"
 
 
-def _values(group: DenseGroup | TieredGroup, features: KeyedJagged, staged: Staged | None) -> Ids:
-    """The ids of a batch, or where its rows were staged the slots."""
-    return staged.slots if staged is not None and isinstance(group, TieredGroup) else features.values.numpy()
-
-
-class _Lookup(torch.autograd.Function):
+class FusedLookup(torch.autograd.Function):
     """Forward pools; backward updates the tables and gives gradients to per-sample weights alone."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        anchor: Tensor,
-        weights: Tensor | None,
-        features: KeyedJagged,
-        staged: Staged | None,
-        module: TieredEmbeddingBagCollection,
+        ctx: Any, anchor: Tensor, weights: Tensor | None, prepared: Prepared, engine: Engine
     ) -> tuple[Tensor, ...]:
-        ctx.staged, ctx.module = staged, module
+        ctx.prepared, ctx.engine = prepared, engine
         ctx.set_materialize_grads(True)
-        return module._pool(features, staged)
+        return engine.look_up(prepared)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, ...]:
-        module: TieredEmbeddingBagCollection = ctx.module
-        staged: Staged = ctx.staged
-        features = staged.features
-        pooled = pooled.float().contiguous()
-        gradient = None
-        if features.weights is not None and ctx.needs_input_grad[1]:
-            gradient = torch.zeros_like(features.weights)
-            for group in module._groups:
-                values = _values(group, features, staged)
-                group.weight_gradient(features, values, pooled.numpy(), gradient.numpy())
-        module._update(staged, pooled, [part.float().contiguous() for part in rows])
-        return None, gradient, None, None, None
+        prepared: Prepared = ctx.prepared
+        weights = prepared.features.weights
+        gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
+        rows = tuple(part.float().contiguous() for part in rows)
+        ctx.engine.update(prepared, pooled.float().contiguous(), rows, gradient)
+        return None, gradient, None, None

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from stratarec.embedding.schedules import ScheduleConfig
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 from stratarec.kernels.embedding import RowUpdate
 
 RowOptimizerKind = Literal["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam"]
@@ -39,6 +40,7 @@ class RowOptimizerConfig:
             raise ConfigError(
                 f"optimizer.kind is {self.kind!r}, expected sgd, rowwise_adagrad, adagrad or rowwise_adam"
             )
+        check_finite(self, "optimizer.")
         if not self.learning_rate >= 0:
             raise ConfigError(f"optimizer.learning_rate is {self.learning_rate}, expected 0 or more")
         if not self.eps > 0:

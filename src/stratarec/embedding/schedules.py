@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.kind not in ("constant", "cosine", "polynomial"):
             raise ConfigError(f"schedule.kind is {self.kind!r}, expected constant, cosine or polynomial")
+        check_finite(self, "schedule.")
         if self.warmup_steps < 0:
             raise ConfigError(f"schedule.warmup_steps is {self.warmup_steps}, expected 0 or more")
         if self.kind != "constant" and self.total_steps <= self.warmup_steps:

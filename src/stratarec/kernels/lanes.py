@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 32
@@ -58,7 +57,7 @@ def least(typingctx, array, first, count):
         lanes = _load(context, builder, signature.args[0], array, first)
         lanes = builder.select(within, lanes, ir.Constant(_VECTOR, [0x7FFFFFFF] * LANES))
         kind = ir.FunctionType(_I32, [_VECTOR])
-        reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.smin.v{LANES}i32")
+        reduce = builder.module.declare_intrinsic(f"llvm.vector.reduce.smin.v{LANES}i32", fnty=kind)
         return builder.call(reduce, [lanes])
 
     return signature, codegen

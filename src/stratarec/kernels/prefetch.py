@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 
@@ -18,7 +17,7 @@ def prefetch(typingctx, array, element):
         address = builder.bitcast(builder.gep(view.data, [args[1]]), ir.IntType(8).as_pointer())
         i32 = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=kind)
         builder.call(function, [address, i32(0), i32(3), i32(1)])
         return context.get_dummy_value()
 

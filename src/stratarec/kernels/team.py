@@ -6,23 +6,23 @@ milliseconds before they sleep, so torch's spinning workers hold the cores while
 
 The members of a team take tasks from a shared counter, so that a late or interrupted thread delays nobody. Which member
 does a task must not matter for its result.
+
+That needs interfaces which Numba does not promise to keep. Where those of the installed version are not there, `DEFECT`
+says how, a warning says so once, and a team is one thread: slower, with the same results.
 """
 
 from __future__ import annotations
 
 import ctypes
+import warnings
 from functools import cache
 from pathlib import Path
 
+import numba
 import torch
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import errors
 
-# How the bodies of a team are compiled. They hold no reference to the arrays that they get: counting references costs
-# two locked instructions for every array of every call that LLVM does not inline, most of the time of an update.
-BODY = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
+__all__ = ["BODY", "DEFECT", "launcher", "run_team", "take"]
 
 
 @cache
@@ -37,61 +37,28 @@ def launcher() -> int:
     return 0
 
 
-@intrinsic
-def take(typingctx, counter):
-    """The next value of ``counter[0]``, counting from what it holds; every caller on any thread gets another."""
-    signature = types.int64(counter)
+def _defect() -> str:
+    """Why the installed Numba cannot run a team, or nothing where it can; starts no thread."""
+    try:
+        from stratarec.kernels.openmp import members
 
-    def codegen(context, builder, signature, args):
-        view = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.atomic_rmw("add", view.data, ir.Constant(ir.IntType(64), 1), "monotonic")
+        taken = members(0, 1)
+    except (AttributeError, ImportError, KeyError, TypeError, ValueError, errors.NumbaError) as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    return "" if taken == [1] else f"a team of one took {taken}, expected [1]"
 
-    return signature, codegen
 
+DEFECT = _defect()
+"""What about the installed Numba keeps kernels on one thread; empty where nothing does."""
 
-@intrinsic(prefer_literal=True)
-def run_team(typingctx, launch, threads, body, arguments):
-    """Call ``body(member, *arguments)`` once on each of up to `threads` threads and wait for all of them.
+if not DEFECT:
+    from stratarec.kernels.openmp import BODY, run_team, take
+else:
+    from stratarec.kernels.alone import BODY, run_team, take
 
-    `launch` is `launcher()`; 0 calls the body once, on this thread. Members count from 0. The body must not raise.
-    """
-    kinds = (types.int64, *arguments.types)
-    body.get_call_type(typingctx, kinds, {})
-    signature = types.void(types.int64, types.int64, body, arguments)
-
-    def codegen(context, builder, signature, args):
-        compiled = body.dispatcher.get_compile_result(types.none(*kinds))
-        context.active_code_library.add_linking_library(compiled.library)
-        kernel = context.declare_function(builder.module, compiled.fndesc)
-        word, byte = ir.IntType(64), ir.IntType(8).as_pointer()
-        packed = ir.LiteralStructType([word, args[3].type])
-
-        outlined = ir.Function(
-            builder.module, ir.FunctionType(ir.VoidType(), [byte]), f"{builder.function.name}.member"
-        )
-        outlined.linkage = "internal"
-        inner = ir.IRBuilder(outlined.append_basic_block())
-        data = inner.bitcast(outlined.args[0], packed.as_pointer())
-        counter = inner.gep(data, [ir.IntType(32)(0), ir.IntType(32)(0)])
-        member = inner.atomic_rmw("add", counter, word(1), "monotonic")
-        given = inner.load(inner.gep(data, [ir.IntType(32)(0), ir.IntType(32)(1)]))
-        parts = [inner.extract_value(given, place) for place in range(len(arguments.types))]
-        context.call_conv.call_function(inner, kernel, types.none, kinds, [member, *parts])
-        inner.ret_void()
-
-        shared = cgutils.alloca_once(builder, packed)
-        builder.store(word(0), builder.gep(shared, [ir.IntType(32)(0), ir.IntType(32)(0)]))
-        builder.store(args[3], builder.gep(shared, [ir.IntType(32)(0), ir.IntType(32)(1)]))
-        shared = builder.bitcast(shared, byte)
-        alone = builder.or_(builder.icmp_unsigned("==", args[0], word(0)), builder.icmp_signed("<", args[1], word(2)))
-        with builder.if_else(alone) as (one, several):
-            with one:
-                builder.call(outlined, [shared])
-            with several:
-                count = ir.IntType(32)
-                start = ir.FunctionType(ir.VoidType(), [outlined.type, byte, count, count]).as_pointer()
-                function = builder.inttoptr(args[0], start)
-                builder.call(function, [outlined, shared, builder.trunc(args[1], count), count(0)])
-        return context.get_dummy_value()
-
-    return signature, codegen
+    warnings.warn(
+        f"kernels run on one thread, since numba {numba.__version__} lacks what several need ({DEFECT}): install a "
+        "version that StrataRec's own requirements name",
+        RuntimeWarning,
+        stacklevel=2,
+    )

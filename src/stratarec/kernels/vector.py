@@ -11,8 +11,7 @@ import math
 
 from llvmlite import ir
 from numba import types
-from numba.core.datamodel import PrimitiveModel
-from numba.extending import intrinsic, register_model
+from numba.extending import intrinsic, models, register_model
 
 LANES = 16
 """float32 values in a cache line and in the widest vector register."""
@@ -38,7 +37,7 @@ class Row(types.Type):
 
 
 @register_model(Row)
-class _RowModel(PrimitiveModel):
+class _RowModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
         super().__init__(manager, kind, ir.VectorType(_FLOAT, kind.width))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import EmbeddingBagConfig, Prepared, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
 from stratarec.jagged import Batch
 from stratarec.models.dedup import History, Lookup, Runs, Windows, look_up
@@ -31,12 +31,6 @@ class VectorsConfig:
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
             raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
-
-
-def check_sizes(field_name: str, sizes: tuple[int, ...]) -> None:
-    """Layer sizes must be positive."""
-    if any(size < 1 for size in sizes):
-        raise ConfigError(f"model.{field_name} is {list(sizes)}, expected positive sizes")
 
 
 def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int]) -> list[EmbeddingBagConfig]:
@@ -149,17 +143,27 @@ class CTRModel(nn.Module):
         self.embeddings = embeddings
         self.network = network
 
-    def forward(self, batch: Batch, lookup: Lookup | None = None) -> Tensor:
-        """``[B]`` float32 logits; `lookup` is what `look_up` gave for the batch, where that was done ahead of time."""
-        return self.network(*self.vectors(batch, lookup or self.look_up(batch)))  # type: ignore[no-any-return]
+    def forward(self, batch: Batch, lookup: Lookup | None = None, prepared: Prepared | None = None) -> Tensor:
+        """``[B]`` float32 logits.
+
+        Parameters
+        ----------
+        lookup : Lookup
+            What `look_up` gave for the batch, where that was done ahead of time.
+        prepared : Prepared
+            What ``embeddings.prepare(lookup.features)`` gave, likewise.
+        """
+        return self.network(*self.vectors(batch, lookup or self.look_up(batch), prepared))  # type: ignore[no-any-return]
 
     def look_up(self, batch: Batch) -> Lookup:
         """The ids that the tables will be asked for, each distinct value of a group once."""
         return look_up(batch, self.network.sequence_keys)
 
-    def vectors(self, batch: Batch, lookup: Lookup) -> tuple[Tensor, Tensor, list[History], Runs | None]:
+    def vectors(
+        self, batch: Batch, lookup: Lookup, prepared: Prepared | None = None
+    ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
-        found = self.embeddings(lookup.features)
+        found = self.embeddings(prepared or lookup.features)
         histories = []
         for key in self.network.sequence_keys:
             bags = found.sequences[key]

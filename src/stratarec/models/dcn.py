@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
-from stratarec.models.base import Score, VectorsConfig, check_sizes
+from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.dedup import Runs
-from stratarec.models.layers import MLP
+from stratarec.models.layers import MLP, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)

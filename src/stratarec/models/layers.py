@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from stratarec.errors import ConfigError
 from stratarec.kernels.linear import linear_relu, pad_weight
+
+
+def check_sizes(field_name: str, sizes: Sequence[int], *, least: int = 0) -> None:
+    """Sizes of layers must be positive, and at least `least` of them."""
+    if len(sizes) < least or any(size < 1 for size in sizes):
+        count = "at least one positive size" if least else "positive sizes"
+        raise ConfigError(f"model.{field_name} is {list(sizes)}, expected {count}")
 
 
 def initialize(module: nn.Module, seed: int) -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from stratarec.errors import ConfigError
 from stratarec.kernels.attention import pair_pool, pair_products, pair_sums
 from stratarec.models.dedup import History
-from stratarec.models.layers import MLP
+from stratarec.models.layers import MLP, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,10 @@ class HistoryConfig:
     """Attention heads of a block; must divide the embedding width."""
 
     def __post_init__(self) -> None:
-        if self.layers < 1 or self.heads < 1:
-            raise ConfigError(f"model.history.layers and heads are {self.layers} and {self.heads}, expected at least 1")
+        for name in ("layers", "heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.history.{name} is {getattr(self, name)}, expected at least 1")
+        check_sizes("history.attention_mlp", self.attention_mlp, least=1)
 
 
 class TargetAttention(nn.Module):

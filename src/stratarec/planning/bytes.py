@@ -20,7 +20,8 @@ A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``
     dead space          block          row, log     records that a log has superseded and not yet reclaimed, at most
 
 A table that lies whole in level 0 has slot weights and slot state alone. Tables of one width, home and codec share a
-store, and so what is said to be each log's.
+store, and so what is said to be each log's, unless they have so many rows that two logs take less for locations.
+Records, blocks and locations are what codec and store say that they are.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.stores.log.layout import LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
+from stratarec.kernels.codec.layout import Layout
 
 Home: TypeAlias = Literal["level0", "dram", "mapped", "log"]
 Memory: TypeAlias = Literal["dram", "mapped", "block"]
@@ -43,9 +46,8 @@ TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
 LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
 SECOND_LEVEL_BYTES = 8 + 3 * 4 + 1  # row; two links and a free-list entry; whether the home has it
 SECOND_LEVEL_MAP_BYTES = 16
-BLOCK_BYTES = 4096
-CHECKSUM_BYTES = 8
-ROW_NUMBER_BYTES = 4
+MOST_ROWS_OF_A_LOG = 2_800_000_000
+"""About so many rows, of all its tables, have locations of 4 bytes."""
 # A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
 DEAD_SHARE = 0.5 + 4 / 64
 LOG_DEAD_BYTES = 4 * (4 << 20)
@@ -81,27 +83,14 @@ class RowShape:
         return 4 * (self.width + self.state_floats)
 
 
-def weight_bytes(codec: CodecConfig, width: int) -> int:
-    """Encoded weights of a row."""
-    bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}[codec.kind]
-    return (width * bits + 7) // 8
-
-
-def parameter_bytes(codec: CodecConfig) -> int:
-    """Scale and offset of a row."""
-    if codec.kind not in ("int8", "int4"):
-        return 0
-    return 2 * {"fp16": 2, "fp32": 4}[codec.parameters]
-
-
-def state_bytes(codec: CodecConfig, shape: RowShape) -> int:
-    """Optimizer state of a row at rest."""
-    return shape.state_floats * {"fp32": 4, "bf16": 2}[codec.state]
+def _record(codec: CodecConfig, shape: RowShape) -> Layout:
+    made = RecordCodec(codec, width=shape.width, row_state=shape.row_state, full_state=shape.full_state)
+    return made.layout
 
 
 def record_bytes(codec: CodecConfig, shape: RowShape) -> int:
     """A row at rest: encoded weights, scale and offset, state, without padding."""
-    return weight_bytes(codec, shape.width) + parameter_bytes(codec) + state_bytes(codec, shape)
+    return _record(codec, shape).record_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +154,8 @@ def cached_bytes(
     traffic: Traffic,
 ) -> Parts:
     """A table of `rows` records at `home` under a cache of `slots`."""
-    record = record_bytes(codec, shape)
+    layout = _record(codec, shape)
+    record = layout.record_bytes
     dram: dict[str, int] = {
         "slot weights": 4 * shape.width * slots,
         "slot state": 4 * shape.state_floats * slots,
@@ -173,15 +163,17 @@ def cached_bytes(
         "stamps": STAMP_BYTES * slots,
         "counters": COUNTER_BYTES * slots if counters else 0,
         "bitmaps": (1 if home == "log" else 2) * -(-rows // 8),
-        "locations": location_bytes(rows) if home == "log" else 0,
+        "locations": location_bytes(rows, layout.record_bytes) if home == "log" else 0,
+        # Of further logs, where tables are too many for one to have short locations.
+        "log buffers": int(2 * rows / MOST_ROWS_OF_A_LOG * LOG_BUFFER_BYTES) if home == "log" else 0,
         "second level": (record + SECOND_LEVEL_BYTES) * level1_rows,
         "second level map": SECOND_LEVEL_MAP_BYTES * level1_rows,
         "staging": staging_bytes(record, home, slots, traffic),
     }
     at_home = {
-        "record weights": weight_bytes(codec, shape.width) * rows,
-        "record parameters": parameter_bytes(codec) * rows,
-        "record state": state_bytes(codec, shape) * rows,
+        "record weights": layout.parameters_at * rows,
+        "record parameters": (layout.row_state_at - layout.parameters_at) * rows,
+        "record state": (record - layout.row_state_at) * rows,
     }
     if home == "log":
         blocks = log_bytes(record, rows)
@@ -199,20 +191,13 @@ def staging_bytes(record: int, home: Home, slots: int, traffic: Traffic) -> int:
 
 
 def block_bytes(record: int) -> int:
-    """A block of a log: 4096 bytes, or the least multiple of that which holds a record."""
-    return -(-(CHECKSUM_BYTES + ROW_NUMBER_BYTES + record) // BLOCK_BYTES) * BLOCK_BYTES
+    """A block of a log."""
+    return plan_layout(1, record, LogConfig()).block_bytes
 
 
 def log_bytes(record: int, rows: int) -> int:
     """The blocks of `rows` records; none straddles two."""
-    block = block_bytes(record)
-    per_block = (block - CHECKSUM_BYTES) // (ROW_NUMBER_BYTES + record)
-    return -(-rows // per_block) * block
-
-
-def location_bytes(rows: int) -> int:
-    """Where each row of a log lies."""
-    return rows * (4 if rows < 2.8e9 else 8)
+    return plan_layout(rows, record, LogConfig()).padded_bytes
 
 
 SHARED_BYTES: Parts = {"dram": {"log buffers": LOG_BUFFER_BYTES}, "block": {"dead space": LOG_DEAD_BYTES}}

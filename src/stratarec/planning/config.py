@@ -15,6 +15,7 @@ from pydantic import BeforeValidator
 
 from stratarec.embedding.codecs.config import CodecConfig
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 from stratarec.sizes import parse_bytes
 
 CodecKind: TypeAlias = Literal["fp32", "fp16", "bf16", "int8", "int4"]
@@ -84,6 +85,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.policy not in get_args(Policy):
             raise ConfigError(f"memory.cache.policy is {self.policy!r}, expected one of {', '.join(get_args(Policy))}")
+        check_finite(self, "memory.cache.")
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise ConfigError(f"memory.cache.fraction is {self.fraction}, expected more than 0 and at most 1")
         if not 1 <= self.ways <= 256:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import dedup_factor
 from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.names import SESSION, USER
 from stratarec.errors import ConfigError
 
 _ROW_GROUPS = 16
@@ -179,7 +180,7 @@ class _SessionCounts:
 
 
 def _inside(frame: pl.DataFrame) -> NDArray[np.bool_]:
-    keys = [name for name in ("__group", "__session") if name in frame.columns]
+    keys = [name for name in (USER, SESSION) if name in frame.columns]
     same = np.full(len(frame), bool(keys))
     for key in keys:
         same &= frame[key].eq_missing(frame[key].shift(1)).to_numpy()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jinja2
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from stratarec.files import write_atomic
 from stratarec.profiling.duplication import Duplication, Profile
+from stratarec.reporting.html import write_html
+from stratarec.reporting.tables import make_console
 
 _HEADS = (
     "group or feature", "stored once", "ids a sample", "stays in session", "factor in session", "factor in batch",
@@ -22,27 +21,6 @@ _LEGEND = (
     "each distinct value: in a session, in a batch as training shuffles it, in one of whole sessions, by formula for "
     "that, and in one of single samples; saved: share of lookups"
 )
-_TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ profile.dataset }}: duplication</title><style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-td, th { padding: .25rem .9rem .25rem 0; text-align: right; border-bottom: 1px solid #e3e8ed }
-td:first-child, th:first-child { text-align: left } small { color: #5b6b7b }
-.bar { display: inline-block; height: .6rem; background: #2a6fb0; border-radius: .2rem }
-</style></head><body>
-<h1>{{ profile.dataset }}: duplication</h1><p>{{ about }}</p>
-<table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}<th></th></tr>
-{% for row, cells in rows %}<tr>{% for cell in cells %}<td>{{ cell }}
-{% if loop.first and row.features != (row.name,) %}<br><small>{{ row.features|join(", ") }}</small>
-{% endif %}</td>{% endfor %}
-<td style="text-align:left"><span class="bar" style="width:{{ (8 * row.saved)|round(2) }}rem"></span></td></tr>
-{% endfor %}</table>
-<p>A factor is the number of samples for each distinct value. Batches are shuffled in runs, as training does by default;
-beside it stand the factors of batches of <i>whole sessions</i> and of <i>single samples</i>. <i>Formula</i> is what
-1 / (1/S + (1 - 1/S)(1 - d)) gives for whole sessions, where d is the share of neighbours within a session that agree,
-and S the samples of a user in a batch.</p>
-</body></html>
-"""
 
 
 def about(profile: Profile) -> str:
@@ -61,24 +39,24 @@ def print_profile(profile: Profile) -> None:
         table.add_column(head, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
     for row in profile.rows:
         table.add_row(*_cells(row))
-    console = Console()
+    console = make_console()
     console.print(table)
     for row in profile.rows:
         if row.features != (row.name,):
-            console.print(f"{row.name}: {', '.join(row.features)}", highlight=False)
-    console.print(f"{_LEGEND}\n{about(profile)}", highlight=False)
+            console.print(f"{row.name}: {', '.join(row.features)}")
+    console.print(f"{_LEGEND}\n{about(profile)}")
 
 
 def write_profile(path: Path, profile: Profile) -> None:
     """Write the HTML report."""
-    text = jinja2.Environment(autoescape=True).from_string(_TEMPLATE).render(
-        profile=profile, about=about(profile), heads=_HEADS, rows=[(row, _cells(row)) for row in profile.rows]
-    )  # fmt: skip
-    write_atomic(path, lambda temporary: _write(temporary, text))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_html(
+        path,
+        "profile.html.jinja",
+        title=f"{profile.dataset}: duplication",
+        lead=about(profile),
+        heads=_HEADS,
+        rows=[(row, _cells(row)) for row in profile.rows],
+    )
 
 
 def _cells(row: Duplication) -> tuple[str, ...]:
@@ -88,6 +66,6 @@ def _cells(row: Duplication) -> tuple[str, ...]:
         "yes" if row.grouped else "no",
         f"{row.ids:.1f}",
         f"{row.stays:.1%}",
-        *(f"{factor:.2f}" if factor < 100 else f"{factor:.0f}" for factor in factors),
-        f"{row.saved:.0%}",
+        *(f"{factor:.2f}" if factor < 100 else f"{factor:,.0f}" for factor in factors),
+        f"{row.saved:.0%}" if row.ids else "-",
     )

@@ -1,41 +1,102 @@
-"""HTML files that load nothing from elsewhere: their look, figures inline, written whole or not at all."""
+"""HTML files that load nothing from elsewhere: templates and their look from ``pages/``, figures inline."""
 
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import matplotlib as mpl
+from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stratarec.files import write_atomic
+from stratarec.files import write_text
 
-STYLE = """
-"""
+# Colours that stand for those of the page, which differ from light to dark: matplotlib takes no CSS variable.
+TEXT, MUTED, LINE, ACCENT, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
+_CSS = {TEXT: "--text", MUTED: "--muted", LINE: "--line", ACCENT: "--accent", SECOND: "--second"}
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "stratarec",
+    "font.size": 8,
+    "text.color": TEXT,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "grid.color": LINE,
+    "axes.facecolor": "none",
+}
+# What matplotlib writes around a drawing: its size is the page's matter, and the rest is of no use there.
+_AROUND = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A figure, with what stands above it."""
+
+    title: str
+    note: str = ""
+    figure: Figure
+    legend: Sequence[tuple[str, str]] = ()
+    """Colours and what they are of."""
+    wide: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What a table shows."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def write_html(path: Path, template: str, **content: Any) -> None:
-    """Render a Jinja `template`, which finds `STYLE` as ``style``, to `path`."""
-    text = jinja2.Environment(autoescape=True).from_string(template).render(style=_markup(STYLE), **content)
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomic(path, write)
+    """Render ``pages/<template>``, which extends ``page.html.jinja``, to `path`; all content is escaped."""
+    write_text(path, _environment().get_template(template).render(**content))
 
 
-def inline_svg(figure: Figure) -> Any:
-    """The figure as inline SVG, marked as HTML of our own making."""
+def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty drawing of so many inches in the page's colours; CSS gives it its size."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.add_subplot()
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    pages = Path(__file__).with_name("pages")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(pages),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals["style"] = Markup((pages / "style.css").read_text(encoding="utf-8"))
+    environment.filters["svg"] = _svg
+    return environment
+
+
+def _svg(chart: Chart, number: int) -> Markup:
+    """The drawing as inline SVG; `number` keeps its ids apart from those of other drawings of the page."""
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "stratarec"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return _markup(text[text.index("<svg") :])
-
-
-def _markup(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)
+    with mpl.rc_context(_STYLE):
+        chart.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = _AROUND.sub("", buffer.getvalue())
+    text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>f{number}-", text[text.index("<svg") :])
+    for color, variable in _CSS.items():
+        text = text.replace(color, f"var({variable})")
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box is not None, "matplotlib writes a viewBox"
+    head = f'<svg {box[0]} role="img" aria-label="{Markup.escape(chart.title)}">'
+    return Markup(head + text[text.index(">") + 1 :])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
+from matplotlib.colors import to_hex
 
-from stratarec.reporting.html import inline_svg, write_html
+from stratarec.reporting.html import TEXT, Chart, Table, new_axes, write_html
+from stratarec.reporting.tables import make_console, print_table
 from stratarec.sizes import readable
 
 Content = Mapping[str, Any]
@@ -34,22 +31,12 @@ _HEADS = (
     *("table", "rows", "home", "precision", "cache", "2nd level rows", "hit rate", "home reads"),
     *(*_COLUMNS, "total", "ms/step"),
 )
+_TOTALS = ("memory", "part", "predicted", "budget")
+COMPARED = ("memory", "part", "predicted", "used", "used / predicted", "")
 # Tables that together are less than this share of all bytes stand in one line.
 _SMALL_SHARE = 0.01
-_LEAST_WIDTH = 210
-_TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ name }}: placement</title><style>{{ style }}
-body { max-width: 80rem }</style></head><body>
-<h1>{{ name }}: where the tables live</h1><p>{{ about }}</p>
-<div class="cards">{% for label, value in cards %}<div class="card"><b>{{ value }}</b><span>{{ label }}</span></div>
-{% endfor %}</div>
-<div class="figures">{% for figure in figures %}{{ figure }}{% endfor %}</div>
-{% for title, heads, rows in tables %}<h2>{{ title }}</h2>
-<table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
-{% endfor %}{% for note in notes %}<p>{{ note }}</p>{% endfor %}
-</body></html>
-"""
+# Columns of words; the others hold numbers.
+_TEXT = frozenset(("table", "home", "precision", "memory", "part"))
 
 
 def print_plan(content: Content, age_seconds: float) -> None:
@@ -62,47 +49,46 @@ def print_plan(content: Content, age_seconds: float) -> None:
     age_seconds : float
         Of the measurements behind the predicted times.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    console = Console(width=max(width, _LEAST_WIDTH), highlight=False, markup=False)
-    _print(console, _HEADS, table_rows(content))
-    _print(console, ("memory", "part", "predicted", "budget"), total_rows(content))
-    for label, value in _cards(content):
-        console.print(f"{label:22} {value}")
+    console = make_console()
+    print_table(console, _HEADS, table_rows(content), text=_TEXT)
+    print_table(console, _TOTALS, total_rows(content), text=_TEXT, keys=2)
+    for label, value, note in _figures(content):
+        console.print(f"{label:22} {value} {note}".rstrip())
     console.print(f"{'speeds measured':22} {_ago(age_seconds)}; --measure to do so again")
     for note in content["notes"]:
-        console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"note: {note}")
 
 
-def print_comparison(rows: Iterable[tuple[str, str, int, int, bool]]) -> None:
-    """Print predicted beside used bytes: memory, part, predicted, used, and whether that is a defect of the plan."""
-    console = Console(width=_LEAST_WIDTH, highlight=False, markup=False)
-    _print(
-        console,
-        ("memory", "part", "predicted", "used", "used / predicted", ""),
-        [
-            (
-                _NAMES.get(memory, memory), part, readable(predicted), readable(used),
-                f"{used / predicted:.3f}" if predicted else "-", "off by more than 5 %" if defect else "",
-            )
-            for memory, part, predicted, used, defect in rows
-        ],
-    )  # fmt: skip
+def print_comparison(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print predicted beside used bytes of each memory, and whether the difference is a defect of the plan."""
+    print_table(make_console(), COMPARED, comparison_rows(rows), text=_TEXT, keys=2)
+
+
+def comparison_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A line for each entry of a result's ``memory``: what was planned and what was used."""
+    return [
+        (
+            _NAMES.get(row["memory"], row["memory"]), row["part"], readable(row["predicted"]), readable(row["used"]),
+            f"{row['used'] / row['predicted']:.3f}" if row["predicted"] else "-",
+            "off by more than 5 %" if row["defect"] else "",
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def write_plan_report(path: Path, name: str, content: Content) -> None:
     """Write the tables and a stacked bar for each memory as HTML."""
     write_html(
         path,
-        _TEMPLATE,
-        name=name,
-        about=f"batches of {content['batch_size']:,}, {content['lookahead']} staged ahead, policy {content['policy']}",
-        cards=_cards(content),
-        figures=[inline_svg(_bars(content))],
-        tables=[
-            ("Tables", _HEADS, table_rows(content)),
-            ("Memories", ("memory", "part", "predicted", "budget"), total_rows(content)),
-        ],
+        "plan.html.jinja",
+        title=f"{name}: where the tables live",
+        lead=f"batches of {content['batch_size']:,}, {content['lookahead']} staged ahead, policy {content['policy']}",
+        cards=[(f"{label} {note}".rstrip(), value) for label, value, note in _figures(content)],
+        charts=[_bars(content)],
         notes=content["notes"],
+        tables=Table(heads=_HEADS, rows=table_rows(content)),
+        memories=Table(heads=_TOTALS, rows=total_rows(content)),
+        text=_TEXT,
     )
 
 
@@ -181,38 +167,48 @@ def _sizes(tables: Sequence[Content]) -> tuple[str, ...]:
     )
 
 
-def _cards(content: Content) -> list[tuple[str, str]]:
+def _figures(content: Content) -> list[tuple[str, str, str]]:
+    """What matters most: a label, a value, and a remark."""
     predicted = content["predicted"]
     dram = predicted["bytes"]["dram"]
     return [
-        ("all float32 in DRAM", readable(predicted["float32_bytes"])),
-        ("DRAM", f"{readable(dram)} ({predicted['float32_bytes'] / max(dram, 1):.2f}x less)"),
-        ("predicted hit rate", f"{predicted['hit_rate']:.3f}"),
-        ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms predicted"),
+        ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
+        ("DRAM", readable(dram), f"({predicted['float32_bytes'] / max(dram, 1):.2f}x less)"),
+        ("predicted hit rate", f"{predicted['hit_rate']:.3f}", ""),
+        ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
     ]
 
 
-def _bars(content: Content) -> Figure:
+def _bars(content: Content) -> Chart:
     """A stacked bar for each memory, with its budget as a line."""
     memories = list(content["budgets"])
     stacks = {memory: content["predicted"]["parts"].get(memory, {}) for memory in memories}
-    names = list(dict.fromkeys(part for parts in stacks.values() for part in parts))
-    figure = Figure(figsize=(8, 1.6 + 0.6 * len(memories)), layout="constrained")
-    axes = figure.add_subplot()
-    colors = mpl.colormaps["tab20"]
+    names = list(dict.fromkeys(part for parts in stacks.values() for part, size in parts.items() if size))
+    scale, unit = _unit(max((sum(parts.values()) for parts in stacks.values()), default=0))
+    figure, axes = new_axes(5.5, 0.6 + 0.4 * len(memories))
+    colors = {part: to_hex(mpl.colormaps["tab20"](place % 20)) for place, part in enumerate(names)}
     left = np.zeros(len(memories))
-    for place, part in enumerate(names):
-        sizes = np.array([stacks[memory].get(part, 0) for memory in memories]) / 2**20
-        axes.barh([_NAMES[memory] for memory in memories], sizes, left=left, label=part, color=colors(place % 20))
+    for part, color in colors.items():
+        sizes = np.array([stacks[memory].get(part, 0) for memory in memories]) / scale
+        axes.barh([_NAMES[memory] for memory in memories], sizes, left=left, color=color, height=0.6)
         left += sizes
+    drawn = False
     for place, budget in enumerate(content["budgets"].values()):
-        if budget is not None and budget / 2**20 < 4 * left.max():
-            axes.plot([budget / 2**20] * 2, [place - 0.45, place + 0.45], color="black", linewidth=1.5)
+        # A budget far beyond what is used would leave no room for the bars.
+        if budget is not None and budget / scale < 4 * left.max():
+            axes.plot([budget / scale] * 2, [place - 0.42, place + 0.42], color=TEXT, linewidth=1.5)
+            drawn = True
     axes.invert_yaxis()
-    axes.set(xlabel="MiB; the line is the budget")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
-    return figure
+    axes.set_xlabel(unit)
+    note = "as planned; the line is the budget" if drawn else "as planned"
+    legend = [(color, part) for part, color in colors.items()]
+    return Chart(title="What fills each memory", note=note, figure=figure, legend=legend, wide=True)
+
+
+def _unit(most: int) -> tuple[int, str]:
+    """Bytes of the unit in which `most` is a number that is easy to read."""
+    power = min(max(most.bit_length() - 1, 0) // 10, 4)
+    return 1 << (10 * power), ("B", "KiB", "MiB", "GiB", "TiB")[power]
 
 
 def _ago(seconds: float) -> str:
@@ -221,13 +217,3 @@ def _ago(seconds: float) -> str:
             count = int(seconds // size)
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
-
-
-def _print(console: Console, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("table", "home", "memory", "part") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from stratarec.progress import Progress, SilentProgress
+from stratarec.sizes import readable_seconds
 
 _LINE_SECONDS = 10.0
+_PACE_SECONDS, _MARK_SECONDS = 60.0, 1.0
 
 
 class TerminalProgress:
@@ -51,32 +54,62 @@ class TerminalProgress:
         self._console.print(message, highlight=False, markup=False)
 
 
+class Pace:
+    """How fast a task goes: over its last minute, and not counting what came before its first unit was done."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def add(self, seconds: float, done: int) -> None:
+        """`done` units are finished at the time `seconds`."""
+        if len(self._marks) > 1 and seconds - self._marks[-2][0] < _MARK_SECONDS:
+            self._marks.pop()
+        self._marks.append((seconds, done))
+        while seconds - self._marks[0][0] > _PACE_SECONDS and len(self._marks) > 2:
+            self._marks.popleft()
+
+    def left(self, units: int) -> float | None:
+        """Seconds that `units` more take; None while nothing can be said."""
+        (began, first), (now, last) = self._marks[0], self._marks[-1]
+        return units * (now - began) / (last - first) if last > first else None
+
+
 class LineProgress:
     """A line every ten seconds, for logs."""
 
+    def __init__(self) -> None:
+        self._heard = True
+
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
         self._name, self._total, self._done = task, total, done
-        self._first, self._began, self._shown = done, time.monotonic(), time.monotonic()
+        self._pace, self._shown = Pace(), time.monotonic()
         self.say(f"{task}: {total:,} {unit}")
 
     def advance(self, amount: int, note: str = "") -> None:
         self._done += amount
         now = time.monotonic()
+        self._pace.add(now, self._done)
         if now - self._shown >= _LINE_SECONDS:
             self._shown = now
-            rate = (self._done - self._first) / (now - self._began)
-            left = (self._total - self._done) / rate if rate > 0 else float("inf")
+            left = self._pace.left(self._total - self._done)
+            parts = (note, "" if left is None else f"ETA {readable_seconds(left)}")
             share = 100 * self._done / max(self._total, 1)
-            self.say(f"{self._name}: {share:.0f} %  {note}  ETA {left:.0f} s")
+            self.say("  ".join([f"{self._name}: {share:.0f} %", *filter(None, parts)]))
 
     def finish(self) -> None: ...
 
     def say(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        if not self._heard:
+            return
+        try:
+            print(message, file=sys.stderr, flush=True)
+        except OSError:
+            # Whoever read this has gone, as `head` does; the work goes on.
+            self._heard = False
 
 
 def make_progress(*, quiet: bool) -> Progress:
     """The progress that fits where standard error goes."""
     if quiet:
         return SilentProgress()
-    return TerminalProgress() if sys.stderr.isatty() else LineProgress()
+    return TerminalProgress() if sys.stderr is not None and sys.stderr.isatty() else LineProgress()

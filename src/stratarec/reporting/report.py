@@ -1,45 +1,25 @@
-"""One HTML file a run: figures inline, nothing to load from elsewhere."""
+"""The report of a run: one HTML file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
-from stratarec.reporting.html import inline_svg, write_html
+from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes, write_html
+from stratarec.reporting.metrics import LABELS, Figures, show, shown
+from stratarec.reporting.placement import COMPARED, comparison_rows
+from stratarec.sizes import readable
 
-_TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width"><title>{{ name }}</title><style>{{ style }}</style></head><body>
-<h1>{{ name }}</h1><p>{{ about }}</p>
-<div class="cards">{% for label, value in cards %}<div class="card"><b>{{ value }}</b><span>{{ label }}</span></div>
-{% endfor %}</div>
-<div class="figures">{% for figure in figures %}{{ figure }}{% endfor %}</div>
-<h2>Evaluations</h2><table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr class="{{ row[0] }}">
-{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
-<h2>Data</h2><table><tr><th>split</th><th>samples</th><th>click rate</th><th>shards</th></tr>
-{% for row in splits %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
-<p>{{ vocabularies }}</p>
-<h2>Recipe</h2><pre>{{ recipe }}</pre>
-</body></html>
-"""
-_BLUE, _ORANGE = "#2a6fb0", "#d9772b"
-_METRICS = {
-    "auc": "AUC",
-    "log_loss": "log loss",
-    "normalized_entropy": "normalized entropy",
-    "calibration": "calibration",
-    "grouped_auc": "grouped AUC",
-}
 # Fewer points than this are marked, so that a line between two is not taken for a course.
 _MARKED = 30
+_BINS, _LEAST_BIN = 20, 50
 
 
 def write_report(
@@ -61,26 +41,57 @@ def write_report(
     curve : tuple of ndarray or None
         Labels and probabilities of the test split.
     """
-    test = result.get("test", {})
-    rows = [("validation", *_row(entry)) for entry in position["evaluations"]]
-    rows += [("test", *_row({"step": result["steps"], **test}))] if test else []
+    charts = [chart for chart in (_loss(position), _validation(position), _calibration(curve)) if chart is not None]
     write_html(
         path,
-        _TEMPLATE,
-        name=recipe["name"],
-        about=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
-        cards=_cards(test, result),
-        figures=[inline_svg(figure) for figure in _figures(position, curve)],
-        heads=("split", "step", *_METRICS.values()),
-        rows=rows,
-        splits=[_split(dataset, name) for name in dataset.splits],
+        "run.html.jinja",
+        title=recipe["name"],
+        lead=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
+        cards=_cards(result.get("test"), result),
+        charts=charts,
+        notes=list(_notes(recipe, position, result)),
+        evaluations=_evaluations(position, result),
+        splits=Table(
+            heads=("split", "samples", "click rate", "shards"), rows=[_split(dataset, n) for n in dataset.splits]
+        ),
         vocabularies=f"{len(dataset.vocabularies)} tables, {sum(dataset.table_rows().values()):,} rows",
-        recipe=yaml.safe_dump(dict(recipe), sort_keys=False),
+        memory=Table(heads=COMPARED, rows=comparison_rows(result["memory"])),
+        recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True),
     )
 
 
-def _row(entry: Mapping[str, float]) -> tuple[str, ...]:
-    return (f"{entry['step']:,}", *(f"{entry[name]:.5f}" for name in _METRICS))
+def _cards(test: Figures | None, result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    cards = [("test AUC", show(test["auc"], 5)), ("test log loss", show(test["log_loss"], 5))] if test else []
+    return [
+        *cards,
+        ("samples/s", f"{result['samples_per_second']:,.0f}"),
+        ("tables with state", readable(result["table_bytes"])),
+        ("network", readable(result["network_bytes"])),
+        ("peak memory", readable(result["peak_rss_bytes"])),
+    ]
+
+
+def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
+    """What the page lacks, and why."""
+    if len(position["losses"]) < 2:
+        yield (
+            f"No curve of the training loss: it has a point every train.log_every = {recipe['train']['log_every']} "
+            f"steps, and this run had {result['steps']:,}."
+        )
+    if not position["evaluations"]:
+        yield "The model was not validated while it trained."
+    if "test" not in result:
+        yield "The data set has no test split."
+
+
+def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
+    rows: list[tuple[str, Figures]] = [("validation", entry) for entry in position["evaluations"]]
+    rows += [("test", {"step": result["steps"], **result["test"]})] if "test" in result else []
+    names = shown(figures for _, figures in rows)
+    return Table(
+        heads=("split", "step", *(LABELS[name] for name in names)),
+        rows=[(split, f"{entry['step']:,}", *(show(entry[name], 5) for name in names)) for split, entry in rows],
+    )
 
 
 def _split(dataset: Dataset, name: str) -> tuple[str, ...]:
@@ -89,49 +100,44 @@ def _split(dataset: Dataset, name: str) -> tuple[str, ...]:
     return (name, f"{samples:,}", rate, str(len(dataset.shards(name))))
 
 
-def _cards(test: Mapping[str, float], result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    cards = [("test AUC", f"{test['auc']:.5f}"), ("test log loss", f"{test['log_loss']:.5f}")] if test else []
-    return [
-        *cards,
-        ("samples/s", f"{result['samples_per_second']:,.0f}"),
-        ("tables with state", f"{result['table_bytes'] / 2**20:,.1f} MiB"),
-        ("peak memory", f"{result['peak_rss_bytes'] / 2**20:,.0f} MiB"),
-    ]
+def _loss(position: Mapping[str, Any]) -> Chart | None:
+    if len(position["losses"]) < 2:
+        return None
+    steps, losses = np.array(position["losses"], dtype=np.float64).T
+    return _course("Training loss", "log loss, smoothed", steps, losses, ACCENT)
 
 
-def _figures(position: Mapping[str, Any], curve: tuple[NDArray[Any], NDArray[Any]] | None) -> list[Figure]:
-    figures = []
-    if position["losses"]:
-        points = np.array(position["losses"])
-        figures.append(_line("Training loss (smoothed)", "step", points[:, 0], points[:, 1], _BLUE))
-    if len(position["evaluations"]) > 1:
-        steps = [entry["step"] for entry in position["evaluations"]]
-        figures.append(_line("Validation AUC", "step", steps, [e["auc"] for e in position["evaluations"]], _ORANGE))
-    if curve is not None:
-        figures.append(_calibration(*curve))
-    return figures
+def _validation(position: Mapping[str, Any]) -> Chart | None:
+    known = [(entry["step"], entry["auc"]) for entry in position["evaluations"] if entry["auc"] is not None]
+    if len(known) < 2:
+        return None
+    steps, areas = np.array(known, dtype=np.float64).T
+    return _course("Validation AUC", "", steps, areas, SECOND)
 
 
-def _line(title: str, label: str, x: Any, y: Any, color: str) -> Figure:
-    figure = Figure(figsize=(4.4, 3.0), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(x, y, color=color, marker="o" if len(x) < _MARKED else None, markersize=3.5)
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_xlabel(label)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
+def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:
+    figure, axes = new_axes(3.6, 2.5)
+    axes.plot(steps, values, color=color, marker="o" if len(steps) < _MARKED else None, markersize=3, linewidth=1.5)
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(color=LINE)
+    return Chart(title=title, note=note, figure=figure)
 
 
-def _calibration(label: NDArray[Any], probability: NDArray[Any], bins: int = 20) -> Figure:
-    """Click rate against prediction, in bins of equally many samples."""
+def _calibration(curve: tuple[NDArray[Any], NDArray[Any]] | None) -> Chart | None:
+    """Click rate against prediction, in bins of equally many samples; None where there are too few for two bins."""
+    if curve is None or len(curve[0]) < 2 * _LEAST_BIN:
+        return None
+    label, probability = curve
+    bins = min(len(label) // _LEAST_BIN, _BINS)
     parts = np.array_split(np.argsort(probability, kind="stable"), bins)
-    parts = [part for part in parts if len(part)]
     predicted = [float(probability[part].mean()) for part in parts]
     observed = [float(label[part].mean()) for part in parts]
-    figure = _line("Calibration on the test split", "prediction", predicted, observed, _BLUE)
-    axes = figure.axes[0]
+    figure, axes = new_axes(3.6, 2.5)
     top = max(*predicted, *observed, 1e-3) * 1.05
-    axes.plot([0, top], [0, top], color="#9aa7b4", linestyle="--", linewidth=1)
-    axes.set(ylabel="click rate")
-    return figure
+    axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1)
+    axes.plot(predicted, observed, color=ACCENT, marker="o", markersize=3, linewidth=1.5)
+    axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
+    axes.grid(color=LINE)
+    return Chart(title="Calibration", note=f"test split, {bins} bins", figure=figure)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
-from stratarec.embedding.level0 import Level0
+from stratarec.embedding.rows import FloatRows
 from stratarec.kernels.codec import reference
 
 Floats = NDArray[np.float32]
@@ -47,11 +47,11 @@ def difficult_rows(width: int, seed: int = 0) -> Floats:
     return rows
 
 
-def level_of(codec: RecordCodec, rows: Floats, seed: int = 1) -> Level0:
+def level_of(codec: RecordCodec, rows: Floats, seed: int = 1) -> FloatRows:
     """Level 0 with these weights ``[n, D]`` and random positive state."""
     random = np.random.default_rng(seed)
     row_states, full_states = (len(rows) if codec.layout.row_state else 1, rows.size if codec.layout.full_state else 1)
-    return Level0(
+    return FloatRows(
         weights=rows.reshape(-1).copy(),
         row_state=random.random(row_states, dtype=np.float32),
         full_state=random.random(full_states, dtype=np.float32),
@@ -59,7 +59,7 @@ def level_of(codec: RecordCodec, rows: Floats, seed: int = 1) -> Level0:
     )
 
 
-def encoded(codec: RecordCodec, level: Level0, keys: NDArray[np.uint64], write: int = 3) -> Records:
+def encoded(codec: RecordCodec, level: FloatRows, keys: NDArray[np.uint64], write: int = 3) -> Records:
     """Records of every slot in order; a level of one slot is encoded once for each key."""
     slots = np.arange(len(keys), dtype=np.int64) % level.slots
     records = np.zeros((len(keys), codec.record_bytes), dtype=np.uint8)
@@ -67,7 +67,7 @@ def encoded(codec: RecordCodec, level: Level0, keys: NDArray[np.uint64], write: 
     return records
 
 
-def decoded(codec: RecordCodec, records: Records) -> Level0:
+def decoded(codec: RecordCodec, records: Records) -> FloatRows:
     """A new level 0, poisoned and then filled from all records in order."""
     level = level_of(codec, np.full((len(records), codec.width), np.nan, dtype=np.float32))
     level.row_state.fill(np.nan)
@@ -269,7 +269,7 @@ class CodecTests:
 
     def test_the_format_is_fixed(self) -> None:
         codec = RecordCodec(replace(self.config, state="bf16"), width=7, row_state=True, full_state=True)
-        level = Level0(
+        level = FloatRows(
             weights=np.array(GOLDEN_ROW, dtype=np.float32),
             row_state=np.array([0.3], dtype=np.float32),
             full_state=np.full(7, 1 / 3, dtype=np.float32),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from stratarec.embedding.stores.base import Manifest, RecordStore
+from stratarec.embedding.stores.base import Manifest, RecordStore, StoreBytes
 from stratarec.errors import CheckpointError
 from stratarec.kernels.random.vector import mix_array
 
@@ -49,6 +49,75 @@ def damage(path: Path, offset: int, flip: int = 0x01) -> None:
         byte = file.read(1)[0]
         file.seek(offset)
         file.write(bytes([byte ^ flip]))
+
+
+class FailingStore:
+    """A `RecordStore` over `inner` that fails when it is told to, and has no memory that can be addressed.
+
+    Parameters
+    ----------
+    inner : RecordStore
+    """
+
+    def __init__(self, inner: RecordStore) -> None:
+        self.inner = inner
+        self.rows, self.record_bytes, self.kind = inner.rows, inner.record_bytes, inner.kind
+        self.array: NDArray[np.uint8] | None = None
+        self.bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
+        self._failures: dict[str, tuple[BaseException, float]] = {}
+
+    def fail(self, operation: str, error: BaseException, *, share: float = 0.0) -> None:
+        """Let the next `operation` do `share` of its rows and then raise `error`."""
+        self._failures[operation] = error, share
+
+    def forget(self) -> None:
+        """Fail no more."""
+        self._failures.clear()
+
+    def _fails(self, operation: str) -> tuple[BaseException, float] | None:
+        return self._failures.pop(operation, None)
+
+    def read(self, rows: Rows, out: Records) -> NDArray[np.bool_]:
+        if failure := self._fails("read"):
+            done = int(failure[1] * len(rows))
+            self.inner.read(rows[:done], out[:done])
+            raise failure[0]
+        return self.inner.read(rows, out)
+
+    def write(self, rows: Rows, records: Records) -> None:
+        if failure := self._fails("write"):
+            done = int(failure[1] * len(rows))
+            self.inner.write(rows[:done], records[:done])
+            raise failure[0]
+        self.inner.write(rows, records)
+
+    def written(self, rows: Rows) -> NDArray[np.bool_]:
+        return self.inner.written(rows)
+
+    def mark_written(self, rows: Rows) -> None:
+        raise ValueError("these records are not addressable memory: write them")
+
+    def memory(self) -> StoreBytes:
+        return self.inner.memory()
+
+    def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
+        if failure := self._fails("checkpoint"):
+            raise failure[0]
+        return self.inner.checkpoint(directory, previous)
+
+    def restore(self, directory: Path, manifest: Manifest) -> None:
+        if failure := self._fails("restore"):
+            raise failure[0]
+        self.inner.restore(directory, manifest)
+
+    def check(self) -> None:
+        self.inner.check()
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 class RecordStoreTests:

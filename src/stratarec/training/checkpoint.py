@@ -21,6 +21,7 @@ from torch import Tensor
 
 from stratarec.errors import CheckpointError, ConfigError, DatasetError, StorageError
 from stratarec.files import file_hash, make_directory, read_json, replace_directory, storage_error, write_json
+from stratarec.finite import check_finite
 from stratarec.models import CTRModel
 from stratarec.tensors import read_tensors, write_tensors
 
@@ -40,6 +41,7 @@ class CheckpointConfig:
     """How many of the last are kept, the best one besides."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "train.checkpoint.")
         for name, least in (("every_steps", 0), ("every_minutes", 0), ("keep", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"train.checkpoint.{name} is {getattr(self, name)}, expected at least {least}")
@@ -60,7 +62,9 @@ def save(
     final = of_step(folder, state["step"])
     temporary = folder / f".{final.name}.tmp"
     make_directory(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
+    # Also those of other steps that a process was killed at: their links keep files that nobody needs any more.
+    for leftover in folder.glob(".step-*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
         temporary.mkdir()
         for name, tensors in zip(_FILES, (model.network.state_dict(), optimizer), strict=True):
@@ -69,12 +73,11 @@ def save(
         tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
         write_json(temporary / "state.json", {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
         replace_directory(temporary, final)
-    except StorageError:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            raise storage_error(final, error) from error
         raise
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise storage_error(final, error) from error
     return final
 
 
@@ -87,8 +90,8 @@ class Checkpoint:
     network: dict[str, Tensor]
     optimizer: dict[str, Tensor]
 
-    def into(self, model: CTRModel) -> bool:
-        """Give network and tables to `model`; whether its tables lie as they did, so that the bits go on the same."""
+    def into(self, model: CTRModel) -> str:
+        """Give network and tables to `model`; returns why the bits may differ from here on, empty when they do not."""
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 

@@ -8,9 +8,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from stratarec.checks import check_directory, check_seed
 from stratarec.data.window import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 from stratarec.training.checkpoint import CheckpointConfig
 
 
@@ -27,8 +29,10 @@ class DenseOptimizerConfig:
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
-        if self.learning_rate < 0 or self.weight_decay < 0:
-            raise ConfigError("train.dense: learning_rate and weight_decay must be 0 or more")
+        check_finite(self, "train.dense.")
+        for name in ("learning_rate", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"train.dense.{name} is {getattr(self, name)}, expected 0 or more")
 
     def build(self, network: nn.Module) -> torch.optim.Optimizer:
         """The torch optimizer, in its fused form."""
@@ -93,9 +97,13 @@ class TrainConfig:
     """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "train.")
         for name, least in (
             ("batch_size", 1), ("epochs", 1), ("max_steps", 0), ("threads", 0), ("clip_norm", 0), ("eval_every", 0),
             ("log_every", 1), ("window_row_groups", 1),
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}, expected at least {least}")
+        check_seed(self.seed, "train.seed")
+        if self.run:
+            check_directory(self.run, "train.run")

@@ -34,10 +34,15 @@ class _Probability(nn.Module):
         return torch.sigmoid(self.network.padded(dense, pooled, *sequences))
 
 
-def export(trained: TrainedModel, folder: Path) -> Path:
-    """Write the exported model into `folder`, which must not exist; returns it."""
+def check_new(folder: Path) -> None:
+    """Refuse a folder that is there already."""
     if folder.exists():
         raise StorageError(f"cannot write {folder}: it exists; name another --output")
+
+
+def export(trained: TrainedModel, folder: Path) -> Path:
+    """Write the exported model into `folder`, which must not exist; returns it."""
+    check_new(folder)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     make_directory(temporary)

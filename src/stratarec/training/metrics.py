@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -27,8 +28,9 @@ class Metrics:
     grouped_auc: float
     """AUC within each group (user), averaged by the group's samples, groups of one class left out (Zhu et al. 2017)."""
 
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
+    def to_dict(self) -> dict[str, float | None]:
+        """Plain JSON data: None where a figure is not defined."""
+        return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
 
 
 def evaluate_logits(label: Floats, logit: Floats, group: NDArray[np.int64] | None = None) -> Metrics:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from stratarec.comparing import first_difference
 from stratarec.data.dataset import MANIFEST, Dataset
 from stratarec.data.matching import input_difference
+from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, DatasetError
 from stratarec.files import read_json, reading, write_json
 from stratarec.models import CTRModel, build_model
@@ -105,14 +106,14 @@ class TrainedModel:
     dataset: Dataset
     model: CTRModel
     checkpoint: Path
+    scratch: tuple[Scratch, ...] = ()
+    """Where stores with files have them."""
 
     def close(self) -> None:
         """Give back what the tables take, files too; the model is of no use afterwards."""
-        tiers = self.model.embeddings.tiers
         self.model.embeddings.close()
-        for path in (tiers.mapped_path, tiers.log_path):
-            if path is not None:
-                shutil.rmtree(path, ignore_errors=True)
+        for each in self.scratch:
+            each.close()
 
     def __enter__(self) -> TrainedModel:
         return self
@@ -154,14 +155,23 @@ def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: 
         )
     plan = saved_plan(path, recipe, own) or new_plan(recipe, own)
     # Stores with files are read in a directory of this process alone: the run itself may still be training.
-    model = new_model(recipe, own, plan, f"{recipe.name}-reading-{uuid.uuid4().hex[:12]}")
-    trained = TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found)
-    try:
+    prefix, token = f"{recipe.name}-reading-", uuid.uuid4().hex[:12]
+    with ExitStack() as stack:
+        scratch = tuple(Scratch(path, prefix, token) for path in _store_paths(recipe, plan))
+        for each in scratch:
+            stack.callback(each.close)
+        model = new_model(recipe, own, plan, prefix + token)
+        stack.callback(model.embeddings.close)
         checkpoint.load(found).into(model)
-    except BaseException:
-        trained.close()
-        raise
-    return trained
+        stack.pop_all()
+    return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, scratch=scratch)
+
+
+def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:
+    """Where the stores of a plan have their directories."""
+    homes = {placed.tier for placed in plan.tables} if plan is not None else set()
+    memories = (("mapped", recipe.memory.mapped), ("log", recipe.memory.block))
+    return [Path(memory.path) for home, memory in memories if home in homes and memory is not None]
 
 
 def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:

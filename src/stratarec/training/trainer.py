@@ -19,9 +19,9 @@ from torch.nn import functional
 from torch.utils.tensorboard import SummaryWriter
 
 from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig, run_ahead
+from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
-from stratarec.embedding.lookahead import Lookahead
+from stratarec.embedding import Prefetcher, Prepared
 from stratarec.errors import Interrupted, TrainingError
 from stratarec.files import read_json, write_json
 from stratarec.jagged import Batch
@@ -30,12 +30,14 @@ from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.reporting.metrics import LABELS, show
 from stratarec.reporting.report import write_report
 from stratarec.training import checkpoint
 from stratarec.training.directory import RECIPE, RESULT, RUN, RunDirectory
 from stratarec.training.evaluation import autocast, evaluate_split
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics
+from stratarec.training.pipeline import Cadence, InOrder, Item, Pipeline
 from stratarec.training.position import Position, best, is_over
 from stratarec.training.run import (
     check_identity,
@@ -50,10 +52,9 @@ from stratarec.training.run import (
 from stratarec.training.settings import torch_settings
 from stratarec.training.starting import check_validation, remarks, take_up
 from stratarec.training.stopping import Stopped, StopRequest
+from stratarec.training.warmup import warm_up
 
 _SMOOTHING = 0.98
-
-Item = tuple[Batch, Lookup]
 
 
 class Trainer:
@@ -109,6 +110,8 @@ class Trainer:
                 expand=not self.config.deduplicate,
             ),
         )
+        self.pipeline = Pipeline(self.model, InOrder(self.loader), self.loader.config.prefetch_batches)
+        self.cadence = Cadence(self.config, self.total_steps)
 
     @property
     def total_steps(self) -> int:
@@ -159,6 +162,7 @@ class Trainer:
             return result
         if not ended:
             self._introduce()
+            warm_up(self.recipe, self.loader, self.plan, self.progress)
         writer = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.position.step)
         with writer as self._board, self._stop.listening():
             if not ended:
@@ -186,18 +190,17 @@ class Trainer:
     def _restore(self, path: Path) -> None:
         """Take everything from a checkpoint."""
         loaded = checkpoint.load(path)
-        same = loaded.into(self.model)
+        difference = loaded.into(self.model)
         checkpoint.restore_optimizer(self.optimizer, loaded.optimizer)
         self.position = Position(**loaded.state["position"])
         self.progress.say(f"going on from {path}")
-        if same:
-            self._saved = path
-        else:
-            self.progress.say("its rows were taken over into other tiers: from here on the bits may differ")
+        self._saved = path
+        if difference:
+            self.progress.say(f"{difference}: from here on the bits may differ")
 
     def _train(self) -> None:
         position = self.position
-        self._saved_at = time.monotonic()
+        self.cadence.saved()
         if self._evaluation_due():  # an earlier session was stopped while it evaluated
             self._evaluate()
             if self._stop.made:
@@ -206,8 +209,8 @@ class Trainer:
         while position.step < self.total_steps and not position.finished:
             began = time.perf_counter()
             with self._batches() as batches:
-                for batch in batches:
-                    self.step(*batch)
+                for item, prepared in batches:
+                    self.step(*item, prepared)
                     position.batch += 1
                     position.train_seconds += time.perf_counter() - began
                     last = position.batch == len(self.loader)
@@ -225,36 +228,24 @@ class Trainer:
         position.finished = True
         self.save()
 
-    def _batches(self) -> Lookahead[Item]:
-        """The rest of the epoch, staged ahead where tables have tiers, but not across an evaluation or a checkpoint."""
-        position, stager, first = self.position, self.model.embeddings.stager, self.position.step
-        return Lookahead(
-            stager,
-            self.items(position.epoch, position.batch),
-            lambda item: item[1].features,
-            depth=self.model.embeddings.tiers.lookahead if stager.groups else 0,
-            pause_after=lambda place: self._is_barrier(first + place + 1),
+    def _batches(self) -> Prefetcher[Item]:
+        """The rest of the epoch, prepared ahead where tables have tiers, but not across a barrier."""
+        position, first = self.position, self.position.step
+        return self.pipeline.prepared(
+            position.epoch, position.batch, lambda place: self.cadence.is_barrier(first + place + 1)
         )
 
     def items(self, epoch: int, start_batch: int = 0) -> Iterator[Item]:
         """The batches of an epoch and their lookups, made ahead on a thread: what `step` takes."""
-        return run_ahead(
-            lambda: ((batch, self.model.look_up(batch)) for batch in self.loader.batches(epoch, start_batch)),
-            self.loader.config.prefetch_batches,
-        )
+        return self.pipeline.items(epoch, start_batch)
 
-    def _is_barrier(self, step: int) -> bool:
-        """Whether an evaluation, a checkpoint or the end is due after `step`."""
-        every = (self.config.eval_every, self.config.checkpoint.every_steps)
-        return step >= self.total_steps or any(steps and step % steps == 0 for steps in every)
-
-    def step(self, batch: Batch, lookup: Lookup | None = None) -> None:
-        """One optimizer step; `lookup` is the batch's, where it was made and staged ahead."""
+    def step(self, batch: Batch, lookup: Lookup | None = None, prepared: Prepared | None = None) -> None:
+        """One optimizer step; `lookup` and `prepared` are the batch's, where they were made ahead."""
         position, config = self.position, self.config
         for group in self.optimizer.param_groups:
             group["lr"] = config.dense.learning_rate * config.dense.schedule.factor(position.step)
         with autocast(config.precision):
-            logits = self.model(batch, lookup)
+            logits = self.model(batch, lookup, prepared)
         loss = functional.binary_cross_entropy_with_logits(logits, batch.label)
         value = loss.item()
         if not math.isfinite(value):
@@ -274,12 +265,12 @@ class Trainer:
 
     def _evaluation_due(self) -> bool:
         """Whether there should be an evaluation of this step, and there was none."""
-        position, every = self.position, self.config.eval_every
+        position = self.position
         if not position.step or position.evaluated:
             return False
-        return position.step % every == 0 if every else position.batch == 0
+        return self.cadence.evaluates(position.step, epoch_ended=position.batch == 0)
 
-    def _after_step(self, batches: Lookahead[Item]) -> None:
+    def _after_step(self, batches: Prefetcher[Item]) -> None:
         position, config = self.position, self.config
         speed = position.trained_samples / max(position.train_seconds, 1e-9)
         self.progress.advance(1, f"loss {position.smoothed_loss:.4f}  {speed:,.0f} samples/s")
@@ -291,14 +282,11 @@ class Trainer:
             self._board.add_scalar("train/row_learning_rate", self.model.embeddings.learning_rate, position.step)
         if self._evaluation_due():
             self._evaluate()
-        by_steps = config.checkpoint.every_steps and position.step % config.checkpoint.every_steps == 0
-        minutes = (time.monotonic() - self._saved_at) / 60
-        due = by_steps or (config.checkpoint.every_minutes and minutes >= config.checkpoint.every_minutes)
-        if not due and not self._stop.made:
+        if not self.cadence.saves(position.step) and not self._stop.made:
             return
-        # What is staged already is trained first: a checkpoint holds no batch that is under way.
-        batches.halt()
-        if batches.settled:
+        # What is prepared already is trained first: a checkpoint holds no batch that is under way.
+        batches.drain()
+        if batches.drained:
             if self._stop.made:
                 self._leave()
             self.save()
@@ -325,11 +313,14 @@ class Trainer:
             )
         except Stopped:
             return
-        entry = {"step": position.step, **metrics.to_dict(), **({"closing": True} if closing else {})}
+        found = metrics.to_dict()
+        entry = {"step": position.step, **found, **({"closing": True} if closing else {})}
         position.evaluations.append(entry)
-        self.progress.say(f"step {position.step}: validation AUC {metrics.auc:.5f}, log loss {metrics.log_loss:.5f}")
-        for name in ("auc", "log_loss", "normalized_entropy", "calibration", "grouped_auc"):
-            self._board.add_scalar(f"valid/{name}", getattr(metrics, name), position.step)
+        figures = (f"{LABELS[name]} {show(found[name], 5)}" for name in ("auc", "log_loss"))
+        self.progress.say(f"step {position.step}: validation {', '.join(figures)}")
+        for name in LABELS:
+            if found[name] is not None:
+                self._board.add_scalar(f"valid/{name}", found[name], position.step)
         if best(position.evaluations, config.early_stopping) is entry:
             self.save()
         position.finished = is_over(position.evaluations, config.early_stopping)
@@ -347,7 +338,7 @@ class Trainer:
         self._saved = path
         self.directory.settle()
         self._prune()
-        self._saved_at = time.monotonic()
+        self.cadence.saved()
         return path
 
     def _prune(self) -> None:

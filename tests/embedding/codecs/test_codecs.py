@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
-from stratarec.embedding.level0 import Level0
+from stratarec.embedding.rows import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.testing.codecs import NearestFloatTests, QuantisedTests, StochasticTests
 
@@ -80,9 +80,11 @@ def codec_of(**fields: str) -> RecordCodec:
     return RecordCodec(CodecConfig(**fields), width=4, row_state=True, full_state=False)
 
 
-def level_of_four() -> Level0:
+def level_of_four() -> FloatRows:
     zeros = np.zeros(3, dtype=np.float32)
-    return Level0(weights=np.zeros(12, dtype=np.float32), row_state=zeros, full_state=np.zeros(1, np.float32), width=4)
+    return FloatRows(
+        weights=np.zeros(12, dtype=np.float32), row_state=zeros, full_state=np.zeros(1, np.float32), width=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,4 +173,4 @@ def test_no_entries_are_no_work() -> None:
 def test_level_0_refuses_other_arrays(weights: np.ndarray, width: int, message: str) -> None:
     one = np.zeros(1, dtype=np.float32)
     with pytest.raises(ConfigError, match=message):
-        Level0(weights=weights, row_state=one, full_state=one, width=width)
+        FloatRows(weights=weights, row_state=one, full_state=one, width=width)

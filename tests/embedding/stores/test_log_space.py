@@ -12,7 +12,7 @@ import pytest
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.embedding.stores.log.layout import plan_layout
 from stratarec.embedding.stores.mapped import MappedRecords
-from stratarec.errors import ConfigError, StorageError
+from stratarec.errors import CheckpointError, ConfigError, StorageError
 from stratarec.testing.stores import assert_same_contents, new_directory, random_records, read_all
 
 ROWS, RECORD_BYTES = 4000, 260
@@ -116,6 +116,48 @@ def test_a_budget_holds_while_dead_rows_can_make_room(tmp_path: Path) -> None:
     assert store.read(rows, out).all()
     np.testing.assert_array_equal(out, random_records(rows, RECORD_BYTES, 19))
     store.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1 << 20, 4 << 20), (4 << 20, 1 << 20), (0, 1 << 20), (1 << 20, 0)])
+def test_a_checkpoint_goes_on_under_another_budget(tmp_path: Path, before: int, after: int) -> None:
+    """The budget decides how long segments are: a larger one is what the error of a spent one advises."""
+
+    def made(name: str, budget: int) -> LogRecords:
+        config = LogConfig(buffer_bytes=4096, budget_bytes=budget)
+        return LogRecords(tmp_path / name, rows=400_000, record_bytes=20, config=config)
+
+    rows = np.arange(12_000)
+    store, other = made("one", before), made("other", after)
+    assert store.layout.segment_blocks != other.layout.segment_blocks
+    for seed in range(3):
+        store.write(rows[:8000], random_records(rows[:8000], 20, seed))
+    manifest = store.checkpoint(new_directory(tmp_path / "a"), None)
+    contents = read_all(store)
+    other.write(rows, random_records(rows, 20, 9))
+    other.restore(tmp_path / "a", manifest)
+    assert_same_contents(other, *contents)
+    for seed in range(5):
+        other.write(rows[4000:12_000], random_records(rows[4000:12_000], 20, 20 + seed))
+    manifest = other.checkpoint(new_directory(tmp_path / "b"), tmp_path / "a")
+    contents = read_all(other)
+    store.restore(tmp_path / "b", manifest)
+    assert_same_contents(store, *contents)
+    store.check()
+    for each in (store, other):
+        each.close()
+
+
+def test_a_budget_too_small_for_the_segments_of_a_checkpoint_is_named(tmp_path: Path) -> None:
+    rows = np.arange(4_000_000)
+    large = LogRecords(tmp_path / "one", rows=len(rows), record_bytes=20, config=LogConfig(buffer_bytes=4096))
+    large.write(rows[:10], random_records(rows[:10], 20, 1))
+    manifest = large.checkpoint(new_directory(tmp_path / "a"), None)
+    config = LogConfig(buffer_bytes=4096, budget_bytes=1 << 20)
+    small = LogRecords(tmp_path / "other", rows=len(rows), record_bytes=20, config=config)
+    with pytest.raises(CheckpointError, match=r"log.budget_bytes is 1048576, and this checkpoint needs three segments"):
+        small.restore(tmp_path / "a", manifest)
+    for each in (large, small):
+        each.close()
 
 
 def test_a_budget_smaller_than_three_segments_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.sources.criteo import CriteoConfig, CriteoSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
+from stratarec.data.splits import SplitConfig
 
 SourceConfig: TypeAlias = Annotated[
     AvazuConfig | ClicksConfig | CriteoConfig | ParquetConfig | SyntheticConfig, Field(discriminator="kind")
@@ -20,13 +21,13 @@ SourceConfig: TypeAlias = Annotated[
 __all__ = ["Chunk", "OnBadRow", "Source", "SourceConfig", "open_source"]
 
 
-def open_source(config: SourceConfig, *, on_bad_row: OnBadRow) -> Source:
-    """The source that `config` describes."""
+def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfig) -> Source:
+    """The source that `config` describes; one that draws samples keeps the splits apart."""
     match config:
         case AvazuConfig():
             return AvazuSource(config, on_bad_row)
         case ClicksConfig():
-            return ClicksSource(config, on_bad_row)
+            return ClicksSource(config, on_bad_row, split)
         case CriteoConfig():
             return CriteoSource(config, on_bad_row)
         case ParquetConfig():

@@ -1,8 +1,9 @@
 """What a source of raw logs gives: its schema, and its rows as a deterministic sequence of frames.
 
-A frame is a polars DataFrame with the label (UInt8, 0 or 1), dense columns (Float32, null where missing), sparse
-columns (String or Int64, or a List of those; null where missing), and the time (Int64), session and user columns
-(String or Int64) that the schema names. ``history`` features are not in it: `prepare` derives them.
+A frame is a polars DataFrame with the label (UInt8, 0 or 1; null for a positive event that is no sample and only enters
+histories), dense columns (Float32 or Float64, null where missing), sparse columns (String, Int64 or UInt64, or a List
+of those; null where missing), and the time (Int64), session and user columns (String, Int64 or UInt64) that the schema
+names; a column has one type in all frames of a source. ``history`` features are not in it: `prepare` derives them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from stratarec.data.schema import Schema
 
@@ -25,15 +28,21 @@ class Chunk:
 
     index: int
     """Position in the source's sequence; the same rows at every run over the same files."""
-    file: int
-    """Index of the input file that the rows came from, for splits by file; 0 when there are none."""
+    file: int | NDArray[np.int32]
+    """Index of the input file that the rows came from, for splits by file; 0 when there are none. ``[N]`` where rows
+    come from several."""
     frame: pl.DataFrame
+    rows: NDArray[np.int64] | None = None
+    """``[N]`` row of the file that each sample was made of, strictly rising, counted from 1 as in messages; None where
+    samples are not one a row of a file, and are then counted in the order of the source."""
     bytes_done: int
     """Input bytes (or rows, for generated data) consumed up to the end of this chunk; of `Source.total_bytes`."""
     bad_rows: int = 0
     """Rows that `on_bad_row: skip` left out."""
     bad_examples: tuple[str, ...] = ()
     """A few of their messages: file, row, field, what was expected."""
+    note: str = ""
+    """What people should hear of the rows up to here."""
 
 
 class Source(Protocol):

@@ -1,8 +1,4 @@
-"""Criteo display advertising logs (Kaggle and Terabyte): tab-separated label, 13 integers, 26 hashed categories.
-
-Copies that went through tools which trim lines have lost the tabs behind their last value, so the last three categories
-may be absent from a line; they are then missing.
-"""
+"""Criteo display advertising logs (Kaggle and Terabyte): tab-separated label, 13 integers, 26 hashed categories."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ class CriteoSource(TextSource):
     """Rows of a Criteo log in file order; it has no sessions, users or times."""
 
     kind = "criteo"
-    layout = TextFormat(columns=("label", *DENSE, *SPARSE), delimiter="\t", header=False, optional=3)
+    layout = TextFormat(columns=("label", *DENSE, *SPARSE), delimiter="\t", header=False)
     schema = Schema(
         label="label",
         dense=tuple(DenseFeature(name=name) for name in DENSE),

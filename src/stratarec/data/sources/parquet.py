@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,11 +11,14 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
+from stratarec.data.schema import Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.columns import Columns
 from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.data.sources.text import BadRows
+from stratarec.data.span import too_coarse, unlikely_unit
 from stratarec.errors import DataError
 
 _CHUNK_ROWS = 1 << 18
@@ -53,13 +55,12 @@ class ParquetSource:
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
         for piece in parquet_pieces(self._files, self._columns, start):
             bad = BadRows(self._on_bad_row)
-            frame = Converter(self._files[piece.file].path, piece.first_row, piece.frame.height, bad).convert(
-                piece.frame, self.schema
-            )
+            converter = Converter(self._files[piece.file].path, piece.first_row, piece.frame.height, bad)
             yield Chunk(
                 index=piece.index,
                 file=piece.file,
-                frame=frame,
+                frame=converter.convert(piece.frame, self.schema),
+                rows=converter.rows,
                 bytes_done=piece.bytes_done,
                 bad_rows=bad.count,
                 bad_examples=tuple(bad.examples),
@@ -98,13 +99,11 @@ def count_rows(files: tuple[InputFile, ...]) -> int:
 def parquet_pieces(files: tuple[InputFile, ...], columns: list[str], start: int = 0) -> Iterator[Piece]:
     """Row groups of every file, large ones cut; pieces before `start` are not read."""
     index, before = 0, 0
-    first_schema: pa.Schema | None = None
+    checked = Columns(columns, lambda number: _schemas(files[number:]))
     for number, file in enumerate(files):
         with file.open() as raw:
             reader = open_parquet(raw, file)
-            _check_columns(reader.schema_arrow.names, columns, file.path)
-            first_schema = first_schema or reader.schema_arrow
-            _check_alike(reader.schema_arrow, first_schema, columns, file.path, files[0].path)
+            checked.check(number, file.path, reader.schema_arrow)
             if reader.metadata.num_rows == 0:
                 raise DataError(f"{file.path}: the file has no rows, expected at least one")
             row, total = 0, reader.metadata.num_rows
@@ -115,7 +114,7 @@ def parquet_pieces(files: tuple[InputFile, ...], columns: list[str], start: int 
                 for piece in range(pieces):
                     first, last = size * piece // pieces, size * (piece + 1) // pieces
                     if index >= start:
-                        table = table if table is not None else _read_group(reader, group, columns, file)
+                        table = table if table is not None else _read_group(reader, group, checked, columns, file)
                         frame = pl.from_arrow(table.slice(first, last - first))
                         assert isinstance(frame, pl.DataFrame)
                         done = before + int(file.size * (row + last) / total)
@@ -125,35 +124,23 @@ def parquet_pieces(files: tuple[InputFile, ...], columns: list[str], start: int 
         before += file.size
 
 
-def _read_group(reader: pq.ParquetFile, group: int, columns: list[str], file: InputFile) -> pa.Table:
+def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
+    for file in files:
+        with file.open() as raw:
+            yield file.path, open_parquet(raw, file).schema_arrow
+
+
+def _read_group(reader: pq.ParquetFile, group: int, checked: Columns, columns: list[str], file: InputFile) -> pa.Table:
     try:
-        return reader.read_row_group(group, columns=columns)
+        return checked.typed(reader.read_row_group(group, columns=columns))
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
+        raise DataError(f"{file.path}, row group {group}: {_reason(error)}") from error
 
 
-def _check_columns(have: list[str], want: list[str], path: str) -> None:
-    for name in want:
-        if name not in have:
-            close = difflib.get_close_matches(name, have, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise DataError(f"{path}: no column {name!r}{hint}; it has {', '.join(have)}")
-        if have.count(name) > 1:
-            raise DataError(f"{path}: column {name!r} stands there {have.count(name)} times, expected once")
-
-
-def _check_alike(schema: pa.Schema, first: pa.Schema, columns: list[str], path: str, first_path: str) -> None:
-    """A column that is text in one file and numbers in another would be two kinds of values under one name."""
-    for name in columns:
-        kind, expected = schema.field(name).type, first.field(name).type
-        if _is_text(kind) != _is_text(expected):
-            raise DataError(f"{path}: column {name!r} is {kind}, but {expected} in {first_path}; convert one of them")
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    while hasattr(kind, "value_type"):  # dictionaries and lists
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+def _reason(error: Exception) -> str:
+    if "Expected all lists to be of size" in str(error):
+        return f"pyarrow {pa.__version__} reads no lists of a fixed size of which some are null; install pyarrow>=26"
+    return f"damaged ({error})"
 
 
 def _columns(schema: Schema) -> list[str]:
@@ -170,15 +157,21 @@ class Converter:
         self._path, self._first_row, self._bad = path, first_row, bad
         self._good = np.ones(rows, dtype=bool)
 
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows that nothing was wrong with, counted from 1."""
+        return self._first_row + np.flatnonzero(self._good)
+
     def good(self, columns: dict[str, pl.Series]) -> pl.DataFrame:
-        """The rows that nothing was wrong with."""
+        """The rows that nothing was wrong with; raises what is wrong with the first bad one, if there may be none."""
+        self._bad.settle()
         return pl.DataFrame(columns).filter(pl.Series(self._good))
 
     def convert(self, frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
         """Every column of `schema`."""
         columns = {schema.label: self._label(frame[schema.label])}
         for dense in schema.dense:
-            columns[dense.name] = self._dense(frame[dense.name], dense)
+            columns[dense.name] = self._dense(frame[dense.name])
         for sparse in schema.sparse:
             if sparse.kind == "single":
                 columns[sparse.name] = self.category(frame[sparse.name])
@@ -205,52 +198,68 @@ class Converter:
         return DataError(f"{self._path}: column {raw.name!r} is {raw.dtype}, expected {expected}")
 
     def _label(self, raw: pl.Series) -> pl.Series:
-        if not (raw.dtype.is_numeric() or raw.dtype == pl.Boolean):
+        if not _is_number(raw.dtype):
             raise self._type_error(raw, "0 and 1, or booleans")
         value = raw.cast(pl.Float64)
         self.require(raw, (value == 0) | (value == 1), "0 or 1")
         return (value == 1).fill_null(False).cast(pl.UInt8)
 
-    def _dense(self, raw: pl.Series, feature: DenseFeature) -> pl.Series:
-        if not (raw.dtype.is_numeric() or raw.dtype == pl.Boolean):
+    def _dense(self, raw: pl.Series) -> pl.Series:
+        if not _is_number(raw.dtype):
             raise self._type_error(raw, "numbers for a dense feature")
         value = raw.cast(pl.Float64).fill_nan(None)
         self.require(raw, value.is_null() | (value.abs() <= 3.0e38), "a finite number or nothing")
-        return value.cast(pl.Float32, strict=False)
+        return value
 
     def category(self, raw: pl.Series) -> pl.Series:
-        """``Int64`` or ``String``, null where missing."""
-        if raw.dtype.is_integer() or raw.dtype == pl.Boolean:
-            # Values above the signed range keep their bits: a category is a name, not a number.
-            return raw.reinterpret(signed=True) if raw.dtype == pl.UInt64 else raw.cast(pl.Int64)
+        """``Int64``, ``UInt64`` where the column is that, or ``String``; null where missing."""
+        if raw.dtype == pl.UInt64:
+            return raw
+        if raw.dtype.is_integer() or raw.dtype in (pl.Boolean, pl.Null):
+            return raw.cast(pl.Int64)
         if raw.dtype in (pl.String, pl.Categorical, pl.Enum):
             return raw.cast(pl.String)
         raise self._type_error(raw, "integers or text for a category")
 
     def _list(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
         if feature.separator:
-            if raw.dtype not in (pl.String, pl.Categorical, pl.Enum):
+            if raw.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
                 raise self._type_error(raw, f"text to split at {feature.separator!r}")
             parts = raw.cast(pl.String).str.split(feature.separator)
             return parts.list.eval(pl.element().filter(pl.element() != "")).list.head(feature.max_length)
-        if raw.dtype.base_type() not in (pl.List, pl.Array):
+        if raw.dtype == pl.Null:
+            raw = raw.cast(pl.List(pl.Int64))
+        if raw.dtype.base_type() != pl.List:
             raise self._type_error(raw, "lists, or text with a `separator` in the schema")
-        lists = raw.cast(pl.List(raw.dtype.inner)) if raw.dtype.base_type() == pl.Array else raw  # type: ignore[attr-defined]
-        inner = lists.dtype.inner  # type: ignore[attr-defined]
-        if not (inner.is_integer() or inner in (pl.String, pl.Categorical)):
+        inner = raw.dtype.inner  # type: ignore[attr-defined]
+        if not (inner.is_integer() or inner in (pl.String, pl.Categorical, pl.Null)):
             raise self._type_error(raw, "lists of integers or text")
-        if inner == pl.UInt64:
-            raise self._type_error(raw, "lists of signed integers or text")
-        lists = lists.cast(pl.List(pl.Int64 if inner.is_integer() else pl.String))
+        text, kept = inner in (pl.String, pl.Categorical), inner == pl.UInt64
+        lists = raw if kept else raw.cast(pl.List(pl.String if text else pl.Int64))
         return lists.list.drop_nulls().list.head(feature.max_length)
 
     def time(self, raw: pl.Series, unit: TimeUnit) -> pl.Series:
-        """``Int64`` in `unit`."""
-        if raw.dtype.is_integer():
+        """``Int64`` in `unit`.
+
+        Raises
+        ------
+        DataError
+            Where `unit` loses what tells times apart, or makes no dates of numbers of which another unit does.
+        """
+        if raw.dtype.is_integer() or raw.dtype == pl.Null:
             value = raw.cast(pl.Int64, strict=False)
+            fault = unlikely_unit(value, unit)
         elif raw.dtype.base_type() == pl.Datetime:
             value = raw.dt.epoch(unit)
+            fault = too_coarse(raw, unit)
         else:
             raise self._type_error(raw, "integers or timestamps for the time")
+        if fault:
+            raise DataError(f"{self._path}: column {raw.name!r} {fault}")
         self.require(raw, value.is_not_null(), "a time")
         return value
+
+
+def _is_number(kind: pl.DataType) -> bool:
+    """Numbers, truth values, or nothing at all."""
+    return kind.is_numeric() or kind in (pl.Boolean, pl.Null)

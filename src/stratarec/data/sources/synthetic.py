@@ -20,9 +20,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.checks import check_seed
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 from stratarec.kernels.random.vector import mix_array
 
 CRITEO_ROWS = (
@@ -66,6 +68,7 @@ class SyntheticConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_finite(self, "data.source.")
         for name, fine, expected in (
             ("samples", self.samples >= 1, "at least 1"),
             ("scale", 0 < self.scale <= 100, "more than 0, at most 100"),
@@ -78,6 +81,7 @@ class SyntheticConfig:
         ):
             if not fine:
                 raise ConfigError(f"data.source.{name} is {getattr(self, name)}, expected {expected}")
+        check_seed(self.seed, "data.source.seed")
 
     def table_rows(self) -> tuple[int, ...]:
         """Rows of the 26 tables."""

@@ -7,6 +7,7 @@ Lines are counted from 1. A row that cannot be used is either the `DataError` th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,26 +37,34 @@ class TextFormat:
     delimiter: str
     header: bool
     """The first line of each file names the columns, and must name these."""
-    optional: int = 0
-    """So many of the last fields may be absent with their delimiters; they are then missing."""
 
 
 @dataclass
 class BadRows:
-    """Rows of one block that cannot be used."""
+    """Rows of one block that cannot be used: how many, and what is wrong with the first ones.
+
+    Rows are checked column by column, so which bad row is the first is known when all columns were: `settle` says so.
+    """
 
     on_bad_row: OnBadRow
     count: int = 0
-    examples: list[str] = field(default_factory=list)
+    _first: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def examples(self) -> list[str]:
+        """Messages for the first bad rows, in the order of the file."""
+        return [message for _, message in self._first]
 
     def add(self, file: str, line: int, problem: str, unit: str = "line") -> None:
-        """Record a bad row, or raise."""
-        message = f"{file}, {unit} {line}: {problem}"
-        if self.on_bad_row == "error":
-            raise DataError(message)
+        """Record a bad row."""
         self.count += 1
-        if len(self.examples) < _EXAMPLES:
-            self.examples.append(message)
+        insort(self._first, (line, f"{file}, {unit} {line}: {problem}"))
+        del self._first[_EXAMPLES:]
+
+    def settle(self) -> None:
+        """Raise the first one, unless bad rows are skipped."""
+        if self.count and self.on_bad_row == "error":
+            raise DataError(self.examples[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +165,7 @@ def _usable_lines(
         split = content.split(b"\n")[: len(ends)]
         keep = np.zeros(len(ends), dtype=bool)
         for i, text in enumerate(split):
-            absent = expected - int(fields[i])
-            if 0 < absent <= layout.optional:
-                split[i] = text + absent * layout.delimiter.encode()
-            problem = _line_problem(text, expected if split[i] is not text else int(fields[i]), expected)
-            if problem:
+            if problem := _line_problem(text, int(fields[i]), expected):
                 bad.add(file, int(lines[i]), problem)
             else:
                 keep[i] = True
@@ -194,6 +199,11 @@ class RowChecks:
         self._file, self._lines, self._bad = file, lines, bad
         self._good = np.ones(len(lines), dtype=bool)
 
+    @property
+    def lines(self) -> NDArray[np.int64]:
+        """The lines of the rows that passed."""
+        return self._lines[self._good]
+
     def require(self, raw: pl.Series, fine: pl.Series, expected: str) -> None:
         """Every row of the column `raw` must be `fine`; the message quotes what was got."""
         wrong = ~fine.fill_null(False).to_numpy() & self._good
@@ -208,14 +218,15 @@ class RowChecks:
         return (raw == "1").cast(pl.UInt8)
 
     def number(self, raw: pl.Series) -> pl.Series:
-        """``Float32``, null where the field is empty; anything but a finite number is bad."""
+        """``Float64``, null where the field is empty; anything but a finite number is bad."""
         value = raw.str.strip_chars().cast(pl.Float64, strict=False)
         fits = value.is_finite() & (value.abs() <= 3.0e38)
         self.require(raw, raw.is_null() | fits.fill_null(False), "a number or nothing")
-        return value.cast(pl.Float32, strict=False)
+        return value
 
     def good(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows of `frame` that passed."""
+        """The rows of `frame` that passed; raises what is wrong with the first one that did not, if it may not."""
+        self._bad.settle()
         return frame if self._good.all() else frame.filter(pl.Series(self._good))
 
 
@@ -268,6 +279,7 @@ class TextSource(ABC):
                 index=index,
                 file=block.file,
                 frame=frame,
+                rows=checks.lines,
                 bytes_done=block.bytes_done,
                 bad_rows=bad.count,
                 bad_examples=tuple(bad.examples),

@@ -1,1 +1,1 @@
-"""The float32 row cache over a home, and the thread that stages batches ahead."""
+"""Rows pass through slots of level 0 and go home when their slot is needed: a directory says which, a mover does it."""

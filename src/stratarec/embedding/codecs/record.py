@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.codecs.config import CodecConfig
-from stratarec.embedding.level0 import Level0
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.rows import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import codec as kernels
 from stratarec.kernels.codec.layout import KINDS, Layout
@@ -81,6 +82,17 @@ class RecordCodec:
         self.width = width
         self.record_bytes = self.layout.record_bytes
 
+    @classmethod
+    def of(cls, config: CodecConfig, width: int, optimizer: RowOptimizerConfig) -> RecordCodec:
+        """The codec of rows of `width` floats that `optimizer` trains."""
+        return cls(config, width=width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is decoded has the bits of what was encoded."""
+        has_state = self.layout.row_state or self.layout.full_state
+        return self.config.kind == "fp32" and (self.layout.wide_state or not has_state)
+
     @property
     def identity(self) -> dict[str, Any]:
         """What decides the bytes, as JSON for checkpoints; equal identities encode to equal bytes.
@@ -110,13 +122,13 @@ class RecordCodec:
             raise CheckpointError(f"a record codec that this version does not know: {dict(identity)}") from error
 
     def encode(
-        self, level: Level0, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64], write: int
+        self, level: FloatRows, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64], write: int
     ) -> int:
         """Encode ``slots[i]`` into ``records[places[i]]`` for every entry i.
 
         Parameters
         ----------
-        level : Level0
+        level : FloatRows
         slots : ndarray
             ``[n]`` int64.
         records : ndarray
@@ -148,7 +160,7 @@ class RecordCodec:
             self.layout, level.weights, level.row_state, level.full_state, slots, records, places, keys, write
         )
 
-    def decode(self, records: Records, places: Indices, level: Level0, slots: Indices) -> None:
+    def decode(self, records: Records, places: Indices, level: FloatRows, slots: Indices) -> None:
         """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i; slots are distinct.
 
         Raises
@@ -159,7 +171,7 @@ class RecordCodec:
         self._check(level, slots, records, places)
         kernels.decode(self.layout, records, places, level.weights, level.row_state, level.full_state, slots)
 
-    def _check(self, level: Level0, slots: Indices, records: Records, places: Indices) -> None:
+    def _check(self, level: FloatRows, slots: Indices, records: Records, places: Indices) -> None:
         if records.ndim != 2 or records.dtype != np.uint8 or not records.flags.c_contiguous:
             raise ConfigError(
                 f"records are {records.dtype} of {records.ndim} dimensions, expected contiguous uint8 of 2"

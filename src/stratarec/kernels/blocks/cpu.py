@@ -17,6 +17,9 @@ AHEAD = 16
 U = np.uint64
 BASE, FIRST, NEXT, LIMIT = 0, 1, 2, 3
 HEADER = 8
+ALIGNMENT = 4096
+# Reads in a row that bring nothing new before a block counts as unreadable.
+TRIES = 8
 
 # A symbol, not a ctypes pointer: machine code that holds an address cannot be cached.
 pread = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
@@ -169,10 +172,29 @@ def find(rows, locations, first_state, first_data, second_state, second_data, sh
 
 
 @njit(nogil=True, cache=True)
+def read_on(descriptor, address, size, offset, got):
+    """Go on with a read of `size` bytes at `offset`, of which `got` came (below 0: an error); how many there are now.
+
+    A signal, a network or a busy device may cut a read short, which is no damage. Reads begin at a whole alignment.
+    """
+    got, tries = max(np.int64(got), np.int64(0)), TRIES
+    while got < size and tries > 0:
+        done = got // ALIGNMENT * ALIGNMENT
+        more = pread(np.int32(descriptor), U(address + done), U(size - done), offset + done)
+        if more == 0:
+            break
+        if done + more > got:
+            got = done + more
+        else:
+            tries -= 1
+    return got
+
+
+@njit(nogil=True, cache=True)
 def read_checked(descriptor, sequence, first, blocks, words, shape):
     """Read `blocks` blocks from `first` on into `words` (aligned) and check them; -1, or which of them failed."""
     block_bytes = shape.block_words * 8
-    got = pread(np.int32(descriptor), words.ctypes.data, U(blocks * block_bytes), first * block_bytes)
+    got = read_on(descriptor, words.ctypes.data, blocks * block_bytes, first * block_bytes, 0)
     whole = max(got, 0) // block_bytes
     bad = first_damaged(words, shape, whole, sequence, first)
     if bad < 0 and whole < blocks:

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from stratarec.kernels.blocks.aio import EVENT_WORDS, collect, prepare, submit
-from stratarec.kernels.blocks.cpu import first_damaged, pread, record_place, tag_of
+from stratarec.kernels.blocks.cpu import first_damaged, read_on, record_place, tag_of
 from stratarec.kernels.records.cpu import copy_bytes
 
 U = np.uint64
@@ -106,7 +106,9 @@ def read_cells(
             number = free[i]
             span = spans[number]
             slot, offset = file_place(span, shape)
-            got = pread(descriptors[slot], words.ctypes.data + number * size * 8, span[BLOCKS] * block_bytes, offset)
+            got = read_on(
+                descriptors[slot], words.ctypes.data + number * size * 8, span[BLOCKS] * block_bytes, offset, 0
+            )
             found = take_records(
                 span, got, number * size, sequences, cells, entries, rows, words, tags, data, shape, out
             )
@@ -116,6 +118,10 @@ def read_cells(
             done = collect(context, events, max(waiting // 4, 1))
             for i in range(done):
                 number, got = events[i * EVENT_WORDS], events[i * EVENT_WORDS + 2]
+                wanted = spans[number][BLOCKS] * block_bytes
+                if got < wanted:
+                    slot, offset = file_place(spans[number], shape)
+                    got = read_on(descriptors[slot], words.ctypes.data + number * size * 8, wanted, offset, got)
                 found = take_records(
                     spans[number], got, number * size, sequences, cells, entries, rows, words, tags, data, shape, out
                 )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.cache import cpu
-from stratarec.kernels.embedding import Group, Lookups, lookups_by_table, offsets_or_empty
+from stratarec.kernels.embedding import BagBatch, GroupLayout, lookups_by_table, offsets_or_empty
 from stratarec.kernels.lanes import PADDING
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import launcher
@@ -52,6 +52,9 @@ class CacheLayout:
 @dataclass(frozen=True)
 class CacheState:
     """What the slots hold. `counts` has one entry unless the policy counts.
+
+    The stamp of a slot is that of the last batch that used it, or emptied it: what was not stamped since a checkpoint
+    is as the checkpoint has it.
 
     Arrays have `lanes.PADDING` entries behind the last slot: searches read them, and missing rows touch the last one.
     """
@@ -101,7 +104,9 @@ class Staging:
     rows_in, victims, released : ndarray
         ``[T]`` rows that come in, how many of them take the slot of another row, and rows that leave the overflow area.
     stuck : ndarray
-        ``[T]`` ids that found no room; stage again with a later horizon.
+        ``[T]`` ids that found no room; once the others are where they should be, stage again with a later horizon.
+    reach : ndarray
+        ``[T]`` `CacheState.reach` as it was before.
     bad : int
         Place in the batch's values of an id outside its table, or -1. Nothing of that table moves; others may.
     """
@@ -110,6 +115,7 @@ class Staging:
     victims: Ints
     released: Ints
     stuck: Ints
+    reach: Ints
     bad: int = -1
 
     @property
@@ -142,26 +148,24 @@ class StageWorkspace:
 
 
 def stage(
-    group: Group,
+    group: GroupLayout,
     layout: CacheLayout,
     state: CacheState,
-    lookups: Lookups,
+    lookups: BagBatch,
     out: NDArray[np.int32],
     *,
     batch: int,
     horizon: int,
     workspace: StageWorkspace,
-    before: Staging | None = None,
 ) -> Staging:
     """Give every id of the batch a slot and write it, relative to its table's first slot, to `out`; -1 without room.
 
     A slot is given up only when its stamp is below `horizon`: with lookahead k, ``batch - k``. What comes in and goes
-    out follows from the sequence of batches and horizons alone. Pass what a first call returned as `before` to go on
-    with ids that were stuck.
+    out follows from the sequence of batches and horizons alone. `undo` takes it back as long as nothing has moved.
     """
     tables = len(layout.sets)
     none = np.zeros((4, tables), dtype=np.int64)
-    done = before or Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3])
+    done = Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3], reach=state.reach.copy())
     lists = workspace.prepare(lookups_by_table(group, lookups), layout)
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
@@ -175,6 +179,21 @@ def stage(
     wrong = bad[bad >= 0]
     done.bad = int(wrong.min()) if len(wrong) else -1
     return done
+
+
+def undo(state: CacheState, staging: Staging, workspace: StageWorkspace) -> None:
+    """Let every slot hold the row again that it held before `stage`, of which nothing has moved yet.
+
+    Stamps stay, so a row that would have gone may stay a batch longer than if it had not been tried.
+    """
+    lists = workspace.arrays
+    for table, first in enumerate(workspace.room[:-1]):
+        came = slice(first, first + staging.rows_in[table])
+        left = slice(first, first + staging.released[table])
+        # A row may have come into a slot of the overflow area that another had just left.
+        state.tags[lists["in_slot"][came]] = lists["in_victim"][came] + 1
+        state.tags[lists["out_slot"][left]] = lists["out_row"][left] + 1
+    state.reach[:] = staging.reach
 
 
 def released(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> Moves:

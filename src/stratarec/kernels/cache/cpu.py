@@ -2,8 +2,8 @@
 
 Table t owns slots ``[slot_start[t], slot_start[t + 1])``: first ``sets[t]`` sets of W ways, then overflow sets of W
 ways, which take rows whose own set is full of rows in use. A tag is a row's id + 1, 0 when the slot is empty; a stamp
-is the index of the last batch that used the slot. A slot whose stamp is not below the horizon is in use and is never a
-victim.
+is that of the last batch that used or emptied the slot. A slot whose stamp is not below the horizon is in use and is
+never a victim.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def find_rows(
 
 
 @njit(**BODY)
-def release_overflow(start, sets, overflow_sets, ways, tags, stamps, horizon, out_row, out_slot, listed):
+def release_overflow(start, sets, overflow_sets, ways, tags, stamps, batch, horizon, out_row, out_slot, listed):
     """Empty the overflow slots that are no longer in use, adding to a list. Returns (listed, whether any row stays)."""
     stay = False
     first = start + sets * ways
@@ -163,6 +163,7 @@ def release_overflow(start, sets, overflow_sets, ways, tags, stamps, horizon, ou
         out_row[U(listed)] = tags[slot] - 1
         out_slot[U(listed)] = slot
         tags[slot] = 0
+        stamps[slot] = batch
         listed += 1
     return listed, stay
 
@@ -224,9 +225,8 @@ def stage_tables(
 ):  # fmt: skip
     """Bring every row of the batch into its table's slots and write slots, relative to the table's first, to `out`.
 
-    Lists of table t start at ``room[t]`` and are added to after `rows_in` and `released` entries, so that a batch that
-    got stuck can go on with a later horizon; `victims` counts those among the rows that come in. `stuck` counts ids
-    without room, `bad` is the place of a bad id or -1. Tables are taken in `order`.
+    Lists of table t start at ``room[t]``, with `rows_in` and `released` entries; `victims` counts those among the rows
+    that come in. `stuck` counts ids without room, `bad` is the place of a bad id or -1. Tables are taken in `order`.
     """
     while True:
         task = take(counter)
@@ -244,8 +244,8 @@ def stage_tables(
             continue
         if reach[t]:
             released[t], stay = release_overflow(
-                slot_start[t], sets[t], overflow_sets[t], ways, tags, stamps, horizon, out_row[begin:end],
-                out_slot[begin:end], released[t],
+                slot_start[t], sets[t], overflow_sets[t], ways, tags, stamps, batch, horizon,
+                out_row[begin:end], out_slot[begin:end], released[t],
             )  # fmt: skip
             reach[t] *= stay
         rows_in[t], replaced, reach[t], stuck[t] = bring_in(

@@ -43,7 +43,7 @@ _NO_FLOATS = np.zeros(1, dtype=np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lookups:
+class BagBatch:
     """One width group's share of a batch.
 
     Parameters
@@ -76,7 +76,7 @@ class Lookups:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class GroupLayout:
     """The fixed layout of one width group; every array has one entry a feature unless it says otherwise."""
 
     width: int
@@ -97,6 +97,11 @@ class Group:
     def pooled(self) -> slice | NDArray[np.int64]:
         """Places of the pooled features: all of them as a rule, which then need no copies."""
         return np.flatnonzero(self.sequence == 0) if self.sequence.any() else slice(None)
+
+    @cached_property
+    def nowhere(self) -> NDArray[np.int64]:
+        """Where the gradients of sequence features start in a batch that has none."""
+        return np.zeros(len(self.sequence), dtype=np.int64)
 
     @cached_property
     def lines(self) -> bool:
@@ -134,7 +139,7 @@ class Workspace:
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     _plans: dict[tuple[int, bytes], tuple[NDArray[np.int64], ...]] = field(default_factory=dict)
 
-    def plan(self, group: Group, counts: NDArray[np.int64], threads: int) -> tuple[NDArray[np.int64], ...]:
+    def plan(self, group: GroupLayout, counts: NDArray[np.int64], threads: int) -> tuple[NDArray[np.int64], ...]:
         """`schedule` for these numbers of lookups; kept, since batches without jagged features repeat them."""
         key = (threads, counts.tobytes())
         if key not in self._plans:
@@ -173,7 +178,7 @@ class Workspace:
         return self.arrays
 
 
-def pool(weights: Floats, group: Group, lookups: Lookups, out: Floats) -> int:
+def pool(weights: Floats, group: GroupLayout, lookups: BagBatch, out: Floats) -> int:
     """Pool every pooled feature of the group into ``out[b, column[f]:column[f] + D]``.
 
     Returns
@@ -208,18 +213,18 @@ def _tile(count: int, threads: int) -> int:
     return tile_size(count, threads, least=_LEAST_TILE, most=_MOST_TILE)
 
 
-def _all_offsets(lookups: Lookups) -> NDArray[np.int64]:
+def _all_offsets(lookups: BagBatch) -> NDArray[np.int64]:
     if lookups.offsets is not None:
         return lookups.offsets
     return np.arange(len(lookups.values) + 1, dtype=np.int64)
 
 
-def offsets_or_empty(lookups: Lookups) -> NDArray[np.int64]:
+def offsets_or_empty(lookups: BagBatch) -> NDArray[np.int64]:
     """The offsets, or a placeholder for kernels that are told of single ids apart."""
     return _NO_OFFSETS if lookups.offsets is None else lookups.offsets
 
 
-def gather(weights: Floats, group: Group, lookups: Lookups, feature: int, out: Floats) -> int:
+def gather(weights: Floats, group: GroupLayout, lookups: BagBatch, feature: int, out: Floats) -> int:
     """``out[i] = row of values[first + i]`` for the ids of one sequence feature; returns as `pool` does."""
     first, last = lookups.span(feature)
     values, threads = lookups.values[first:last], team_threads()
@@ -251,8 +256,8 @@ def update(
     weights: Floats,
     row_state: Floats,
     full_state: Floats,
-    group: Group,
-    lookups: Lookups,
+    group: GroupLayout,
+    lookups: BagBatch,
     gradient: Floats,
     sequence_gradient: Floats,
     sequence_start: NDArray[np.int64],
@@ -296,7 +301,7 @@ def update(
     )  # fmt: skip
 
 
-def lookups_by_table(group: Group, lookups: Lookups) -> NDArray[np.int64]:
+def lookups_by_table(group: GroupLayout, lookups: BagBatch) -> NDArray[np.int64]:
     """``[tables]`` number of lookups of each table in the batch."""
     if lookups.offsets is None:
         return np.diff(group.table_start) * lookups.batch
@@ -304,7 +309,7 @@ def lookups_by_table(group: Group, lookups: Lookups) -> NDArray[np.int64]:
     return np.add.reduceat(lookups.offsets[first + lookups.batch] - lookups.offsets[first], group.table_start[:-1])
 
 
-def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: Floats, out: Floats) -> None:
+def weight_gradient(weights: Floats, group: GroupLayout, lookups: BagBatch, gradient: Floats, out: Floats) -> None:
     """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight."""
     chosen = group.pooled
     group.lookup_kernels.weight_gradient(
@@ -314,7 +319,12 @@ def weight_gradient(weights: Floats, group: Group, lookups: Lookups, gradient: F
     )  # fmt: skip
 
 
-def mark_rows(group: Group, lookups: Lookups, bits: NDArray[np.uint8]) -> None:
+def first_falling(offsets: NDArray[np.int64], total: int) -> int:
+    """The first place i at which ``offsets[i]``, ``offsets[i + 1]`` fall or do not lie in [0, total]; or -1."""
+    return int(rows.first_falling(offsets, total))
+
+
+def mark_rows(group: GroupLayout, lookups: BagBatch, bits: NDArray[np.uint8]) -> None:
     """Set the bit of every row of the group that the batch looks up: bit ``r & 7`` of byte ``r >> 3``."""
     rows.mark_rows(
         lookups.values, offsets_or_empty(lookups), lookups.offsets is None, lookups.batch, lookups.key, group.base, bits

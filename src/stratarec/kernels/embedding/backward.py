@@ -205,15 +205,16 @@ def apply_sorted(
 def update_tables(
     member, lanes, whole, counter, weights, width, row_state, full_state, values, offsets, singles, sample_weights,
     weighted, batch, key, base, rows, column, mean, sequence, sequence_start, table_start, table_features,
-    table_lookups, task_table, task_part, task_parts, gradient, sequence_gradient, stride,
-    index_of, slot_of, listed, source_of, scale_of, order, row_of, count_of, row_sum, dense, touched,
-    kind, rate, eps, decay, beta1, beta2, moment, second,
+    table_lookups, tasks, gradient, sequence_gradient, stride, work, rule,
 ):  # fmt: skip
     """Take tasks until none is left: a table, or those of its rows r with r % parts == part.
 
     No row belongs to two tasks. Workspaces have one row a member.
     """
     literally(lanes)
+    task_table, task_part, task_parts = tasks
+    index_of, slot_of, listed, source_of, scale_of, order, row_of, count_of, row_sum, dense, touched = work
+    kind, rate, eps, decay, beta1, beta2, moment, second = rule
     D, stride_, m = U(lanes if whole else width), U(stride), member
     while True:
         task = take(counter)
@@ -265,12 +266,14 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
         index_of, slot_of, listed, source_of, scale_of, order, row_of, count_of, row_sum, dense, touched,
         kind, rate, eps, decay, beta1, beta2, moment, second,
     ):  # fmt: skip
+        # Python builds a tuple of more than 30 by appending, in which Numba before 0.68 loses that `lanes` is known.
+        tasks = task_table, task_part, task_parts
+        work = index_of, slot_of, listed, source_of, scale_of, order, row_of, count_of, row_sum, dense, touched
+        rule = kind, rate, eps, decay, beta1, beta2, moment, second
         given = (
             lanes, whole, np.zeros(1, np.int64), weights, width, row_state, full_state, values, offsets, singles,
             sample_weights, weighted, batch, key, base, rows, column, mean, sequence, sequence_start, table_start,
-            table_features, table_lookups, task_table, task_part, task_parts, gradient, sequence_gradient, stride,
-            index_of, slot_of, listed, source_of, scale_of, order, row_of, count_of, row_sum, dense, touched,
-            kind, rate, eps, decay, beta1, beta2, moment, second,
+            table_features, table_lookups, tasks, gradient, sequence_gradient, stride, work, rule,
         )  # fmt: skip
         run_team(launch, threads, update_tables, given)
 

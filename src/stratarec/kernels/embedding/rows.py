@@ -109,3 +109,19 @@ def mark_rows(values, offsets, singles, batch, key, base, bits):
         for i in range(U(begin), U(end)):
             row = U(base[f] + values[i])
             bits[row >> U(3)] |= np.uint8(1) << np.uint8(row & U(7))
+
+
+@njit(nogil=True, cache=True)
+def first_falling(offsets, total):
+    """The first place i at which offsets[i], offsets[i + 1] fall or do not lie in [0, total]; or -1."""
+    last = len(offsets) - 1
+    falls = np.int64(offsets[0] < 0) + np.int64(offsets[last] > total)
+    # Without a branch in it the loop is vectorised: batches are nearly always right.
+    for i in range(U(last)):
+        falls += offsets[i] > offsets[i + U(1)]
+    if falls == 0:
+        return -1
+    for i in range(last):
+        if offsets[i] < 0 or offsets[i] > offsets[i + 1] or offsets[i + 1] > total:
+            return i
+    return last

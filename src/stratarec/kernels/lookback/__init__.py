@@ -1,6 +1,7 @@
 """What a log of clicks says of an item at the moment it is shown: counts over sliding windows, strictly looking back.
 
-Memory holds the clicks of the longer window, 40 bytes each, those of the shorter one, and a table of counts.
+Memory holds the clicks of the longer window, 40 bytes each, those of the shorter ones, a table of counts, and when
+each item was first clicked.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from stratarec.kernels.lookback import cpu
 
 Hashes = NDArray[np.uint64]
 FEATURES = (
+    "popularity",
+    "recent_popularity",
+    "item_age",
     "long_popularity",
     "user_clicks",
     "moves",
@@ -39,7 +43,7 @@ class Clicks:
     items: Hashes
     """``[N]``"""
     contexts: Hashes
-    """``[N, C]``"""
+    """``[N, C]``; 0 where a context is missing."""
 
 
 class Lookback:
@@ -47,20 +51,20 @@ class Lookback:
 
     Parameters
     ----------
-    window, memory : int
-        The shorter and the longer stretch that is looked back on, in the unit of the times.
-    unit : int
+    recent, window, memory : int
+        The stretches that are looked back on, from the shortest to the longest, in the unit of the times.
+    second : int
         A second in the unit of the times.
     contexts : int
         C, columns that describe the moment of a click.
     """
 
-    def __init__(self, *, window: int, memory: int, unit: int, contexts: int) -> None:
-        self._window, self._memory, self._unit, self._contexts = window, memory, unit, contexts
-        self._short = _Queue(contexts + 1)
-        self._long = _Queue(cpu.LONG_KEYS)
+    def __init__(self, *, recent: int, window: int, memory: int, second: int, contexts: int) -> None:
+        self._spans, self._contexts = cpu.Spans(recent, window, memory, second), contexts
+        self._fresh, self._short, self._long = _queue(1), _queue(cpu.SHORT_KEYS + contexts), _queue(cpu.LONG_KEYS)
         self._keys, self._counts = np.zeros(_SMALLEST, np.uint64), np.zeros(_SMALLEST, np.int32)
         self._last = _last_table(_SMALLEST)
+        self._first = np.zeros(_SMALLEST, np.uint64), np.zeros(_SMALLEST, np.int64)
 
     def features(self, clicks: Clicks, shown: Hashes) -> NDArray[np.float32]:
         """Count `clicks`, which are later than all before, and say what was known of the items shown at each.
@@ -73,55 +77,56 @@ class Lookback:
         Returns
         -------
         ndarray
-            ``[N, K, 8 + C]`` float32 from clicks strictly before each click: clicks of the item within `memory`, by
-            anyone and by the user; moves from the user's previous item to this one and back (a move is two clicks of a
-            user in a row, at most `window` apart); clicks of the previous item; clicks of the session; seconds since
-            the user's previous click (NaN without one); and within `window` clicks of the item at the same place in a
-            session (first, second, later), then in the same context, for each context.
+            ``[N, K, 11 + C]`` float32 in the order of `FEATURES`, from clicks strictly before each click: clicks of the
+            item within `window` and within `recent`; seconds since its first click (NaN before it); clicks of the item
+            within `memory`, by anyone and by the user; moves from the user's previous item to this one and back (a move
+            is two clicks of a user in a row, at most `window` apart); clicks of the previous item; clicks of the
+            session; seconds since the user's previous click (NaN without one); and within `window` clicks of the item
+            at the same place in a session (first, second, later), then in the same context, for each context (NaN where
+            that is missing).
         """
         count = len(clicks.times)
         self._make_room(count, int(clicks.times[0]) if count else 0)
-        short, long = self._short.extend(clicks.times), self._long.extend(clicks.times)
+        queues = [_extend(queue, clicks.times) for queue in (self._fresh, self._short, self._long)]
         out = np.zeros((*shown.shape, cpu.FIXED + self._contexts), dtype=np.float32)
         gone = cpu.scan(
-            clicks.times, clicks.users, clicks.sessions, clicks.items, clicks.contexts, shown,
-            self._window, self._memory, self._unit,
-            self._short.times, self._short.keys, self._long.times, self._long.keys, short, long,
-            self._keys, self._counts, *self._last,
-            out,
+            clicks.times, clicks.users, clicks.sessions, clicks.items, clicks.contexts, shown, self._spans,
+            *queues, self._keys, self._counts, *self._last, *self._first, out,
         )  # fmt: skip
-        self._short.drop(gone[0])
-        self._long.drop(gone[1])
+        self._fresh, self._short, self._long = (_drop(queue, n) for queue, n in zip(queues, gone, strict=True))
         return out
 
     def _make_room(self, clicks: int, now: int) -> None:
         """Fit the tables to what is alive and what `clicks` more can add, at most half full."""
-        size = _size(int(np.count_nonzero(self._counts)) + clicks * (cpu.LONG_KEYS + 1 + self._contexts))
+        each = cpu.LONG_KEYS + cpu.SHORT_KEYS + 1 + self._contexts
+        size = _size(int(np.count_nonzero(self._counts)) + clicks * each)
         keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int32)
         cpu.move_counts(self._keys, self._counts, keys, counts)
         self._keys, self._counts = keys, counts
-        oldest = now - self._memory
+        oldest = now - self._spans.memory
         last = _last_table(_size(int(np.count_nonzero(self._last[2] >= oldest)) + clicks))
         cpu.move_last(*self._last, oldest, *last)
         self._last = last
+        size = _size(int(np.count_nonzero(self._first[0])) + clicks)
+        if size > len(self._first[0]):
+            first = np.zeros(size, np.uint64), np.zeros(size, np.int64)
+            cpu.move_first(*self._first, *first)
+            self._first = first
 
 
-class _Queue:
-    """Clicks that are still counted, oldest first, and the keys under which they are."""
+def _queue(width: int) -> cpu.Queue:
+    return cpu.Queue(np.zeros(0, dtype=np.int64), np.zeros((0, width), dtype=np.uint64), 0)
 
-    def __init__(self, width: int) -> None:
-        self.times: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self.keys: Hashes = np.zeros((0, width), dtype=np.uint64)
 
-    def extend(self, times: NDArray[np.int64]) -> int:
-        """Make room for more clicks; returns the place of the first."""
-        start = len(self.times)
-        self.times = np.concatenate([self.times, times])
-        self.keys = np.concatenate([self.keys, np.zeros((len(times), self.keys.shape[1]), dtype=np.uint64)])
-        return start
+def _extend(queue: cpu.Queue, times: NDArray[np.int64]) -> cpu.Queue:
+    """With room for more clicks behind those it has."""
+    room = np.zeros((len(times), queue.keys.shape[1]), dtype=np.uint64)
+    return cpu.Queue(np.concatenate([queue.times, times]), np.concatenate([queue.keys, room]), len(queue.times))
 
-    def drop(self, count: int) -> None:
-        self.times, self.keys = self.times[count:].copy(), self.keys[count:].copy()
+
+def _drop(queue: cpu.Queue, count: int) -> cpu.Queue:
+    """Without its first `count` clicks."""
+    return cpu.Queue(queue.times[count:].copy(), queue.keys[count:].copy(), 0)
 
 
 def _last_table(size: int) -> tuple[Hashes, Hashes, NDArray[np.int64]]:

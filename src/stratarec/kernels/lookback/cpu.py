@@ -6,17 +6,38 @@ well-mixed 64-bit hashes; two things then share a key with a chance of 2^-63.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from stratarec.kernels.random.cpu import GOLDEN, mix
 
 U = np.uint64
-ITEM, USER_ITEM, MOVE, SESSION, STEP, CONTEXT = (U(n) for n in range(1, 7))
-LONG_KEYS = 4
+ITEM, USER_ITEM, MOVE, SESSION, STEP, NEAR, FRESH, CONTEXT = (U(n) for n in range(1, 9))
+# Keys that a click counts under within `memory`, and within `window` beside one for each context.
+LONG_KEYS, SHORT_KEYS = 4, 2
 LAST_STEP = 2
 # Columns of the features that do not depend on the number of contexts.
-FIXED = 8
+FIXED = 11
+
+
+class Queue(NamedTuple):
+    """Clicks that are still counted, oldest first, their keys, and the place of the first new one."""
+
+    times: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    start: int
+
+
+class Spans(NamedTuple):
+    """How far back is looked, and a second, all in the unit of the times."""
+
+    recent: int
+    window: int
+    memory: int
+    second: int
 
 
 @njit(nogil=True, cache=True)
@@ -47,10 +68,10 @@ def _get(keys, counts, key):
 
 
 @njit(nogil=True, cache=True)
-def _expire(times, rows, low, end, oldest, keys, counts):
+def _expire(queue, low, end, oldest, keys, counts):
     """Take the clicks before `oldest` out of the counts; returns the first click that stays."""
-    while low < end and times[low] < oldest:
-        for key in rows[low]:
+    while low < end and queue.times[low] < oldest:
+        for key in queue.keys[low]:
             if key:
                 counts[_slot(keys, key)] -= 1
         low += 1
@@ -79,31 +100,44 @@ def move_last(keys, items, times, oldest, new_keys, new_items, new_times):
 
 
 @njit(nogil=True, cache=True)
+def move_first(keys, times, new_keys, new_times):
+    """Insert every item into an empty table."""
+    for old in range(len(keys)):
+        if keys[old] != U(0):
+            place = _slot(new_keys, keys[old])
+            new_keys[place] = keys[old]
+            new_times[place] = times[old]
+
+
+@njit(nogil=True, cache=True)
 def scan(
-    times, users, sessions, items, contexts, shown,
-    window, memory, unit,
-    short_times, short_keys, long_times, long_keys, short_start, long_start,
-    keys, counts, last_keys, last_items, last_times,
+    times, users, sessions, items, contexts, shown, spans,
+    fresh, short, long,
+    keys, counts, last_keys, last_items, last_times, first_keys, first_times,
     out,
 ):  # fmt: skip
     """Count clicks as time passes, and read the counts for what is shown at each click.
 
-    New clicks n take the places ``short_start + n`` and ``long_start + n`` of the queues, whose times are already set.
-    ``out[n, k]`` is filled for every ``shown[n, k]`` that is not 0. Returns how many clicks each queue has let go.
+    New clicks n take the places ``start + n`` of the queues, whose times are already set. ``out[n, k]`` is filled for
+    every ``shown[n, k]`` that is not 0. A context of 0 is missing. Returns how many clicks each queue has let go.
     """
     clicks, width = shown.shape
-    short_low, long_low, high = 0, 0, 0
+    fresh_low, short_low, long_low, high = 0, 0, 0, 0
+    missing = np.float32(np.nan)
     for n in range(clicks + 1):
         # The last round is there to count the clicks that no later one of this call has counted.
         while high < clicks and (n == clicks or times[high] < times[n]):
             user, item, now = users[high], items[high], times[high]
-            long_low = _expire(long_times, long_keys, long_low, long_start + high, now - memory, keys, counts)
+            long_low = _expire(long, long_low, long.start + high, now - spans.memory, keys, counts)
             place = _slot(last_keys, user | U(1))
-            known = last_keys[place] != U(0) and now - last_times[place] <= window
+            known = last_keys[place] != U(0) and now - last_times[place] <= spans.window
             last_keys[place] = user | U(1)
             previous = last_items[place]
             last_items[place], last_times[place] = item, now
-            row = long_keys[long_start + high]
+            place = _slot(first_keys, item | U(1))
+            if first_keys[place] == U(0):
+                first_keys[place], first_times[place] = item | U(1), now
+            row = long.keys[long.start + high]
             row[0] = _pair(ITEM, item, U(0))
             row[1] = _pair(USER_ITEM, user, item)
             row[2] = _pair(MOVE, previous, item) if known else U(0)
@@ -112,20 +146,26 @@ def scan(
             for k in range(LONG_KEYS):
                 if row[k]:
                     _add(keys, counts, row[k])
-            near = short_keys[short_start + high]
+            near = short.keys[short.start + high]
             near[0] = _pair(STEP, item, U(step))
-            _add(keys, counts, near[0])
+            near[1] = _pair(NEAR, item, U(0))
             for c in range(contexts.shape[1]):
-                near[c + 1] = _pair(CONTEXT + U(c), item, contexts[high, c])
-                _add(keys, counts, near[c + 1])
+                context = contexts[high, c]
+                near[SHORT_KEYS + c] = _pair(CONTEXT + U(c), item, context) if context else U(0)
+            for key in near:
+                if key:
+                    _add(keys, counts, key)
+            fresh.keys[fresh.start + high, 0] = _pair(FRESH, item, U(0))
+            _add(keys, counts, fresh.keys[fresh.start + high, 0])
             high += 1
         if n == clicks:
             break
         now = times[n]
-        short_low = _expire(short_times, short_keys, short_low, short_start + high, now - window, keys, counts)
-        long_low = _expire(long_times, long_keys, long_low, long_start + high, now - memory, keys, counts)
+        fresh_low = _expire(fresh, fresh_low, fresh.start + high, now - spans.recent, keys, counts)
+        short_low = _expire(short, short_low, short.start + high, now - spans.window, keys, counts)
+        long_low = _expire(long, long_low, long.start + high, now - spans.memory, keys, counts)
         place = _slot(last_keys, users[n] | U(1))
-        known = last_keys[place] != U(0) and now - last_times[place] <= memory
+        known = last_keys[place] != U(0) and now - last_times[place] <= spans.memory
         previous = last_items[place]
         in_session = counts[_slot(keys, _pair(SESSION, sessions[n], U(0)))]
         step = U(min(in_session, LAST_STEP))
@@ -134,14 +174,19 @@ def scan(
             if item == U(0):
                 continue
             row = out[n, k]
-            row[0] = _get(keys, counts, _pair(ITEM, item, U(0)))
-            row[1] = _get(keys, counts, _pair(USER_ITEM, users[n], item))
-            row[2] = _get(keys, counts, _pair(MOVE, previous, item)) if known else np.float32(0)
-            row[3] = _get(keys, counts, _pair(MOVE, item, previous)) if known else np.float32(0)
-            row[4] = _get(keys, counts, _pair(ITEM, previous, U(0))) if known else np.float32(0)
-            row[5] = in_session
-            row[6] = (now - last_times[place]) / unit if known else np.float32(np.nan)
-            row[7] = _get(keys, counts, _pair(STEP, item, step))
+            row[0] = _get(keys, counts, _pair(NEAR, item, U(0)))
+            row[1] = _get(keys, counts, _pair(FRESH, item, U(0)))
+            born = _slot(first_keys, item | U(1))
+            row[2] = (now - first_times[born]) / spans.second if first_keys[born] else missing
+            row[3] = _get(keys, counts, _pair(ITEM, item, U(0)))
+            row[4] = _get(keys, counts, _pair(USER_ITEM, users[n], item))
+            row[5] = _get(keys, counts, _pair(MOVE, previous, item)) if known else np.float32(0)
+            row[6] = _get(keys, counts, _pair(MOVE, item, previous)) if known else np.float32(0)
+            row[7] = _get(keys, counts, _pair(ITEM, previous, U(0))) if known else np.float32(0)
+            row[8] = in_session
+            row[9] = (now - last_times[place]) / spans.second if known else missing
+            row[10] = _get(keys, counts, _pair(STEP, item, step))
             for c in range(contexts.shape[1]):
-                row[FIXED + c] = _get(keys, counts, _pair(CONTEXT + U(c), item, contexts[n, c]))
-    return short_low, long_low
+                context = contexts[n, c]
+                row[FIXED + c] = _get(keys, counts, _pair(CONTEXT + U(c), item, context)) if context else missing
+    return fresh_low, short_low, long_low

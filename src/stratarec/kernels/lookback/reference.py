@@ -16,11 +16,16 @@ class Click:
     session: int
     item: int
     contexts: tuple[int, ...]
+    """0 where one is missing."""
 
 
-def features(log: Sequence[Click], at: Click, item: int, *, window: int, memory: int, unit: int) -> list[float]:
+def features(
+    log: Sequence[Click], at: Click, item: int, *, recent: int, window: int, memory: int, second: int
+) -> list[float]:
     """What `Lookback` gives for `item` at the moment, user and contexts of `at`; `log` is in order of time."""
     past = [click for click in log if click.time < at.time]
+    fresh = [click for click in past if click.time >= at.time - recent]
+    born = next((click.time for click in past if click.item == item), None)
     near = [click for click in past if click.time >= at.time - window]
     far = [click for click in past if click.time >= at.time - memory]
     moves = [
@@ -31,16 +36,19 @@ def features(log: Sequence[Click], at: Click, item: int, *, window: int, memory:
     last = next((click for click in reversed(far) if click.user == at.user), None)
     session = sum(click.session == at.session for click in far)
     return [
+        sum(click.item == item for click in near),
+        sum(click.item == item for click in fresh),
+        math.nan if born is None else (at.time - born) / second,
         sum(click.item == item for click in far),
         sum(click.item == item and click.user == at.user for click in far),
         0 if last is None else moves.count((last.item, item)),
         0 if last is None else moves.count((item, last.item)),
         0 if last is None else sum(click.item == last.item for click in far),
         session,
-        math.nan if last is None else (at.time - last.time) / unit,
+        math.nan if last is None else (at.time - last.time) / second,
         sum(click.item == item and _step(log, click, memory) == min(session, 2) for click in near),
         *(
-            sum(click.item == item and click.contexts[c] == value for click in near)
+            sum(click.item == item and click.contexts[c] == value for click in near) if value else math.nan
             for c, value in enumerate(at.contexts)
         ),
     ]

@@ -1,4 +1,4 @@
-"""Negatives for logs of clicks alone, drawn from what was popular just before."""
+"""Negatives for logs of clicks alone: what other users clicked next."""
 
 from __future__ import annotations
 
@@ -10,47 +10,42 @@ from stratarec.kernels.negatives import cpu
 
 def draw_negatives(
     times: NDArray[np.int64],
-    items: NDArray[np.int64],
+    users: NDArray[np.uint64],
+    splits: NDArray[np.int8],
     *,
     first: int,
+    last: int,
     window: int,
-    recent: int,
     wanted: int,
     key: int,
     number: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct negatives of the clicks from `first` on, in proportion to popularity in the window before each.
+) -> NDArray[np.int64]:
+    """For each click, `wanted` clicks of other users that follow it in the same split, drawn evenly with replacement.
 
     Parameters
     ----------
     times : ndarray
-        ``[N]`` rising times; the window of every click from `first` on must be inside.
-    items : ndarray
-        ``[N]`` item codes 0, 1, ...
-    first : int
-        The clicks before it only fill windows.
+        ``[N]`` rising times; the window of every click from `first` to `last` must be inside.
+    users : ndarray
+        ``[N]`` hashes of users.
+    splits : ndarray
+        ``[N]`` number of the split that each click belongs to.
+    first, last : int
+        The clicks to draw for; those behind `last` are there to be drawn.
     window : int
-        Length of the window ``[t - window, t)``, in the unit of `times`.
-    recent : int
-        Length of the last stretch of the window that is counted on its own.
+        Length of the window ``[t, t + window]`` behind a click at t, in the unit of `times`.
     wanted : int
         K.
     key, number : int
-        The noise of click c is a function of (key, number + c).
+        The noise of click c is a function of (key, number + c - first).
 
     Returns
     -------
-    negatives : ndarray
-        ``[N - first, K]`` item codes, never the clicked item, -1 where 16 K draws found fewer.
-    counts : ndarray
-        ``[N - first, 1 + K, 2]`` clicks of the clicked item and each negative in the window, and in its last stretch.
+    ndarray
+        ``[last - first, K]`` places in `times`; a row of -1 for a click that no other user's click follows.
     """
-    clicks = len(times) - first
-    negatives = np.full((clicks, wanted), -1, dtype=np.int64)
-    counts = np.zeros((clicks, 1 + wanted, 2), dtype=np.int64)
-    popularity = np.zeros((2, int(items.max(initial=-1)) + 1), dtype=np.int64)
-    cpu.draw(
-        times, items, first, window, recent, wanted, np.uint64(key), number, popularity[0], popularity[1], negatives,
-        counts,
-    )  # fmt: skip
-    return negatives, counts
+    order = np.argsort(splits, kind="stable")
+    edges = np.searchsorted(splits[order], np.arange(int(splits.max(initial=0)) + 2))
+    drawn = np.full((last - first, wanted), -1, dtype=np.int64)
+    cpu.draw(times, users, splits, first, window, np.uint64(key), number, order, edges, drawn)
+    return drawn

@@ -1,51 +1,61 @@
-"""Numba body of popularity-weighted negatives."""
+"""Numba body of negatives: an even draw of the clicks of other users in a window ahead."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from stratarec.kernels.random.cpu import mix
+from stratarec.kernels.random.cpu import GOLDEN, mix
 
+# Draws for one negative before the window is gone through click by click.
 TRIES = 16
 
 
 @njit(nogil=True, cache=True)
-def draw(times, items, first, window, recent, wanted, key, number, popularity, fresh_popularity, negatives, counts):
-    """For clicks first, first + 1, ...: `wanted` items from the clicks of [t - window, t), and how popular each was.
+def _nth_of_others(users, user, order, low, high, state):
+    """An even draw of the places whose user is not `user`, found by counting them; -1 where there is none."""
+    others = np.uint64(0)
+    for place in range(low, high):
+        others += np.uint64(users[order[place]] != user)
+    if others == np.uint64(0):
+        return -1
+    wanted = state % others
+    for place in range(low, high):
+        if users[order[place]] != user:
+            if wanted == np.uint64(0):
+                return order[place]
+            wanted -= np.uint64(1)
+    return -1
 
-    `times` rises. ``negatives[c]`` is padded with -1. ``counts[c, :, 0]`` holds the clicks in the window of the clicked
-    item and of each negative, ``counts[c, :, 1]`` those in its last stretch, [t - recent, t). `popularity` and
-    `fresh_popularity` are scratch, one zero an item.
+
+@njit(nogil=True, cache=True)
+def draw(times, users, splits, first, window, key, number, order, edges, drawn):
+    """Fill ``drawn[c]`` with places of clicks of [t, t + window] in the split of click ``first + c``, by other users.
+
+    `order` sorts clicks by split and then by time; those of split s take ``order[edges[s]:edges[s + 1]]``.
     """
-    low, middle, high = 0, 0, 0
-    for i in range(first, len(times)):
-        while times[high] < times[i]:
-            popularity[items[high]] += 1
-            fresh_popularity[items[high]] += 1
-            high += 1
-        while low < high and times[low] < times[i] - window:
-            popularity[items[low]] -= 1
-            low += 1
-        while middle < high and times[middle] < times[i] - recent:
-            fresh_popularity[items[middle]] -= 1
-            middle += 1
-        c = i - first
-        counts[c, 0, 0] = popularity[items[i]]
-        counts[c, 0, 1] = fresh_popularity[items[i]]
-        found = 0
+    clicks, wanted = drawn.shape
+    low, high = edges[:-1].copy(), edges[:-1].copy()
+    for c in range(clicks):
+        click = first + c
+        s, user, now = splits[click], users[click], times[click]
+        while low[s] < edges[s + 1] and times[order[low[s]]] < now:
+            low[s] += 1
+        while high[s] < edges[s + 1] and times[order[high[s]]] <= now + window:
+            high[s] += 1
+        size = np.uint64(high[s] - low[s])
         state = mix(key ^ mix(np.uint64(number + c)))
-        if high > low:
-            for _ in range(TRIES * wanted):
-                if found == wanted:
+        for k in range(wanted):
+            found = -1
+            for _ in range(TRIES):
+                state = mix(state + GOLDEN)
+                place = order[low[s] + np.int64(state % size)]
+                if users[place] != user:
+                    found = place
                     break
-                state = mix(state + np.uint64(0x9E3779B97F4A7C15))
-                item = items[low + np.int64(state % np.uint64(high - low))]
-                fresh = item != items[i]
-                for k in range(found):
-                    fresh = fresh and negatives[c, k] != item
-                if fresh:
-                    negatives[c, found] = item
-                    counts[c, found + 1, 0] = popularity[item]
-                    counts[c, found + 1, 1] = fresh_popularity[item]
-                    found += 1
+            if found < 0:
+                state = mix(state + GOLDEN)
+                found = _nth_of_others(users, user, order, low[s], high[s], state)
+            if found < 0:
+                break
+            drawn[c, k] = found

@@ -1,4 +1,4 @@
-"""What a window holds, by looking at every click."""
+"""Which clicks may be drawn as negatives, by looking at every click."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def window_counts(times: NDArray[np.int64], items: NDArray[np.int64], click: int, window: int) -> dict[int, int]:
-    """Item -> clicks in ``[t - window, t)`` before click number `click`."""
-    inside = (times >= times[click] - window) & (times < times[click])
-    found, counts = np.unique(items[inside], return_counts=True)
-    return {int(item): int(count) for item, count in zip(found, counts, strict=True)}
+def candidates(
+    times: NDArray[np.int64], users: NDArray[np.uint64], splits: NDArray[np.int8], click: int, window: int
+) -> list[int]:
+    """Places of the clicks of ``[t, t + window]`` by other users in the split of click number `click`."""
+    inside = (times >= times[click]) & (times <= times[click] + window)
+    return np.flatnonzero(inside & (users != users[click]) & (splits == splits[click])).tolist()

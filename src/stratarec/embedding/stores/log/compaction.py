@@ -90,7 +90,10 @@ class Compactor:
         shape, per_block = layout.shape, layout.per_block
         words = self.stride[: blocks * shape.block_words]
         descriptor = int(self._segments.descriptors[entry.slot])
-        bad = cpu.read_checked(descriptor, np.uint64(entry.sequence), first, blocks, words, shape)
+        wanted = descriptor, np.uint64(entry.sequence), first, blocks, words, shape
+        bad = cpu.read_checked(*wanted)
+        if bad >= 0 and self._segments.refuses_direct(entry.slot):
+            bad = cpu.read_checked(*wanted)
         if bad >= 0:
             raise self._segments.damage(entry.slot, first + bad)
         source = as_tags(words), as_bytes(words), (entry.slot * layout.segment_blocks + first) * per_block

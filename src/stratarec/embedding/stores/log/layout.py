@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from stratarec.errors import ConfigError
+from stratarec.errors import CheckpointError, ConfigError
+from stratarec.finite import check_finite
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Shape
 
 # A table is some so many segments, which makes what compaction may leave unclaimed (a few segments) a small part of it.
@@ -33,6 +35,7 @@ class LogConfig:
     """File bytes over the bytes of blocks that live rows need, beyond four segments; what is over it is compacted."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "log.")
         for name, least in (("segment_bytes", 0), ("buffer_bytes", 4096), ("depth", 1), ("budget_bytes", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"log.{name} is {getattr(self, name)}, expected at least {least}")
@@ -74,9 +77,37 @@ class Layout:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint's files must agree with."""
-        names = ("rows", "record_bytes", "tag_bytes", "block_bytes", "per_block", "segment_blocks", "slots")
-        return {name: getattr(self, name) for name in names}
+        """What a checkpoint's files must agree with. How long segments are is not in it, see `adopting`."""
+        return {name: getattr(self, name) for name in ("rows", "record_bytes", "tag_bytes", "block_bytes", "per_block")}
+
+    @property
+    def segmentation(self) -> dict[str, Any]:
+        """How blocks are numbered through segments: locations are of it."""
+        return {name: getattr(self, name) for name in ("segment_blocks", "slots", "buffer_blocks")}
+
+    @property
+    def padded_bytes(self) -> int:
+        """File bytes of all records, each once, in whole blocks."""
+        return -(-self.rows // self.per_block) * self.block_bytes
+
+    def adopting(self, manifest: Mapping[str, Any], config: LogConfig) -> Layout:
+        """This layout with the segments of a checkpoint: a budget decides their length, and may change.
+
+        Raises
+        ------
+        CheckpointError
+            When the manifest lacks them, or `config` leaves no room for three.
+        """
+        try:
+            made = replace(self, **{name: int(manifest[name]) for name in self.segmentation})
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError("the manifest of a log is damaged: it lacks the length of its segments") from error
+        if config.budget_bytes and config.budget_bytes < 3 * made.segment_bytes:
+            raise CheckpointError(
+                f"log.budget_bytes is {config.budget_bytes}, and this checkpoint needs three segments of "
+                f"{made.segment_bytes} bytes; raise it"
+            )
+        return made
 
 
 def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> Layout:
@@ -117,3 +148,8 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> Layout:
         slots=slots,
         buffer_blocks=buffer_blocks,
     )
+
+
+def location_bytes(rows: int, record_bytes: int) -> int:
+    """Bytes of DRAM that say where `rows` records lie."""
+    return rows * plan_layout(rows, record_bytes, LogConfig()).location_type.itemsize

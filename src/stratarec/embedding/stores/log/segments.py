@@ -7,7 +7,10 @@ its file and seeds its checksums and is not.
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
+import resource
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,24 +106,49 @@ class Segments:
         try:
             if self._direct:
                 try:
-                    return os.open(path, flags | os.O_DIRECT, 0o644)
+                    return open_file(path, flags | os.O_DIRECT)
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise
-                self._direct = False
+                self._leave_direct()
                 if flags & os.O_CREAT:
                     path.unlink(missing_ok=True)
-                warnings.warn(
-                    f"the file system of {self.directory} refuses direct input and output: reads go through the page "
-                    "cache, whose memory no figure here counts; name a directory on a local disk",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return os.open(path, flags, 0o644)
+            return open_file(path, flags)
         except OSError as error:
             if error.errno in _FULL:
                 raise NoRoom(error.strerror) from error
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise StorageError(
+                    f"{path} cannot be opened: {error.strerror}, and {len(self.used)} segments of this log are; raise "
+                    "the limit (ulimit -n)"
+                ) from error
             raise storage_error(path, error) from error
+
+    def refuses_direct(self, slot: int) -> bool:
+        """Whether the file system takes direct input and output when a file is opened and refuses it now.
+
+        If so, all files do without it from here on, and what failed may be tried again.
+        """
+        if not self._direct:
+            return False
+        try:
+            os.preadv(int(self.descriptors[slot]), [mmap.mmap(-1, self.layout.block_bytes)], 0)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                self._leave_direct()
+                return True
+        return False
+
+    def _leave_direct(self) -> None:
+        self._direct = False
+        for descriptor in self.descriptors[self.used].tolist():
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+        warnings.warn(
+            f"the file system of {self.directory} refuses direct input and output: reads go through the page cache, "
+            "whose memory no figure here counts; name a directory on a local disk",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def append(self, slot: int, words: NDArray[np.uint64], allowance: int) -> None:
         """Write whole blocks to the end of a segment.
@@ -140,15 +168,28 @@ class Segments:
         if self.budget_bytes and self.file_bytes + words.nbytes > self.budget_bytes + allowance:
             raise NoRoom(f"log.budget_bytes is {self.budget_bytes}")
         descriptor, start = int(self.descriptors[slot]), int(self.blocks[slot]) * self.layout.block_bytes
-        content, done = words.view(np.uint8).data, 0
         try:
-            while done < len(content):
-                done += os.pwrite(descriptor, content[done:], start + done)
+            self._write(descriptor, words.view(np.uint8).data, start)
         except OSError as error:
             os.ftruncate(descriptor, start)
             if error.errno in _FULL:
                 raise NoRoom(error.strerror) from error
             raise storage_error(self.path(slot), error) from error
+
+    def _write(self, descriptor: int, content: memoryview, start: int) -> None:
+        done = 0
+        while done < len(content):
+            done += self._write_some(descriptor, content[done:], start + done)
+
+    def _write_some(self, descriptor: int, content: memoryview, start: int) -> int:
+        try:
+            return os.pwrite(descriptor, content, start)
+        except OSError as error:
+            # Direct writes may be refused at once, or for the rest of one that was cut short.
+            if error.errno != errno.EINVAL or not self._direct:
+                raise
+            self._leave_direct()
+            return 0
 
     def remove(self, slot: int) -> None:
         """Remove a segment without live rows; its descriptor stays open until `close_retired`."""
@@ -200,3 +241,16 @@ class Segments:
         except OSError as error:
             return StorageError(f"{where} cannot be read: {error.strerror}; restore a checkpoint")
         return StorageError(f"{where} is damaged: its checksum does not match; restore a checkpoint")
+
+
+def open_file(path: Path, flags: int) -> int:
+    """`os.open`, raising the process's own limit of open files where the system lets it: each segment is a file."""
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or soft in (hard, resource.RLIM_INFINITY):
+            raise
+        more = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+        return os.open(path, flags, 0o644)

@@ -9,12 +9,10 @@ The working directory is scratch: after a crash nothing in it is trusted, and `r
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, RLock
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +22,13 @@ from stratarec.embedding.stores.chain import Chain, require_same
 from stratarec.embedding.stores.log.appender import Appender
 from stratarec.embedding.stores.log.checkpoint import check_segments, keep_segments
 from stratarec.embedding.stores.log.compaction import Background, Compactor, background_due, dead_weight
-from stratarec.embedding.stores.log.layout import LogConfig, plan_layout
+from stratarec.embedding.stores.log.layout import Layout, LogConfig, plan_layout
 from stratarec.embedding.stores.log.locations import Locations
 from stratarec.embedding.stores.log.reader import Reader
 from stratarec.embedding.stores.log.segments import NoRoom, Segments
 from stratarec.embedding.stores.memory import resident_bytes
+from stratarec.embedding.stores.scratch import hold
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.files import make_directory, storage_error
 from stratarec.kernels.blocks import cpu
 
 
@@ -67,15 +65,20 @@ class LogRecords:
         self.config = config or LogConfig()
         self.layout = plan_layout(rows, record_bytes, self.config)
         self._lock, self._moving = RLock(), Lock()
-        self._guard = _take(Path(directory))
-        self.segments = Segments(Path(directory), self.layout, self.config.budget_bytes)
-        self._front = Appender(self.segments, self._lock, -self.layout.segment_bytes)
-        self._locations = Locations(self.layout)
-        self._compactor = Compactor(self.segments, self._locations, self._lock)
-        self._back = self._compactor.appender
-        self._reader = Reader(self.layout, self.config.depth)
+        self._guard = hold(Path(directory))
+        self._lay_out(Path(directory), self.layout)
         self._chain = Chain()
         self._background = Background(self._compact_quietly)
+
+    def _lay_out(self, directory: Path, layout: Layout) -> None:
+        """Begin empty, with segments of `layout`."""
+        self.layout = layout
+        self.segments = Segments(directory, layout, self.config.budget_bytes)
+        self._front = Appender(self.segments, self._lock, -layout.segment_bytes)
+        self._locations = Locations(layout)
+        self._compactor = Compactor(self.segments, self._locations, self._lock)
+        self._back = self._compactor.appender
+        self._reader = Reader(layout, self.config.depth)
 
     # Reading
 
@@ -101,7 +104,10 @@ class LogRecords:
             descriptors, sequences = self.segments.descriptors.copy(), self.segments.sequences.copy()
         if count:
             order = np.argsort(cells[:count])
-            bad = self._reader.read(descriptors, sequences, cells[order], entries[order], rows, out)
+            wanted = descriptors, sequences, cells[order], entries[order], rows, out
+            bad = self._reader.read(*wanted)
+            if bad >= 0 and self.segments.refuses_direct(bad // self.layout.segment_blocks):
+                bad = self._reader.read(*wanted)
             if bad >= 0:
                 raise self.segments.damage(*divmod(bad, self.layout.segment_blocks))
         return found
@@ -197,7 +203,7 @@ class LogRecords:
         with self._moving:
             self._compact_while(lambda: True)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Do the compaction that is due, here or by waiting for the thread that is at it."""
         with self._moving:
             self._compact_while(lambda: background_due(self.segments, self.config.most_amplification))
@@ -241,7 +247,7 @@ class LogRecords:
                 self._locations.changed_rows,
             )
             self._locations.forget_changes()
-        return {**self._identity, "segments": segments, "files": files}
+        return {**self._identity, **self.layout.segmentation, "segments": segments, "files": files}
 
     @property
     def _identity(self) -> Manifest:
@@ -250,10 +256,14 @@ class LogRecords:
     def restore(self, directory: Path, manifest: Manifest) -> None:
         """See `RecordStore.restore`; segments are linked, and their checksums checked by later reads and `check`."""
         require_same(directory, manifest, self._identity, "segments", "files")
+        layout = self.layout.adopting(manifest, self.config)
         entries = check_segments(self.segments, directory, manifest)
         self._chain.verify(directory, manifest["files"])
         with self._moving, self._lock:
             self._forget()
+            if layout != self.layout:
+                self._reader.close()
+                self._lay_out(self.segments.directory, layout)
             for entry in entries:
                 self.segments.adopt(directory / entry.name, entry)
             for _ in self._chain.load(directory, manifest["files"], self._locations.as_bytes):
@@ -293,19 +303,3 @@ def _attempt(action: Callable[[], None]) -> NoRoom | None:
     except NoRoom as full:
         return full
     return None
-
-
-def _take(directory: Path) -> IO[bytes]:
-    """Hold the directory's lock, which the system releases when the process ends."""
-    make_directory(directory)
-    path = directory / ".lock"
-    try:
-        file = path.open("wb")
-    except OSError as error:
-        raise storage_error(path, error) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise StorageError(f"{directory} is in use by another store: give each its own directory") from error
-    return file

@@ -1,4 +1,4 @@
-"""The exchange against its plain form: the same records, slots and bits, whatever the codec and the width."""
+"""The swap against its plain form: the same records, slots and bits, whatever the codec and the width."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 
 from stratarec.kernels import cache, codec, records
 from stratarec.kernels.codec.layout import KINDS, Layout
-from stratarec.kernels.embedding import Group, Lookups
-from stratarec.kernels.exchange import exchange
+from stratarec.kernels.embedding import BagBatch, GroupLayout
 from stratarec.kernels.random import table_key
+from stratarec.kernels.swap import swap
 
 ROWS = np.array([3000, 700], dtype=np.int64)
 WAYS, SETS = 8, 100
@@ -30,15 +30,15 @@ def layout_of() -> cache.CacheLayout:
     )
 
 
-def lookups_of(number: int) -> Lookups:
+def lookups_of(number: int) -> BagBatch:
     generator = np.random.default_rng(number)
     values = np.concatenate([generator.integers(0, rows, 300) for rows in ROWS])
-    return Lookups(values=values, offsets=None, weights=None, batch=300, key=np.arange(2, dtype=np.int64))
+    return BagBatch(values=values, offsets=None, weights=None, batch=300, key=np.arange(2, dtype=np.int64))
 
 
-def group_of(width: int) -> Group:
+def group_of(width: int) -> GroupLayout:
     zeros = np.zeros(2, dtype=np.int64)
-    return Group(
+    return GroupLayout(
         width=width, base=np.array([0, SLOTS]), rows=np.full(2, SLOTS), column=zeros, mean=zeros, sequence=zeros,
         table_start=np.arange(3, dtype=np.int64), table_features=np.arange(2, dtype=np.int64),
     )  # fmt: skip
@@ -78,7 +78,7 @@ def form_of(kind: str, width: int, full_state: bool) -> Layout:
 
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16", "int8", "int4"])
 @pytest.mark.parametrize(("width", "full_state"), [(64, False), (5, True)])
-def test_the_exchange_moves_what_its_plain_form_moves(kind: str, width: int, full_state: bool) -> None:
+def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_state: bool) -> None:
     place, form = layout_of(), form_of(kind, width, full_state)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     plain, fused = Side(form), Side(form)
@@ -92,7 +92,7 @@ def test_the_exchange_moves_what_its_plain_form_moves(kind: str, width: int, ful
         released = cache.released(place, done, workspace)
         move_plainly(place, cache.moves(place, done, workspace), form, plain, number)
         move_plainly(place, (released, nothing_of(released)), form, fused, number)
-        assert exchange(place, done, workspace, form, fused.slots, fused.home, number) is None
+        assert swap(place, done, workspace, form, fused.slots, fused.home, number) is None
         evicted += done.rows_out
         for left, right in zip((*plain.slots, *plain.home), (*fused.slots, *fused.home), strict=True):
             np.testing.assert_array_equal(left, right)
@@ -115,8 +115,8 @@ def test_a_victim_that_the_codec_cannot_hold_is_named() -> None:
         victims = [row for row in cache.moves(place, done, workspace)[0].rows if row not in released.rows]
         if victims:
             side.slots[0][:] = np.nan
-            table, row = exchange(place, done, workspace, form, side.slots, side.home, number)
+            table, row = swap(place, done, workspace, form, side.slots, side.home, number)
             assert place.first_row[table] + row == victims[0]
             return
-        exchange(place, done, workspace, form, side.slots, side.home, number)
+        swap(place, done, workspace, form, side.slots, side.home, number)
     raise AssertionError("nothing was evicted: no test of a victim")

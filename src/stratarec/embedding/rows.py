@@ -1,4 +1,4 @@
-"""Level 0: the plain float32 arrays that forward pools from and the row optimizer updates in place."""
+"""float32 rows as flat arrays: weights, with the optimizer state beside them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.memory import allocate
 
 Floats = NDArray[np.float32]
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level0:
-    """S slots of one width: weights and the optimizer state beside them.
-
-    For a table that lies whole in DRAM a slot is a row; under a cache it is a place that rows come to and leave.
-    """
+class FloatRows:
+    """S rows of one width in DRAM: weights and the optimizer state beside them."""
 
     weights: Floats
     """Flat ``[S * D]`` float32: slot s is ``weights[s * D:(s + 1) * D]``."""
@@ -34,13 +32,13 @@ class Level0:
             array = getattr(self, name)
             if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
                 raise ConfigError(
-                    f"level 0: {name} is {array.dtype} of shape {array.shape}, expected flat contiguous float32"
+                    f"rows: {name} is {array.dtype} of shape {array.shape}, expected flat contiguous float32"
                 )
         if self.width < 1 or len(self.weights) % self.width:
-            raise ConfigError(f"level 0: {len(self.weights)} weights are not a whole number of rows of {self.width}")
+            raise ConfigError(f"rows: {len(self.weights)} weights are not a whole number of rows of {self.width}")
 
     @classmethod
-    def allocate(cls, slots: int, width: int, *, row_state: bool, full_state: bool) -> Level0:
+    def allocate(cls, slots: int, width: int, *, row_state: bool, full_state: bool) -> FloatRows:
         """Zeroed slots on huge pages; pages that are never touched cost nothing."""
         return cls(
             weights=allocate(slots * width),
@@ -58,3 +56,11 @@ class Level0:
     def nbytes(self) -> int:
         """Bytes of weights and state."""
         return sum(array.nbytes for array in (self.weights, self.row_state, self.full_state) if len(array) > 1)
+
+    def copy(self, mine: Indices, source: FloatRows, theirs: Indices) -> None:
+        """Give the rows `mine` the values of the rows `theirs` of `source`."""
+        self.weights.reshape(-1, self.width)[mine] = source.weights.reshape(-1, self.width)[theirs]
+        if len(self.row_state) > 1 or len(source.row_state) > 1:
+            self.row_state[mine] = source.row_state[theirs]
+        if len(self.full_state) > 1:
+            self.full_state.reshape(-1, self.width)[mine] = source.full_state.reshape(-1, self.width)[theirs]

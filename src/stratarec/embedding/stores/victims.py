@@ -22,7 +22,7 @@ _BATCHES = 64
 _FLUSH_ROWS = 1 << 16
 
 
-class CachedRecords:
+class VictimCache:
     """A `RecordStore` that keeps the `capacity_rows` most recently written rows of `inner` in DRAM.
 
     A write goes to DRAM; the rows written longest ago are handed to `inner` in batches. `flush` and `checkpoint` hand

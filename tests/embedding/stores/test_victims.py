@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.cached import CachedRecords
 from stratarec.embedding.stores.dram_records import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.victims import VictimCache
 from stratarec.errors import ConfigError, StorageError
 from stratarec.kernels.recency import RecencyMap
 from stratarec.kernels.recency.reference import RecencyMap as Plain
@@ -22,7 +22,7 @@ from stratarec.testing.stores import RecordStoreMachine, RecordStoreTests, rando
 def over_log(directory: Path, rows: int, record_bytes: int, capacity: int) -> RecordStore:
     config = LogConfig(segment_bytes=16384, buffer_bytes=8192, depth=2)
     log = LogRecords(directory, rows=rows, record_bytes=record_bytes, config=config)
-    return CachedRecords(log, capacity_rows=capacity)
+    return VictimCache(log, capacity_rows=capacity)
 
 
 class TestCachedLogRecords(RecordStoreTests):
@@ -65,7 +65,7 @@ def test_the_map_keeps_the_order_of_an_ordered_dict(batches: list[list[int]]) ->
 
 def test_recently_written_rows_are_served_from_dram_and_reads_admit_nothing() -> None:
     inner = DramRecords(rows=100, record_bytes=8)
-    store = CachedRecords(inner, capacity_rows=10)
+    store = VictimCache(inner, capacity_rows=10)
     first, second = np.arange(10), np.arange(10, 16)
     store.write(first, random_records(first, 8, 1))
     assert not inner.written(first).any()
@@ -78,7 +78,7 @@ def test_recently_written_rows_are_served_from_dram_and_reads_admit_nothing() ->
 
 def test_clean_rows_are_not_written_twice(tmp_path: Path) -> None:
     inner = LogRecords(tmp_path, rows=100, record_bytes=500, config=LogConfig(buffer_bytes=4096, depth=1))
-    store = CachedRecords(inner, capacity_rows=20)
+    store = VictimCache(inner, capacity_rows=20)
     store.write(np.arange(20), np.ones((20, 500), np.uint8))
     store.flush()
     before = inner.segments.bytes_written
@@ -91,7 +91,7 @@ def test_clean_rows_are_not_written_twice(tmp_path: Path) -> None:
 
 def test_a_refused_eviction_loses_nothing(tmp_path: Path) -> None:
     config = LogConfig(segment_bytes=8192, buffer_bytes=4096, depth=1, budget_bytes=24576)
-    store = CachedRecords(LogRecords(tmp_path, rows=400, record_bytes=500, config=config), capacity_rows=16)
+    store = VictimCache(LogRecords(tmp_path, rows=400, record_bytes=500, config=config), capacity_rows=16)
     done: list[int] = []
 
     def write_until_refused() -> None:
@@ -111,4 +111,4 @@ def test_a_refused_eviction_loses_nothing(tmp_path: Path) -> None:
 
 def test_needs_a_capacity() -> None:
     with pytest.raises(ConfigError, match="capacity_rows is 0"):
-        CachedRecords(DramRecords(rows=1, record_bytes=1), capacity_rows=0)
+        VictimCache(DramRecords(rows=1, record_bytes=1), capacity_rows=0)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.cache import CacheLayout, StageWorkspace, Staging
 from stratarec.kernels.codec.layout import Layout
-from stratarec.kernels.exchange import cpu
+from stratarec.kernels.swap import cpu
 from stratarec.kernels.team import launcher
 from stratarec.kernels.threads import team_threads
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 
-def exchange(
+def swap(
     layout: CacheLayout,
     staging: Staging,
     workspace: StageWorkspace,
@@ -49,7 +49,7 @@ def exchange(
     """
     records, written, changed = home
     lists = workspace.arrays
-    refused = cpu.exchange(
+    refused = cpu.swap(
         launcher(), team_threads(), codec.form, slots, (records.reshape(-1), written, changed), workspace.room,
         staging.rows_in, _PIECE_ROWS, lists["in_row"], lists["in_slot"], lists["in_victim"], layout.first_row,
         layout.table_key, layout.bound, np.uint64(write),

@@ -1,4 +1,4 @@
-"""Numba bodies of the exchange: a row goes home and the one that takes its slot comes in, slot by slot.
+"""Numba bodies of the swap: a row goes home and the one that takes its slot comes in, slot by slot.
 
 A slot is in the first cache once for both, and nothing is listed, counted or marked apart. No row comes in and goes out
 in the same batch, so entries are independent of each other.
@@ -22,7 +22,7 @@ AHEAD = 12
 
 
 @njit(**BODY)
-def prefetch_exchange(form, slots, home, slot, row, victim):
+def prefetch_swap(form, slots, home, slot, row, victim):
     weights, row_state, full_state = slots
     records, written, changed = home
     size = U(form[-1])
@@ -36,7 +36,7 @@ def prefetch_exchange(form, slots, home, slot, row, victim):
 
 
 @njit(**BODY)
-def exchange_row(form, slots, home, slot, first_row, row, victim, table_key, bound, write_key):
+def swap_row(form, slots, home, slot, first_row, row, victim, table_key, bound, write_key):
     """Send the victim home, if there is one, and bring the row in; returns whether the codec can hold the victim."""
     weights, row_state, full_state = slots
     records, written, changed = home
@@ -57,7 +57,7 @@ def exchange_row(form, slots, home, slot, first_row, row, victim, table_key, bou
 
 
 @njit(**BODY)
-def exchange_pieces(
+def swap_pieces(
     member, counter, form, slots, home, room, count, pieces, piece_rows, in_row, in_slot, in_victim, first_row,
     table_key, bound, write, refused,
 ):  # fmt: skip
@@ -74,11 +74,11 @@ def exchange_pieces(
         last = min(first + U(piece_rows), U(room[t] + count[t]))
         origin = first_row[t]
         for i in range(first, min(first + U(AHEAD), last)):
-            prefetch_exchange(form, slots, home, in_slot[i], origin + in_row[i], origin + in_victim[i])
+            prefetch_swap(form, slots, home, in_slot[i], origin + in_row[i], origin + in_victim[i])
         for i in range(first, last):
             j = min(i + U(AHEAD), last - U(1))
-            prefetch_exchange(form, slots, home, in_slot[j], origin + in_row[j], origin + in_victim[j])
-            held = exchange_row(
+            prefetch_swap(form, slots, home, in_slot[j], origin + in_row[j], origin + in_victim[j])
+            held = swap_row(
                 form, slots, home, U(in_slot[i]), origin, in_row[i], in_victim[i], table_key[t], bound[t],
                 write_key,
             )  # fmt: skip
@@ -88,7 +88,7 @@ def exchange_pieces(
 
 
 @njit(nogil=True, cache=True)
-def exchange(
+def swap(
     launch, threads, form, slots, home, room, count, piece_rows, in_row, in_slot, in_victim, first_row, table_key,
     bound, write,
 ):  # fmt: skip
@@ -101,7 +101,7 @@ def exchange(
         np.zeros(1, np.int64), form, slots, home, room, count, pieces, piece_rows, in_row, in_slot, in_victim,
         first_row, table_key, bound, write, refused,
     )  # fmt: skip
-    run_team(launch, threads, exchange_pieces, given)
+    run_team(launch, threads, swap_pieces, given)
     for entry in refused:
         if entry >= 0:
             return entry

@@ -1,0 +1,173 @@
+"""Which row is in which slot: tags, stamps and the policy. It decides what moves, and moves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.rows import Indices
+from stratarec.embedding.tiers import TableTier, cache_sets
+from stratarec.errors import ConfigError
+from stratarec.kernels import cache as kernel
+from stratarec.kernels.embedding import BagBatch, GroupLayout
+from stratarec.kernels.random import table_key
+
+MOST_ROWS = 2**31 - 2
+"""A tag is a row's number plus one in an int32."""
+_CHUNK_SLOTS = 1 << 19
+
+
+class Directory:
+    """The slots of a group of tables and what they hold.
+
+    Parameters
+    ----------
+    configs : sequence of EmbeddingBagConfig
+        The tables, in the order of their rows in the group.
+    tiers : mapping of str to TableTier
+        Cache size of each.
+    policy, ways : str, int
+        As in `TierConfig`.
+    seed : int
+        Of initial weights and noise.
+
+    Raises
+    ------
+    ConfigError
+        For a table of more rows, or a cache of more slots, than tags and slot numbers can tell apart.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        tiers: Mapping[str, TableTier],
+        *,
+        policy: str,
+        ways: int,
+        seed: int,
+    ) -> None:
+        rows = np.array([table.num_embeddings for table in configs], dtype=np.int64)
+        shapes = np.array([cache_sets(tiers[table.name].cache_rows, ways) for table in configs], dtype=np.int64)
+        for table, sets in zip(configs, shapes.sum(axis=1).tolist(), strict=True):
+            _check_size(table, sets * ways)
+        self.layout = kernel.CacheLayout(
+            ways=ways,
+            policy=policy,
+            rows=rows,
+            first_row=np.cumsum(rows) - rows,
+            slot_start=np.cumsum([0, *(shapes.sum(axis=1) * ways)]).astype(np.int64),
+            sets=shapes[:, 0].copy(),
+            overflow_sets=shapes[:, 1].copy(),
+            table_key=np.array([table_key(seed, table.name) for table in configs], dtype=np.uint64),
+            bound=(rows**-0.5).astype(np.float32),
+        )
+        self.state = kernel.CacheState.empty(self.layout)
+        self.workspace = kernel.StageWorkspace()
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What decides where rows may lie, as JSON."""
+        layout = self.layout
+        sets = [[int(own), int(extra)] for own, extra in zip(layout.sets, layout.overflow_sets, strict=True)]
+        return {"ways": layout.ways, "policy": layout.policy, "sets": sets}
+
+    def assign(
+        self, group: GroupLayout, bags: BagBatch, out: NDArray[np.int32], stamp: int, horizon: int
+    ) -> kernel.Staging:
+        """Give every id of a batch a slot and say what must move for it; `undo` takes it back.
+
+        Parameters
+        ----------
+        out : ndarray
+            ``[N]`` int32: gets the slots, relative to their table's first; -1 where there is no room.
+        stamp, horizon : int
+            As in `Moment`.
+        """
+        return kernel.stage(
+            group, self.layout, self.state, bags, out, batch=stamp, horizon=horizon, workspace=self.workspace
+        )  # fmt: skip
+
+    def undo(self, staging: kernel.Staging) -> None:
+        """Take `assign` back, before anything has moved."""
+        kernel.undo(self.state, staging, self.workspace)
+
+    def locate(self, rows: Indices) -> Indices:
+        """The slot of each row of the group, or -1 where it is at home."""
+        tables = self.tables_of(rows)
+        return kernel.locate(self.layout, self.state, tables, rows - self.layout.first_row[tables])
+
+    def moves_of(self, rows: Indices, slots: Indices) -> kernel.Moves:
+        """Rows of the group and the slots that they are to come into."""
+        tables = self.tables_of(rows)
+        keys = kernel.row_keys(self.layout, tables, rows - self.layout.first_row[tables])
+        return kernel.Moves(rows=rows, slots=slots, tables=tables, keys=keys)
+
+    def tables_of(self, rows: Indices) -> NDArray[np.int32]:
+        """The table of each row of the group."""
+        return (np.searchsorted(self.layout.first_row, rows, side="right") - 1).astype(np.int32)
+
+    # Stamps and tags at rest
+
+    def used(self) -> Iterator[Indices]:
+        """Slots that hold a row, ascending, in chunks."""
+        return self._slots_where(self.state.tags, 1)
+
+    def stamped_since(self, stamp: int) -> Iterator[Indices]:
+        """Slots that were used or emptied at `stamp` or later, ascending, in chunks."""
+        return self._slots_where(self.state.stamps, stamp)
+
+    def _slots_where(self, values: NDArray[np.int32], least: int) -> Iterator[Indices]:
+        for first in range(0, self.layout.slots, _CHUNK_SLOTS):
+            chunk = values[first : min(first + _CHUNK_SLOTS, self.layout.slots)]
+            found = np.flatnonzero(chunk >= least)
+            if len(found):
+                yield found + first
+
+    def rows_in(self, slots: Indices) -> Indices:
+        """The group's row in each slot, or -1."""
+        tables = np.searchsorted(self.layout.slot_start, slots, side="right") - 1
+        tags = self.state.tags[slots].astype(np.int64)
+        return np.where(tags > 0, self.layout.first_row[tables] + tags - 1, -1)
+
+    def counts_in(self, slots: Indices) -> NDArray[np.uint32]:
+        """How often each slot's row was used; 0 where the policy does not count."""
+        counted = len(self.state.counts) > 1
+        return self.state.counts[slots] if counted else np.zeros(len(slots), dtype=np.uint32)
+
+    def clear(self) -> None:
+        """Empty every slot."""
+        self.state = kernel.CacheState.empty(self.layout)
+
+    def adopt(
+        self, slots: Indices, rows: Indices, stamps: NDArray[np.int32], counts: NDArray[np.uint32]
+    ) -> None:  # fmt: skip
+        """Let slots hold the group's rows `rows` (-1: none) with these stamps and counts."""
+        state, layout = self.state, self.layout
+        tables = np.searchsorted(layout.slot_start, slots, side="right") - 1
+        state.tags[slots] = np.where(rows < 0, 0, rows - layout.first_row[tables] + 1).astype(np.int32)
+        state.stamps[slots] = stamps
+        if len(state.counts) > 1:
+            state.counts[slots] = counts
+        overflow_start = layout.slot_start[:-1] + layout.sets * layout.ways
+        spilled = np.unique(tables[(slots >= overflow_start[tables]) & (rows >= 0)])
+        state.reach[spilled] = np.minimum(layout.overflow_sets, kernel.PROBES)[spilled]
+
+    def shift(self, by: int) -> None:
+        """Count stamps from `by` on; what is older is all the same age."""
+        stamps = self.state.stamps
+        np.maximum(stamps, by - 1, out=stamps)
+        stamps -= np.int32(by)
+
+
+def _check_size(table: EmbeddingBagConfig, slots: int) -> None:
+    if table.num_embeddings > MOST_ROWS:
+        raise ConfigError(
+            f"table {table.name!r} has {table.num_embeddings:,} rows; under a cache a table has at most {MOST_ROWS:,}: "
+            "split it into several tables, or leave it out of the tiers to have it whole in level 0"
+        )
+    if slots > MOST_ROWS:
+        raise ConfigError(f"table {table.name!r}: cache_rows is {slots:,}, expected at most {MOST_ROWS:,}")

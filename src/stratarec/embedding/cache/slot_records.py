@@ -1,0 +1,137 @@
+"""The rows that are in slots, as records by slot number: what a checkpoint of a cache holds besides its home.
+
+A record is ``[row int64, stamp int32, count uint32, float32 row]``; a slot that was emptied has row -1. Which slots
+changed since the last checkpoint follows from their stamps, so training keeps no marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.embedding.cache.directory import Directory
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.rows import FloatRows, Indices
+from stratarec.embedding.slots import SlotMemory
+from stratarec.embedding.stores.chain import Chain
+from stratarec.embedding.stores.rowfile import read_rows, verify_file
+from stratarec.errors import TrainingError
+
+_HEAD = np.dtype([("row", "<i8"), ("stamp", "<i4"), ("count", "<u4")])
+_FOLDER = "slots"
+
+
+class SlotRecords:
+    """Saves and restores what a directory and its slots hold, in a chain of files.
+
+    Parameters
+    ----------
+    directory, memory
+        Of the cache.
+    codec : RecordCodec
+        Of float32 rows.
+    """
+
+    def __init__(self, directory: Directory, memory: SlotMemory, codec: RecordCodec) -> None:
+        self._directory, self._memory, self._codec = directory, memory, codec
+        self._chain = Chain()
+        self._saved_at = 0
+        self.shape = (directory.layout.slots, _HEAD.itemsize + codec.record_bytes)
+
+    def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
+        """Write the slots, or those stamped since `previous`, into ``<directory>/slots``; returns the manifest.
+
+        Parameters
+        ----------
+        settled : int
+            As in `Tables.save`.
+        """
+        folder = directory / _FOLDER
+        folder.mkdir()
+        files = self._chain.save(
+            folder,
+            None if previous is None else previous / _FOLDER,
+            self,
+            self._directory.used,
+            lambda: self._directory.stamped_since(self._saved_at),
+        )
+        self._saved_at = settled
+        return {"files": files, "record_bytes": self.shape[1]}
+
+    def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
+        """Fill an empty directory and its slots by what `save` wrote."""
+        folder = directory / _FOLDER
+        self._chain.verify(folder, manifest["files"])
+        # Pieces are put in place as they are asked for.
+        for _ in self._chain.load(folder, manifest["files"], self):
+            pass
+        self._saved_at = stamp
+
+    def shift(self, by: int) -> None:
+        """See `Directory.shift`."""
+        self._saved_at = max(self._saved_at - by, 0)
+
+    def __getitem__(self, slots: Indices, /) -> NDArray[np.uint8]:
+        """Records of slots: what a file is written from."""
+        rows = self._directory.rows_in(slots)
+        head = np.empty(len(slots), dtype=_HEAD)
+        head["row"], head["stamp"] = rows, self._directory.state.stamps[slots]
+        head["count"] = self._directory.counts_in(slots)
+        floats = np.zeros((len(slots), self._codec.record_bytes), dtype=np.uint8)
+        held = np.flatnonzero(rows >= 0)
+        keys = np.zeros(len(held), dtype=np.uint64)
+        bad = self._memory.encode(self._codec, slots[held], floats, held, keys, 0)
+        if bad >= 0:
+            raise TrainingError(
+                f"row {rows[held[bad]]} of the cached tables of width {self._codec.width} is not finite"
+            )
+        return np.concatenate([head.view(np.uint8).reshape(len(slots), -1), floats], axis=1)
+
+    def __setitem__(self, slots: Indices, records: NDArray[np.uint8], /) -> None:
+        """Let slots hold what their records say."""
+        head, floats = _split(records)
+        self._directory.adopt(slots, head["row"], head["stamp"], head["count"])
+        held = np.flatnonzero(head["row"] >= 0)
+        self._memory.decode(self._codec, floats, held, slots[held])
+
+
+def _split(records: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    head = np.ascontiguousarray(records[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]
+    return head, np.ascontiguousarray(records[:, _HEAD.itemsize :])
+
+
+def saved_slots(
+    directory: Path, manifest: Mapping[str, Any], codec: RecordCodec
+) -> Iterator[tuple[Indices, FloatRows]]:  # fmt: skip
+    """The rows that were in slots when a checkpoint was written, piece by piece, each once."""
+    folder, files, width = directory / _FOLDER, manifest["files"], int(manifest["record_bytes"])
+    exact = RecordCodec(
+        CodecConfig(), width=codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state
+    )  # fmt: skip
+    for entry in files:
+        verify_file(folder / entry["name"], entry["hash"])
+    newest = _newest_files(folder, files, width)
+    for number, entry in enumerate(files):
+        for slots, records in read_rows(folder / entry["name"], entry["rows"], width):
+            head, floats = _split(records)
+            valid = np.flatnonzero((newest[slots] == number) & (head["row"] >= 0))
+            rows = FloatRows.allocate(
+                len(valid), codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state
+            )  # fmt: skip
+            exact.decode(floats, valid, rows, np.arange(len(valid), dtype=np.int64))
+            yield head["row"][valid].astype(np.int64), rows
+
+
+def _newest_files(folder: Path, files: list[Mapping[str, Any]], width: int) -> NDArray[np.int16]:
+    """For each slot the last file that has it: a row may have been in another slot before."""
+    newest = np.full(0, -1, dtype=np.int16)
+    for number, entry in enumerate(files):
+        for slots, _ in read_rows(folder / entry["name"], entry["rows"], width):
+            if len(slots) and slots[-1] >= len(newest):
+                newest = np.append(newest, np.full(int(slots[-1]) + 1 - len(newest), -1, dtype=np.int16))
+            newest[slots] = number
+    return newest

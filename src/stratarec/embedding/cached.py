@@ -1,0 +1,226 @@
+"""Tables whose rows are at home in a store and pass through the slots of a cache.
+
+A row is always in exactly one place, its slot or its record, so a step never reads a stale copy. Every resident row
+was brought in to be trained, so every victim is written home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.embedding.cache.directory import Directory
+from stratarec.embedding.cache.mover import Mover
+from stratarec.embedding.cache.slot_records import SlotRecords
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.health import Health
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.rows import FloatRows, Indices
+from stratarec.embedding.slots import CpuSlots, SlotMemory
+from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.tables import Ids, Moment, Tables
+from stratarec.errors import ConfigError, StrataError, TrainingError
+from stratarec.jagged import KeyedJagged
+from stratarec.kernels.cache import Staging
+from stratarec.kernels.embedding import BagBatch
+
+
+class CachedTables(Tables):
+    """Tables under a cache.
+
+    Parameters
+    ----------
+    directory : Directory
+        Of the same tables.
+    codec : RecordCodec
+        Of the rows at home.
+    store : RecordStore
+        With as many rows as all tables together and the codec's record size.
+    health : Health
+        Told when a move cannot be finished nor taken back.
+    """
+
+    resident = False
+
+    def __init__(
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        columns: Mapping[str, int],
+        directory: Directory,
+        codec: RecordCodec,
+        store: RecordStore,
+        optimizer: RowOptimizerConfig,
+        health: Health,
+    ) -> None:
+        start = directory.layout.slot_start
+        memory = CpuSlots(int(start[-1]), codec.width, optimizer)
+        super().__init__(configs, columns, memory, start[:-1].tolist(), np.diff(start).tolist())
+        self.codec, self.store, self.directory, self.health = codec, store, directory, health
+        self.mover = Mover([table.name for table in configs], directory, codec, store, memory)
+        exact = RecordCodec.of(CodecConfig(), codec.width, optimizer)
+        self._slots = SlotRecords(directory, memory, exact)
+        # Held while rows move, and by whoever reads them where they lie meanwhile.
+        self._moving = Lock()
+
+    def stage(self, features: KeyedJagged, out: NDArray[np.int32], moment: Moment) -> Ids:
+        """See `Tables.stage`."""
+        bags = self.bags(features, features.values.numpy())
+        stuck = self._bring_in(bags, out, moment, moment.horizon)
+        if stuck >= 0 and moment.horizon < moment.stamp:
+            moment.make_room()
+            stuck = self._bring_in(bags, out, moment, moment.stamp)
+        if stuck >= 0:
+            raise TrainingError(self._too_small(bags, stuck))
+        return out
+
+    def _bring_in(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment, horizon: int) -> int:
+        """Move what the batch needs and what there is room for; the table that had none, or -1."""
+        with self._moving, self.health.changing("bringing rows into level 0"):
+            self.health.require()
+            staging = self.directory.assign(self.layout, bags, out, moment.stamp, horizon)
+            try:
+                self.check(bags, staging.bad)
+                fetched = self.mover.prepare(staging, moment.write)
+            except StrataError:
+                self.directory.undo(staging)
+                raise
+            try:
+                self.mover.finish(staging, fetched, moment.write)
+            except StrataError as error:
+                self.health.fail(str(error))
+                raise
+        self._count(staging)
+        return int(staging.stuck.argmax()) if staging.stuck.any() else -1
+
+    def _count(self, staging: Staging) -> None:
+        self.traffic.rows_in += int(staging.rows_in.sum())
+        self.traffic.rows_out += staging.rows_out
+
+    def _too_small(self, bags: BagBatch, table: int) -> str:
+        group, slot_start = self.layout, self.directory.layout.slot_start
+        features = group.table_features[group.table_start[table] : group.table_start[table + 1]]
+        spans = [bags.values[slice(*bags.span(int(feature)))] for feature in features]
+        distinct = len(np.unique(np.concatenate(spans)))
+        slots = int(slot_start[table + 1] - slot_start[table])
+        # A quarter more than needed: sets fill unevenly.
+        wanted = distinct * 5 // 4
+        bytes_wanted = wanted * (self.memory.nbytes // self.memory.slots)
+        return (
+            f"table {self.configs[table].name!r}: one batch uses {distinct:,} distinct rows, its cache has {slots:,} "
+            f"slots; give it cache_rows of {wanted:,} ({bytes_wanted / 2**20:.1f} MiB) or use smaller batches"
+        )
+
+    # Reading
+
+    def read(self, features: KeyedJagged, out: Tensor) -> list[Tensor]:
+        """See `Tables.read`."""
+        bags = self.bags(features, features.values.numpy())
+        spans = [bags.span(feature) for feature in range(len(self.features))]
+        rows = [self._rows_of(feature, bags.values[first:last]) for feature, (first, last) in enumerate(spans)]
+        distinct, place = np.unique(np.concatenate(rows), return_inverse=True)
+        values = np.empty(len(bags.values), dtype=np.int64)
+        for (first, last), part in zip(spans, np.split(place, np.cumsum([len(part) for part in rows])), strict=False):
+            values[first:last] = part
+        zeros = np.zeros_like(self.layout.base)
+        layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
+        return self._pool(replace(bags, values=values), self.copy(distinct), layout, out)
+
+    def _rows_of(self, feature: int, ids: Ids) -> Indices:
+        """The group's rows of a feature's ids, checked."""
+        table, name = self.features[feature]
+        wrong = (ids < 0) | (ids >= table.num_embeddings)
+        if wrong.any():
+            raise ConfigError(
+                f"feature {name!r}: id {ids[wrong][0]} is outside table {table.name!r}, "
+                f"expected 0 to {table.num_embeddings - 1}"
+            )
+        rows: Indices = ids.astype(np.int64) + self.first_row[table.name]
+        return rows
+
+    def copy(self, rows: Indices) -> SlotMemory:
+        """Rows of the group, distinct, as they are now, wherever they lie; changes nothing."""
+        found = self.memory.like(len(rows))
+        with self._moving:
+            self.health.require()
+            slots = self.directory.locate(rows)
+            here, away = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
+            found.write(here, self.memory.read(slots[here]), np.arange(len(here), dtype=np.int64))
+            if len(away):
+                moves = self.directory.moves_of(rows[away], away)
+                self.mover.place(self.mover.fetch(moves, keep_buffer=False), found)
+        return found
+
+    def table(self, name: str) -> dict[str, Tensor]:
+        """See `Tables.table`."""
+        return self.part(name, 0, next(table.num_embeddings for table in self.configs if table.name == name))
+
+    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
+        """See `Tables.part`; these are copies."""
+        start = self.first_row[name]
+        return self.copy(np.arange(start + first, start + last, dtype=np.int64)).views(0, last - first)
+
+    def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
+        """See `Tables.put`; rows go to the store, under an empty cache."""
+        self.mover.put(rows, source, places, write)
+
+    # Checkpoints
+
+    def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
+        """See `Tables.save`."""
+        home = directory / "home"
+        home.mkdir(parents=True)
+        with self._moving:
+            manifest = self.store.checkpoint(home, None if previous is None else previous / "home")
+            slots = self._slots.save(directory, previous, settled)
+        return {"home": manifest, "cache": self.directory.shape, "slots": slots}
+
+    def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
+        """See `Tables.restore`."""
+        with self._moving:
+            self.store.restore(directory / "home", manifest["home"])
+            self.directory.clear()
+            self._slots.restore(directory, manifest["slots"], stamp)
+
+    def fits(self, manifest: Mapping[str, Any]) -> bool:
+        """See `Tables.fits`."""
+        kinds = {"rows": ("dram", "mapped"), "log": ("log",)}
+        same_home = self.store.kind in kinds.get(str(manifest["home"].get("layout", "")), ())
+        return same_home and manifest.get("cache") == self.directory.shape
+
+    # The rest
+
+    def shift(self, by: int) -> None:
+        """See `Tables.shift`."""
+        with self._moving:
+            self.directory.shift(by)
+            self._slots.shift(by)
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """See `Tables.nbytes`."""
+        home, lists = self.store.memory(), self.directory.workspace.arrays.values()
+        return {
+            "level0": self.memory.nbytes,
+            "metadata": self.directory.state.nbytes,
+            "home_dram": home.dram_bytes,
+            "home_block": home.block_bytes,
+            "staging": self.mover.nbytes + sum(array.nbytes for array in lists),
+        }
+
+    @property
+    def file_memory(self) -> str:
+        """See `Tables.file_memory`."""
+        return "mapped" if self.store.kind == "mapped" else "block"
+
+    def close(self) -> None:
+        """See `Tables.close`."""
+        with self._moving:
+            self.store.close()

@@ -1,0 +1,306 @@
+"""What the embedding collection does, without autograd: batches are prepared, looked up, trained; tables are saved.
+
+A batch is prepared in one of two ways. On the thread that trains, `prepare` finds room beside the batches that are
+under way or says that there is none. On a thread ahead of it, `prepare_ahead` waits. What may be given up when batch n
+is prepared k batches ahead follows from n and k alone: rows that batches n - k and later use stay. So it waits for the
+backward pass of batch n - k - 1, and never looks at what has finished by chance: moves, and with them the rounding of
+rows that go home, are the same in every run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.embedding.config import EmbeddingBagConfig, check_tables
+from stratarec.embedding.health import Health
+from stratarec.embedding.homes import build_tables
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.prepared import Flight, Prepared
+from stratarec.embedding.saving import load_tables, save_tables
+from stratarec.embedding.slots import Gradients
+from stratarec.embedding.tables import Moment, Tables
+from stratarec.embedding.tiers import TierConfig
+from stratarec.embedding.validation import Validator
+from stratarec.errors import ConfigError, TrainingError
+from stratarec.jagged import KeyedJagged
+from stratarec.kernels.memory import RECYCLER
+
+_LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
+_NO_SLOTS = np.empty(0, dtype=np.int32)
+
+
+class Engine:
+    """Tables, the row optimizer and the batches under way.
+
+    One thread trains a collection, and another may prepare batches for it (`Prefetcher`).
+
+    Parameters
+    ----------
+    configs : sequence of EmbeddingBagConfig
+    optimizer : RowOptimizerConfig
+    seed : int
+        Initial weights are a function of (seed, table name, row).
+    tiers : TierConfig
+    """
+
+    def __init__(
+        self, configs: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig
+    ) -> None:
+        self.configs, self.optimizer, self.tiers = tuple(configs), optimizer, tiers
+        check_tables(self.configs)
+        self.pooled_keys = tuple(name for table in self.configs for name in table.feature_names)
+        self.dims = tuple(table.embedding_dim for table in self.configs for _ in table.feature_names)
+        self.sequence_keys = tuple(name for table in self.configs for name in table.sequence_features)
+        self._columns = sum(self.dims)
+        columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
+        self.health = Health()
+        self.tables: tuple[Tables, ...] = tuple(
+            build_tables(self.configs, columns, optimizer, seed, tiers, self.health)
+        )
+        self.resident = all(tables.resident for tables in self.tables)
+        # Sequence features in the order in which `look_up` gives their rows.
+        self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
+        self.step = 0
+        # Two clocks. `batches` numbers what was ever prepared, for the noise of rounding. Stamps tell the age of a
+        # slot; they are `batches` counted from `_origin`, which moves on before they no longer fit 32 bits.
+        self.batches = 0
+        self._origin = 0
+        self.flight = Flight()
+        self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
+        self._preparing, self._stepping = threading.Lock(), threading.Lock()
+
+    # A step
+
+    def prepare(self, features: KeyedJagged) -> Prepared:
+        """Bring the rows of a batch into level 0, beside those of the batches under way.
+
+        Raises
+        ------
+        ConfigError
+            For a missing feature, an id outside its table, or arrays that are no jagged batch.
+        TrainingError
+            When the rows do not fit.
+        """
+        horizon = self.flight.oldest(self.batches)
+        return self._prepare(features, horizon, lambda number: self._refuse())
+
+    def prepare_now(self, features: KeyedJagged) -> Prepared:
+        """As `prepare` for a batch that is looked up at once; refused while others wait for that."""
+        self.health.require()
+        waiting = self.flight.unused()
+        if waiting is not None:
+            raise TrainingError(
+                f"batch {waiting} was prepared and waits to be looked up: pass the handle that prepare gave (not its "
+                "features, nor a copy of them), or release() it"
+            )
+        return self.prepare(features)
+
+    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> Prepared:
+        """As `prepare` on a thread of its own, once the backward pass `lookahead` + 1 batches before is done.
+
+        Raises
+        ------
+        Stopped
+            When `stopped` came true, or the tables were closed, while it waited.
+        """
+        horizon = self.batches - lookahead
+        self.flight.wait_for(horizon, stopped)
+        return self._prepare(features, horizon, lambda number: self.flight.wait_for(number, stopped))
+
+    def _prepare(self, features: KeyedJagged, horizon: int, make_room: Callable[[int], None]) -> Prepared:
+        if not self._preparing.acquire(blocking=False):
+            raise TrainingError("another thread is preparing a batch of this collection: take batches from it in turn")
+        try:
+            self.health.require()
+            self._validator.check(features)
+            flight, number = self.flight, self.batches
+            flight.start(number)
+            self.batches += 1
+            try:
+                stamp = self._stamp(number)
+                moment = Moment(stamp, stamp - (number - horizon), number, lambda: make_room(number))
+                slots = _NO_SLOTS if self.resident else _slots_for(features)
+                ids = tuple(tables.stage(features, slots, moment) for tables in self.tables)
+            except BaseException:
+                flight.done(number)
+                raise
+            return Prepared(features, ids, number, flight)
+        finally:
+            self._preparing.release()
+
+    def _stamp(self, number: int) -> int:
+        if number - self._origin > _LAST_STAMP:
+            for tables in self.tables:
+                tables.shift(_SHIFT)
+            self._origin += _SHIFT
+        return number - self._origin
+
+    def _refuse(self) -> None:
+        under_way = len(self.flight)
+        if under_way > 1:
+            raise TrainingError(
+                f"{under_way} batches are between prepare and backward and their rows do not fit level 0 together; "
+                "raise cache_rows, call backward before the next forward, or release() those that need none"
+            )
+
+    def look_up(self, prepared: Prepared) -> tuple[Tensor, ...]:
+        """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in the order of the tables."""
+        self.health.require()
+        prepared.look_up(self.flight)
+        try:
+            pooled = RECYCLER.empty(prepared.features.batch_size, self._columns)
+            rows = []
+            for tables, ids in zip(self.tables, prepared.ids, strict=True):
+                rows += tables.pool(prepared.features, ids, pooled)
+        except BaseException:
+            prepared.release()
+            raise
+        return (pooled, *rows)
+
+    def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
+        """As `look_up` of a batch that was not prepared and will not be trained; changes nothing."""
+        self.health.require()
+        self._validator.check(features)
+        pooled = RECYCLER.empty(features.batch_size, self._columns)
+        return (pooled, *(row for tables in self.tables for row in tables.read(features, pooled)))
+
+    def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
+        """One optimizer step from the gradients of what `look_up` gave; then the rows may go.
+
+        Parameters
+        ----------
+        weights : Tensor or None
+            ``[N]`` zeros, to which the gradients of per-sample weights are added.
+        """
+        with self._stepping:
+            self.health.require()
+            prepared.finish()
+            try:
+                with self.health.changing("an optimizer step"):
+                    self._update(prepared, pooled, rows, weights)
+            finally:
+                prepared.release()
+
+    def _update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
+        rule, start, features = self.optimizer.rule(self.step), 0, prepared.features
+        for tables, ids in zip(self.tables, prepared.ids, strict=True):
+            if weights is not None:
+                tables.weight_gradient(features, ids, pooled, weights)
+            end = start + len(tables.sequence_keys)
+            tables.update(features, ids, Gradients(pooled, rows[start:end]), rule)
+            start = end
+        self.step += 1
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step."""
+        return self.optimizer.learning_rate * self.optimizer.schedule.factor(self.step)
+
+    # Tables by name
+
+    def tables_of(self, name: str) -> Tables:
+        """The group that holds the table `name`."""
+        self.health.require()
+        for tables in self.tables:
+            if name in tables.first_row:
+                return tables
+        raise ConfigError(f"no table {name!r}; there are {', '.join(table.name for table in self.configs)}")
+
+    def named_views(self) -> Iterator[tuple[str, Tensor]]:
+        """``tables.<name>.<part>`` and the view of it, for every table that lies whole in level 0."""
+        self.health.require()
+        for tables in self.tables:
+            yield from tables.named_views()
+
+    # Saving
+
+    def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
+        """See `TieredEmbeddingBagCollection.save`."""
+        self.health.require()
+        self._require_nothing_ahead("saved")
+        settled = self.flight.oldest(self.batches) - self._origin
+        with self._stepping, self.health.changing("saving"):
+            groups = save_tables(self.tables, directory, previous, settled)
+        return {
+            "step": self.step,
+            "batches": self.batches,
+            "origin": self._origin,
+            "lookahead": self.tiers.lookahead,
+            "groups": groups,
+        }
+
+    def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
+        """See `TieredEmbeddingBagCollection.load`."""
+        self.health.require_not_closed()
+        self._require_nothing_ahead("loaded")
+        fresh = self.health.state == "open" and not (self.step or self.batches)
+        batches, origin = int(manifest["batches"]), int(manifest["origin"])
+        same = load_tables(
+            self.tables, directory, manifest["groups"], batches, batches - origin, fresh=fresh, health=self.health
+        )
+        self.health.recover()
+        self.flight.end()
+        self.step, self.batches, self._origin = int(manifest["step"]), batches, origin if same else batches
+        if not same:
+            return "its rows were taken over into other tiers"
+        before, now = int(manifest["lookahead"]), self.tiers.lookahead
+        if before != now and not all(tables.resident or tables.codec.is_exact for tables in self.tables):
+            return f"it was trained with a lookahead of {before}, now it is {now}, which decides when rows are rounded"
+        return ""
+
+    def _require_nothing_ahead(self, what: str) -> None:
+        waiting = self.flight.unused()
+        if waiting is not None:
+            raise TrainingError(
+                f"tables cannot be {what} while batch {waiting} is prepared and not looked up: train or release() it "
+                "first (with a Prefetcher: drain)"
+            )
+
+    def close(self) -> None:
+        """Give back files and threads; nothing works afterwards."""
+        if self.health.state == "closed":
+            return
+        self.health.close()
+        self.flight.end()
+        with self._stepping:
+            for tables in self.tables:
+                tables.close()
+
+    # Accounting
+
+    def bytes_by_memory(self) -> dict[str, int]:
+        """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
+        total: Counter[str] = Counter(dram=0)
+        for tables, parts in self._bytes():
+            files = parts.pop("home_block", 0)
+            total["dram"] += sum(parts.values())
+            if files:
+                total[tables.file_memory] += files
+        return dict(total)
+
+    def bytes_by_part(self) -> dict[str, int]:
+        """Bytes of level 0, cache metadata, homes in DRAM, file space and staging buffers, as they are now."""
+        total: Counter[str] = Counter()
+        for _, parts in self._bytes():
+            total.update(parts)
+        return dict(total)
+
+    def _bytes(self) -> Iterator[tuple[Tables, dict[str, int]]]:
+        if self.health.state == "closed":
+            self.health.require()
+        for tables in self.tables:
+            yield tables, tables.nbytes
+
+
+def _slots_for(features: KeyedJagged) -> NDArray[np.int32]:
+    slots: NDArray[np.int32] = RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
+    return slots

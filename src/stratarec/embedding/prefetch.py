@@ -1,0 +1,157 @@
+"""Batches prepared on a thread of their own while earlier ones train."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from stratarec.embedding.engine import Engine
+from stratarec.embedding.prepared import Prepared, Stopped
+from stratarec.errors import TrainingError
+from stratarec.jagged import KeyedJagged
+from stratarec.kernels.threads import limit_threads
+
+Item = TypeVar("Item")
+
+
+class Prefetcher(Generic[Item]):
+    """Iterates over ``(item, prepared)`` of `source`, prepared up to `depth` items ahead of what was handed out last.
+
+    Parameters
+    ----------
+    engine : Engine
+        Of the collection that will see the batches.
+    source : iterator
+        Read on the thread, so that loading overlaps with training too.
+    features : callable
+        What of an item the collection looks up.
+    depth : int
+        With 0 there is no thread: an item is prepared when it is asked for.
+    pause_after : callable
+        Whether nothing is prepared beyond the i-th item until it has been trained: an evaluation or a checkpoint
+        follows it, which must find the same state whatever the depth.
+
+    Notes
+    -----
+    Use it as a context manager: leaving it ends the thread and releases every batch that was not looked up. An error of
+    the source or of a batch is raised where the item is asked for. The thread that asks for items trains them: one that
+    asks for more than can be prepared before it has trained what it got gets an error.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Iterator[Item],
+        features: Callable[[Item], KeyedJagged],
+        *,
+        depth: int,
+        pause_after: Callable[[int], bool] = lambda place: False,
+    ) -> None:
+        self._engine, self._source, self._features, self._depth = engine, source, features, depth
+        self._pause_after = pause_after
+        self._flight = engine.flight
+        self._changed = engine.flight.changed
+        self._ready: deque[tuple[Item, Prepared]] = deque()
+        self._given: weakref.WeakSet[Prepared] = weakref.WeakSet()
+        self._held = self._busy = self._ended = self._stopped = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Prefetcher[Item]:
+        if self._depth:
+            self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        for _, prepared in self._ready:
+            prepared.release()
+        self._ready.clear()
+        for prepared in self._given:
+            prepared.release_unused()
+
+    def drain(self) -> None:
+        """Prepare nothing more until all that is prepared was handed out and the next item is asked for."""
+        with self._changed:
+            self._held = True
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is prepared beyond the item handed out last, nor will be before the next is asked for."""
+        with self._changed:
+            return not self._ready and (self._thread is None or self._ended or (self._held and not self._busy))
+
+    def __iter__(self) -> Prefetcher[Item]:
+        return self
+
+    def __next__(self) -> tuple[Item, Prepared]:
+        if self._thread is None:
+            return self._given_out(self._prepare(next(self._source)))
+        with self._changed:
+            if self._held and not self._busy and not self._ready:
+                self._held = False
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ready or self._ended or self._flight.blocked() is not None)
+            if self._ready:
+                found = self._ready.popleft()
+                self._changed.notify_all()
+                return self._given_out(found)
+            blocked = None if self._ended else self._flight.blocked()
+        if blocked is not None:
+            raise TrainingError(
+                f"the next batch waits for the backward pass of batch {blocked}, which was handed out before: train "
+                "it, or release() it, before asking for more"
+            )
+        if self._error is not None:
+            raise self._error
+        raise StopIteration
+
+    def _given_out(self, found: tuple[Item, Prepared]) -> tuple[Item, Prepared]:
+        self._given.add(found[1])
+        return found
+
+    def _prepare(self, item: Item) -> tuple[Item, Prepared]:
+        features = self._features(item)
+        if self._thread is None:
+            return item, self._engine.prepare(features)
+        return item, self._engine.prepare_ahead(features, self._depth, lambda: self._stopped)
+
+    def _run(self) -> None:
+        limit_threads(1)
+        try:
+            for place, item in enumerate(self._source):
+                if not self._may_prepare():
+                    return
+                self._hand_over(self._prepare(item), hold=self._pause_after(place))
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._busy, self._ended = False, True
+                self._changed.notify_all()
+
+    def _may_prepare(self) -> bool:
+        """Wait until there is to be another item; False when there is to be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or (not self._held and len(self._ready) < self._depth))
+            self._busy = not self._stopped
+            return self._busy
+
+    def _hand_over(self, found: tuple[Item, Prepared], *, hold: bool) -> None:
+        with self._changed:
+            self._ready.append(found)
+            self._busy, self._held = False, self._held or hold
+            self._changed.notify_all()

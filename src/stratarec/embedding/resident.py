@@ -1,0 +1,145 @@
+"""Tables that lie whole in level 0: a slot is a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.rows import FloatRows, Indices
+from stratarec.embedding.slots import CpuSlots, Gradients
+from stratarec.embedding.stores.chain import Chain
+from stratarec.embedding.stores.memory import allocate_bits, clear_bits, row_chunks, set_rows
+from stratarec.embedding.tables import Ids, Moment, Tables
+from stratarec.errors import TrainingError
+from stratarec.jagged import KeyedJagged
+from stratarec.kernels import embedding as kernel
+from stratarec.kernels.random import table_key
+from stratarec.kernels.records import set_bits
+
+
+class ResidentTables(Tables):
+    """Tables whose every row is a slot of its own, in float32.
+
+    Initial weights are uniform in +-1/sqrt(rows), a function of (seed, table name, row).
+    """
+
+    resident = True
+
+    def __init__(
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        columns: Mapping[str, int],
+        optimizer: RowOptimizerConfig,
+        seed: int,
+    ) -> None:
+        rows = [table.num_embeddings for table in configs]
+        first = np.cumsum([0, *rows]).tolist()
+        memory = CpuSlots(first[-1], configs[0].embedding_dim, optimizer)
+        super().__init__(configs, columns, memory, first[:-1], rows)
+        self.codec = RecordCodec.of(CodecConfig(), memory.width, optimizer)
+        self._changed = allocate_bits(self.rows)
+        self._chain = Chain()
+        self._viewed = False
+        for table in configs:
+            begin = self.first_row[table.name]
+            bound = table.num_embeddings**-0.5
+            memory.fill(begin, begin + table.num_embeddings, table_key(seed, table.name), bound)
+
+    def stage(self, features: KeyedJagged, out: NDArray[np.int32], moment: Moment) -> Ids:
+        """Nothing to bring in: ids are slots."""
+        values: Ids = features.values.numpy()
+        return values
+
+    def read(self, features: KeyedJagged, out: Tensor) -> list[Tensor]:
+        """See `Tables.read`."""
+        return self.pool(features, features.values.numpy(), out)
+
+    def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: kernel.RowUpdate) -> None:
+        """See `Tables.update`."""
+        super().update(features, ids, gradients, rule)
+        # Before the first checkpoint there is nothing that changes would be counted from.
+        if self._chain.started:
+            kernel.mark_rows(self.layout, self.bags(features, ids), self._changed)
+
+    def table(self, name: str) -> dict[str, Tensor]:
+        """See `Tables.table`."""
+        # Whoever holds a view may write it at any time, which nothing here would see: from now on all rows are saved.
+        self._viewed = True
+        first = self.first_row[name]
+        rows = next(table.num_embeddings for table in self.configs if table.name == name)
+        return self.memory.views(first, first + rows)
+
+    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
+        """See `Tables.part`; these are views."""
+        return {part: view[first:last] for part, view in self.table(name).items()}
+
+    def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
+        """See `Tables.put`."""
+        self.memory.write(rows, source, places)
+        set_bits(self._changed, rows)
+
+    def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
+        """See `Tables.save`."""
+        home = directory / "home"
+        home.mkdir(parents=True)
+        files = self._chain.save(
+            home,
+            None if previous is None or self._viewed else previous / "home",
+            _Records(self),
+            lambda: row_chunks(self.rows),
+            lambda: set_rows(self._changed),
+        )
+        clear_bits(self._changed)
+        record = self.codec.record_bytes
+        return {"home": {"layout": "rows", "rows": self.rows, "record_bytes": record, "files": files}}
+
+    def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
+        """See `Tables.restore`."""
+        files = manifest["home"]["files"]
+        self._chain.verify(directory / "home", files)
+        # Pieces are loaded as they are asked for.
+        for _ in self._chain.load(directory / "home", files, _Records(self)):
+            pass
+        clear_bits(self._changed)
+
+    def fits(self, manifest: Mapping[str, Any]) -> bool:
+        """See `Tables.fits`."""
+        return "cache" not in manifest
+
+    def shift(self, by: int) -> None:
+        """Nothing to do: rows that never leave have no stamps."""
+
+    def close(self) -> None:
+        """Nothing to give back but memory, which goes with the last view of it."""
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """See `Tables.nbytes`."""
+        return {"level0": self.memory.nbytes, "metadata": self._changed.nbytes}
+
+
+class _Records:
+    """The slots as float32 records, piece by piece."""
+
+    def __init__(self, tables: ResidentTables) -> None:
+        self._memory, self._codec, self._width = tables.memory, tables.codec, tables.width
+        self.shape = (tables.rows, tables.codec.record_bytes)
+
+    def __getitem__(self, rows: Indices, /) -> NDArray[np.uint8]:
+        records = np.empty((len(rows), self._codec.record_bytes), dtype=np.uint8)
+        places = np.arange(len(rows), dtype=np.int64)
+        bad = self._memory.encode(self._codec, rows, records, places, np.zeros(len(rows), dtype=np.uint64), 0)
+        if bad >= 0:
+            raise TrainingError(f"row {rows[bad]} of the tables of width {self._width} is not finite")
+        return records
+
+    def __setitem__(self, rows: Indices, records: NDArray[np.uint8], /) -> None:
+        self._memory.decode(self._codec, records, np.arange(len(rows), dtype=np.int64), rows)

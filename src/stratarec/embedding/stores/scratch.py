@@ -1,0 +1,101 @@
+"""Directories that are of one process's use: the next process removes those whose owner died."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from stratarec.errors import StorageError
+from stratarec.files import make_directory, storage_error
+
+_OWNER = ".owner"
+
+
+class Scratch:
+    """A new directory ``<parent>/<prefix><token>``, locked until it is closed and then removed.
+
+    The system lets go of a lock when its process ends, however it ends: what carries the prefix and is not locked is
+    removed first.
+
+    Parameters
+    ----------
+    parent : Path
+        Made where it does not exist.
+    prefix : str
+        Of all directories of this kind.
+    token : str
+        Of this one; a random one by default.
+
+    Raises
+    ------
+    StorageError
+        When the directory cannot be made.
+    """
+
+    def __init__(self, parent: Path, prefix: str, token: str = "") -> None:
+        make_directory(parent)
+        for path in parent.glob(f"{prefix}*"):
+            if _is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True)
+        self.path = parent / f"{prefix}{token or uuid.uuid4().hex[:12]}"
+        # Locked under a name that nobody looks for, so that it is never seen without its lock.
+        hidden = parent / f".making-{self.path.name}"
+        try:
+            hidden.mkdir()
+            self._owner = (hidden / _OWNER).open("wb")
+            _lock(self._owner)
+            hidden.rename(self.path)
+        except OSError as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise storage_error(self.path, error) from error
+
+    def close(self) -> None:
+        """Remove the directory and all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._owner.close()
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def hold(path: Path) -> IO[bytes]:
+    """Lock a directory for as long as the file that this gives is open; `StorageError` when another holds it."""
+    make_directory(path)
+    try:
+        file = (path / ".lock").open("wb")
+    except OSError as error:
+        raise storage_error(path / ".lock", error) from error
+    if _lock(file):
+        return file
+    file.close()
+    raise StorageError(f"{path} is in use by another store: give each its own directory")
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Whether nobody else has the lock; True where the file system knows no locks, whose users must keep apart."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the owner of a scratch directory is certainly gone."""
+    try:
+        with (path / _OWNER).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,247 @@
+"""Tables of one width that share kernel calls: what the engine asks of them, wherever their rows are at home.
+
+There are two kinds: `ResidentTables` lie whole in level 0, `CachedTables` pass through the slots of a cache. Both pool
+from a `SlotMemory` and are updated there, by the same kernels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.rows import FloatRows, Indices
+from stratarec.embedding.slots import Gradients, SlotMemory
+from stratarec.errors import ConfigError
+from stratarec.jagged import KeyedJagged
+from stratarec.kernels import embedding as kernel
+from stratarec.kernels.memory import RECYCLER
+
+Ids = NDArray[np.int32] | NDArray[np.int64]
+
+
+class Moment(NamedTuple):
+    """When a batch's rows are brought in: two clocks, and what to do when there is no room.
+
+    Parameters
+    ----------
+    stamp : int
+        What the slots of this batch are stamped with; one more than the batch before.
+    horizon : int
+        Slots of this stamp or a later one are not given up.
+    write : int
+        Number of the batch since the first one ever trained, which never comes again: the noise that rounds a row
+        which goes home now is a function of it.
+    make_room : callable
+        Returns when all earlier batches are done; called, with nothing half moved, where a batch does not fit beside
+        them.
+    """
+
+    stamp: int
+    horizon: int
+    write: int
+    make_room: Callable[[], None]
+
+
+@dataclass
+class Traffic:
+    """Rows that came into slots and that went home, so far."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+
+
+class Tables(ABC):
+    """Tables of one width, over slots of level 0.
+
+    Parameters
+    ----------
+    configs : sequence of EmbeddingBagConfig
+        The tables, in the order of their rows in the group.
+    columns : mapping of str to int
+        First output column of each pooled feature.
+    first_slot, slots : sequence of int
+        Where each table starts in `memory`, and how many slots it has.
+    """
+
+    resident: bool
+    """Whether every row lies in level 0 all the time."""
+    codec: RecordCodec
+    """Of the rows in a checkpoint and at home."""
+
+    def __init__(
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        columns: Mapping[str, int],
+        memory: SlotMemory,
+        first_slot: Sequence[int],
+        slots: Sequence[int],
+    ) -> None:
+        self.configs, self.memory = tuple(configs), memory
+        self.width = memory.width
+        self.traffic = Traffic()
+        self.features = [
+            (table, name) for table in configs for name in (*table.feature_names, *table.sequence_features)
+        ]
+        self.sequence_keys = tuple(name for table in configs for name in table.sequence_features)
+        sizes = [len(table.feature_names) + len(table.sequence_features) for table in configs]
+        self.layout = kernel.GroupLayout(
+            width=memory.width,
+            base=np.repeat(np.array(first_slot, dtype=np.int64), sizes),
+            rows=np.repeat(np.array(slots, dtype=np.int64), sizes),
+            column=np.array([columns.get(name, 0) for _, name in self.features], dtype=np.int64),
+            mean=np.array([table.pooling == "mean" for table, _ in self.features], dtype=np.int64),
+            sequence=np.array([name in table.sequence_features for table, name in self.features], dtype=np.int64),
+            table_start=np.cumsum([0, *sizes]).astype(np.int64),
+            table_features=np.arange(len(self.features), dtype=np.int64),
+        )
+        rows = np.cumsum([0, *(table.num_embeddings for table in configs)]).tolist()
+        self.first_row = {table.name: first for table, first in zip(configs, rows, strict=False)}
+        self.rows = int(rows[-1])
+        self._sequences = np.flatnonzero(self.layout.sequence)
+        self._keys: tuple[str, ...] = ()
+        self._places = np.empty(0, dtype=np.int64)
+
+    # A batch
+
+    @abstractmethod
+    def stage(self, features: KeyedJagged, out: NDArray[np.int32], moment: Moment) -> Ids:
+        """Bring the rows of a batch into level 0; returns what kernels look up there in place of the ids.
+
+        Parameters
+        ----------
+        out : ndarray
+            ``[N]``, of which these tables may write the places of their own features.
+
+        Raises
+        ------
+        StrataError
+            All rows are as they were then, unless `Health` says otherwise.
+        """
+
+    @abstractmethod
+    def read(self, features: KeyedJagged, out: Tensor) -> list[Tensor]:
+        """As `pool` of ids that were not staged: reads rows where they lie and leaves everything as it is."""
+
+    def pool(self, features: KeyedJagged, ids: Ids, out: Tensor) -> list[Tensor]:
+        """Fill these tables' columns of `out`; returns the rows of their sequence features."""
+        return self._pool(self.bags(features, ids), self.memory, self.layout, out)
+
+    def _pool(self, bags: kernel.BagBatch, memory: SlotMemory, layout: kernel.GroupLayout, out: Tensor) -> list[Tensor]:
+        self.check(bags, memory.pool(layout, bags, out))
+        rows = []
+        for feature in self._sequences:
+            first, last = bags.span(int(feature))
+            gathered = RECYCLER.empty(last - first, self.width)
+            self.check(bags, memory.gather(layout, bags, int(feature), gathered))
+            rows.append(gathered)
+        return rows
+
+    def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: kernel.RowUpdate) -> None:
+        """Apply the row optimizer, given the gradients of what `pool` returned."""
+        self.memory.update(self.layout, self.bags(features, ids), gradients, rule)
+
+    def weight_gradient(self, features: KeyedJagged, ids: Ids, pooled: Tensor, out: Tensor) -> None:
+        """Add the gradients of per-sample weights to `out`."""
+        self.memory.weight_gradient(self.layout, self.bags(features, ids), pooled, out)
+
+    def bags(self, features: KeyedJagged, ids: Ids) -> kernel.BagBatch:
+        """These tables' share of a batch; `ids` are the batch's own or those that `stage` gave."""
+        key = self._key_places(features.keys)
+        return kernel.BagBatch(
+            values=ids,
+            offsets=None if features.offsets is None else features.offsets.numpy(),
+            weights=None if features.weights is None else features.weights.detach().numpy(),
+            batch=features.batch_size,
+            key=key,
+            filled=None if features.filled is None else np.array(features.filled, dtype=np.int64)[key],
+        )
+
+    def _key_places(self, keys: tuple[str, ...]) -> NDArray[np.int64]:
+        """Where each of the features is among `keys`, which are the same from batch to batch."""
+        if keys != self._keys:
+            places = {name: place for place, name in enumerate(keys)}
+            self._places = np.array([places[name] for _, name in self.features], dtype=np.int64)
+            self._keys = keys
+        return self._places
+
+    def check(self, bags: kernel.BagBatch, place: int) -> None:
+        """`ConfigError` that names feature and table of the id at `place`, unless that is -1."""
+        if place < 0:
+            return
+        for feature, (table, name) in enumerate(self.features):
+            first, last = bags.span(feature)
+            if first <= place < last:
+                raise ConfigError(
+                    f"feature {name!r}: id {bags.values[place]} is outside table {table.name!r}, "
+                    f"expected 0 to {table.num_embeddings - 1}"
+                )
+
+    # Rows by number
+
+    @abstractmethod
+    def table(self, name: str) -> dict[str, Tensor]:
+        """``weight`` ``[R, D]`` and optimizer state of a table: views where it is resident, else copies."""
+
+    @abstractmethod
+    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
+        """Rows ``first:last`` of a table as they are now."""
+
+    @abstractmethod
+    def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
+        """Overwrite rows of the group by rows `places` of `source`; `write` as in `Moment`."""
+
+    # Checkpoints
+
+    @abstractmethod
+    def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
+        """Write all rows, or what changed since `previous`, into the new directory; returns the manifest.
+
+        Parameters
+        ----------
+        settled : int
+            Batches stamped before are done: they will change nothing more.
+        """
+
+    @abstractmethod
+    def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
+        """Go on exactly where `save` was, by its own manifest (see `fits`), with the batch that is stamped `stamp`."""
+
+    @abstractmethod
+    def fits(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint has its rows laid out as these tables have."""
+
+    # The rest
+
+    @abstractmethod
+    def shift(self, by: int) -> None:
+        """Count stamps from `by` on."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by part, as they are now."""
+
+    @property
+    def file_memory(self) -> str:
+        """The memory that the part ``home_block`` is in: ``mapped`` or ``block``."""
+        return "block"
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back files and threads."""
+
+    def named_views(self) -> Iterator[tuple[str, Tensor]]:
+        """``tables.<name>.<part>`` and the view of it, of tables that are resident."""
+        if self.resident:
+            for table in self.configs:
+                for part, view in self.table(table.name).items():
+                    yield f"tables.{table.name}.{part}", view

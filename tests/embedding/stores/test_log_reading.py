@@ -1,0 +1,130 @@
+"""What is no damage: reads and writes that are cut short, refused directly, or for which files are too many."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.kernels.blocks import cpu
+from stratarec.testing.stores import random_records
+
+ROWS, RECORD_BYTES = 600, 110
+CONFIG = LogConfig(segment_bytes=16384, buffer_bytes=16384, depth=4)
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    made = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+    made.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
+    made.flush()
+    yield made
+    made.close()
+
+
+def assert_readable(store: LogRecords) -> None:
+    out = np.zeros((ROWS, RECORD_BYTES), np.uint8)
+    assert store.read(np.arange(ROWS), out).all()
+    np.testing.assert_array_equal(out, random_records(np.arange(ROWS), RECORD_BYTES, 1))
+
+
+@pytest.mark.parametrize("got", [-errno.EINTR, -errno.EAGAIN, 0, 1000, 4096, 5000, 12_287])
+def test_a_read_that_was_cut_short_goes_on(tmp_path: Path, got: int) -> None:
+    content = np.random.default_rng(0).integers(0, 256, 12_288, np.uint8)
+    (tmp_path / "file").write_bytes(bytes(100) + content.tobytes())
+    found = np.zeros(12_288, np.uint8)
+    found[: max(got, 0)] = content[: max(got, 0)]
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        assert cpu.read_on(descriptor, found.ctypes.data, 12_288, 100, got) == 12_288
+        np.testing.assert_array_equal(found, content)
+        assert cpu.read_on(descriptor, found.ctypes.data, 12_288, 8292, 0) == 4096, "a short file ends the read"
+    finally:
+        os.close(descriptor)
+    assert cpu.read_on(descriptor, found.ctypes.data, 12_288, 100, -errno.EBADF) == 0, "an error does not go on forever"
+
+
+def test_direct_writes_that_are_refused_after_a_file_was_opened_are_made_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file system does whose opens succeed and whose first write says EINVAL."""
+    pwrite = os.pwrite
+
+    def refusing(descriptor: int, content: memoryview, offset: int) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return pwrite(descriptor, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", refusing)
+    made = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+    with pytest.warns(RuntimeWarning, match="refuses direct input and output"):
+        made.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
+    made.flush()
+    assert_readable(made)
+    made.close()
+
+
+def test_direct_reads_that_are_refused_are_made_without(store: LogRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(descriptor: int, buffers: list[object], offset: int) -> int:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "preadv", refusing)
+    with pytest.warns(RuntimeWarning, match="refuses direct input and output"):
+        assert store.segments.refuses_direct(int(store.segments.used[0]))
+    for slot in store.segments.used:
+        assert not fcntl.fcntl(int(store.segments.descriptors[slot]), fcntl.F_GETFL) & os.O_DIRECT
+    assert not store.segments.refuses_direct(int(store.segments.used[0])), "it is refused only once"
+    assert_readable(store)
+
+
+def test_a_file_system_without_locks_is_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    made = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+    made.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
+    assert_readable(made)
+    made.close()
+
+
+FILES = """
+import resource, sys
+import numpy as np
+from pathlib import Path
+from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.errors import StorageError
+from stratarec.testing.stores import random_records
+soft, hard = int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+config = LogConfig(segment_bytes=4096, buffer_bytes=4096, depth=1)
+store = LogRecords(Path(sys.argv[1]), rows=9000, record_bytes=110, config=config)
+rows = np.arange(9000)
+try:
+    store.write(rows, random_records(rows, 110, 1))
+except StorageError as error:
+    print("refused:", error)
+else:
+    out = np.zeros((9000, 110), np.uint8)
+    store.read(rows, out)
+    assert (out == random_records(rows, 110, 1)).all()
+    print("segments:", len(store.segments.used))
+"""
+
+
+def test_more_segments_than_files_may_be_open_raise_the_limit_or_name_it(tmp_path: Path) -> None:
+    def run(name: str, soft: int, hard: int) -> str:
+        command = [sys.executable, "-W", "ignore", "-c", FILES, str(tmp_path / name), str(soft), str(hard)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert int(run("raised", 128, 2048).split()[-1]) > 200
+    refused = run("refused", 128, 128)
+    assert "Too many open files" in refused
+    assert "ulimit -n" in refused

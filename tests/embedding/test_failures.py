@@ -1,0 +1,379 @@
+"""What is left when something goes wrong: every row as it was, or a collection that refuses; and what is saved."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import engine as engine_module
+from stratarec.embedding.cache import directory
+from stratarec.embedding.cached import CachedTables
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
+from stratarec.errors import CheckpointError, ConfigError, StorageError, TrainingError
+from stratarec.jagged import KeyedJagged
+from stratarec.testing.stores import FailingStore
+
+ROWS, BATCH = 5000, 60
+
+
+def configs() -> list[EmbeddingBagConfig]:
+    return [EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=4, feature_names=(name,)) for name in "ab"]
+
+
+def collection(
+    home: HomeKind | None = "dram", path: Path | None = None, codec: str = "fp32", **options: Any
+) -> TieredEmbeddingBagCollection:
+    """Two tables under small caches, or in memory where there is no home."""
+    kind: Any = codec
+    tier = TableTier(home=home or "dram", codec=CodecConfig(kind=kind), cache_rows=200)
+    tables = {"a": tier, "b": tier} if home else {}
+    tiers = TierConfig(**{"tables": tables, "ways": 8, "mapped_path": path, "log_path": path, **options})
+    return TieredEmbeddingBagCollection(configs(), optimizer=RowOptimizerConfig(learning_rate=0.1), tiers=tiers)
+
+
+def batch(number: int) -> KeyedJagged:
+    generator = np.random.default_rng(number)
+    ids = torch.from_numpy(np.minimum(generator.zipf(1.2, 2 * BATCH) - 1, ROWS - 1))
+    return KeyedJagged(keys=("a", "b"), values=ids, offsets=None, batch_size=BATCH)
+
+
+def step(module: TieredEmbeddingBagCollection, number: int) -> None:
+    module(batch(number)).pooled.square().sum().backward()
+
+
+def train(module: TieredEmbeddingBagCollection, first: int, last: int) -> TieredEmbeddingBagCollection:
+    """The same after the steps that it lacks of those up to `last`."""
+    for number in range(max(first, module.step), last):
+        step(module, number)
+    return module
+
+
+def rows_of(module: TieredEmbeddingBagCollection) -> dict[str, Tensor]:
+    return {f"{name}.{part}": rows.clone() for name in "ab" for part, rows in module.table(name).items()}
+
+
+def assert_same(one: TieredEmbeddingBagCollection, other: TieredEmbeddingBagCollection) -> None:
+    left, right = rows_of(one), rows_of(other)
+    assert left.keys() == right.keys()
+    for name, rows in left.items():
+        assert torch.equal(rows, right[name]), name
+
+
+def cached(module: TieredEmbeddingBagCollection) -> CachedTables:
+    return next(tables for tables in module.engine.tables if isinstance(tables, CachedTables))
+
+
+def make_failing(module: TieredEmbeddingBagCollection) -> FailingStore:
+    tables = cached(module)
+    tables.store = tables.mover.store = store = FailingStore(tables.store)
+    return store
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("home", ["dram", "log"])
+def test_a_storage_error_while_rows_move_leaves_every_row_as_it_was(
+    tmp_path: Path, operation: str, share: float, home: HomeKind
+) -> None:
+    plain, module = collection(None), collection(home, tmp_path)
+    store = make_failing(module)
+    for number in range(60):
+        if number % 7 == 5:
+            before = rows_of(module)
+            store.fail(operation, StorageError("no space"), share=share)
+            with pytest.raises(StorageError, match="no space"):
+                module(batch(1000 + number))
+            for name, rows in rows_of(module).items():
+                assert torch.equal(rows, before[name]), name
+        step(plain, number)
+        step(module, number)
+    assert_same(plain, module)
+    manifest = module.save(tmp_path / "saved")
+    again = collection(home, tmp_path / "again")
+    again.load(tmp_path / "saved", manifest)
+    assert_same(plain, again)
+    for each in (module, again):
+        each.close()
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_an_interrupt_while_rows_move_is_remembered_until_rows_are_loaded(tmp_path: Path, operation: str) -> None:
+    plain, module = collection(None), collection()
+    store = make_failing(module)
+    for number in range(20):
+        step(plain, number)
+        step(module, number)
+    manifest = module.save(tmp_path / "saved")
+    store.fail(operation, KeyboardInterrupt(), share=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        module(batch(1000))
+    refused = (
+        lambda: module(batch(20)),
+        lambda: module.prepare(batch(20)),
+        lambda: module.save(tmp_path / "b"),
+        lambda: module.table("a"),
+        lambda: module.rows("a", 0, 3),
+        lambda: reading(module, batch(20)),
+    )
+    for action in refused:
+        with pytest.raises(TrainingError, match=r"incomplete \(bringing rows into level 0 was interrupted by Keyboard"):
+            action()
+    assert not (tmp_path / "b").exists()
+    module.load(tmp_path / "saved", manifest)
+    assert_same(plain, module)
+    step(plain, 20)
+    step(module, 20)
+    assert_same(plain, module)
+
+
+def reading(module: TieredEmbeddingBagCollection, features: KeyedJagged) -> Tensor:
+    with torch.no_grad():
+        return module(features).pooled
+
+
+@pytest.mark.parametrize("home", ["dram", "log"])
+def test_a_row_that_its_codec_cannot_hold_ends_training(tmp_path: Path, home: HomeKind) -> None:
+    """In addressable homes victims and newcomers have already changed places when it is found."""
+    module = collection(home, tmp_path, "fp16")
+    module(batch(0)).pooled.backward(torch.full((BATCH, 8), float("nan")))
+    with pytest.raises(TrainingError, match="is not a finite number that fp16 can hold"):
+        train(module, 1, 60)
+    if home == "dram":
+        with pytest.raises(TrainingError, match=r"incomplete .* is not a finite number"):
+            module.save(tmp_path / "saved")
+    module.close()
+
+
+@pytest.mark.parametrize("home", [None, "dram", "mapped", "log"])
+def test_nothing_works_after_close(tmp_path: Path, home: HomeKind | None) -> None:
+    module = collection(home, tmp_path)
+    step(module, 0)
+    manifest = module.save(tmp_path / "saved")
+    pending = module(batch(1)).pooled.sum()
+    module.close()
+    module.close()
+    refused = (
+        lambda: module(batch(0)),
+        lambda: reading(module, batch(0)),
+        lambda: module.prepare(batch(0)),
+        lambda: module.save(tmp_path / "b"),
+        lambda: module.load(tmp_path / "saved", manifest),
+        lambda: module.table("a"),
+        lambda: module.rows("a", 0, 3),
+        lambda: module.state_dict() if home is None else module.table("b"),
+        lambda: module.nbytes,
+        pending.backward,
+    )
+    for action in refused:
+        with pytest.raises(TrainingError, match="closed"):
+            action()
+    assert "closed" in repr(module)
+
+
+def test_a_load_that_fails_in_the_middle_leaves_a_collection_that_refuses(tmp_path: Path) -> None:
+    module = collection()
+    for number in range(20):
+        step(module, number)
+    manifest = module.save(tmp_path / "saved")
+    store = make_failing(module)
+    store.fail("restore", CheckpointError("damaged"))
+    with pytest.raises(CheckpointError, match="damaged"):
+        module.load(tmp_path / "saved", manifest)
+    with pytest.raises(TrainingError, match=r"loading .* did not finish"):
+        module(batch(0))
+    module.load(tmp_path / "saved", manifest)
+    step(module, 20)
+
+
+def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    table = EmbeddingBagConfig(name="t", num_embeddings=2**31 - 1, embedding_dim=4, feature_names=("f",))
+    tiers = TierConfig(tables={"t": TableTier(home="log", cache_rows=64)}, log_path=tmp_path / "log")
+    with pytest.raises(ConfigError, match=r"table 't' has 2,147,483,647 rows; under a cache .* at most 2,147,483,646"):
+        TieredEmbeddingBagCollection([table], tiers=tiers)
+    assert not (tmp_path / "log").exists()
+
+
+def test_the_last_row_that_a_tag_can_name_is_trained(tmp_path: Path) -> None:
+    rows = directory.MOST_ROWS
+    table = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=1, feature_names=("f",))
+    module = TieredEmbeddingBagCollection(
+        [table],
+        optimizer=RowOptimizerConfig(kind="sgd", learning_rate=1.0),
+        tiers=TierConfig(tables={"t": TableTier(cache_rows=64)}, ways=4),
+    )
+    before = module.rows("t", rows - 300, rows)["weight"].clone()
+    for first in range(rows - 300, rows, 20):
+        ids = torch.arange(first, first + 20)
+        module(KeyedJagged(keys=("f",), values=ids, offsets=None, batch_size=20)).pooled.sum().backward()
+    assert torch.equal(module.rows("t", rows - 300, rows)["weight"], before - 1)
+
+
+# What a checkpoint holds
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("home", ["dram", "log"])
+def test_checkpoints_in_a_row_each_restore_and_go_on_bitwise(tmp_path: Path, policy: str, home: HomeKind) -> None:
+    """int8 rounds what goes home, so tags, stamps, counts and noise must all be those of the run that was saved."""
+    whole = collection(home, tmp_path / "whole", "int8", policy=policy)
+    previous, manifests = None, []
+    for number in range(60):
+        step(whole, number)
+        if number % 4 == 3:
+            path = tmp_path / f"step-{number}"
+            manifests.append((number, path, whole.save(path, previous)))
+            previous = path
+    for number, path, manifest in manifests[::5]:
+        part = collection(home, tmp_path / f"part-{number}", "int8", policy=policy)
+        assert part.load(path, manifest) == ""
+        for later in range(number + 1, 60):
+            step(part, later)
+        assert_same(whole, part)
+        part.close()
+    whole.close()
+
+
+@pytest.mark.parametrize("ways", [2, 8])
+def test_any_checkpoint_of_a_chain_is_taken_over_by_other_tiers(tmp_path: Path, ways: int) -> None:
+    """Rows move from slot to slot between checkpoints, so a file may hold a row that a later one has elsewhere."""
+    plain, module, previous, overflowed = collection(None), collection(ways=ways), None, False
+    for number in range(80):
+        step(plain, number)
+        step(module, number)
+        overflowed |= bool(cached(module).directory.state.reach.any())
+        if number % 3 == 2:
+            path = tmp_path / f"step-{number}"
+            manifest = module.save(path, previous)
+            previous = path
+            if number % 9 == 8:
+                other = collection(None)
+                assert "other tiers" in other.load(path, manifest)
+                assert_same(plain, other)
+                again = collection(ways=ways)
+                assert again.load(path, manifest) == ""
+                assert_same(plain, again)
+    assert overflowed == (ways == 2)
+
+
+def test_a_slot_that_was_emptied_is_empty_in_the_next_checkpoint(tmp_path: Path) -> None:
+    """A row that left the overflow area is trained elsewhere and goes home: its old slot must not bring it back."""
+
+    def made() -> TieredEmbeddingBagCollection:
+        table = EmbeddingBagConfig(name="t", num_embeddings=4000, embedding_dim=4, feature_names=("f",))
+        tiers = TierConfig(tables={"t": TableTier(cache_rows=1600)}, ways=1)
+        return TieredEmbeddingBagCollection([table], tiers=tiers)
+
+    def look_up(module: TieredEmbeddingBagCollection, ids: list[int]) -> None:
+        values = torch.tensor(ids)
+        found = module(KeyedJagged(keys=("f",), values=values, offsets=None, batch_size=len(ids)))
+        found.pooled.square().sum().backward()
+
+    module = made()
+    sets = int(cached(module).directory.layout.sets[0])
+    one, other = next(
+        (row, later)
+        for row in range(1000, 4000)
+        for later in range(row + 1, 4000)
+        if row * 0x9E3779B1 % 2**32 * sets >> 32 == later * 0x9E3779B1 % 2**32 * sets >> 32
+    )
+    look_up(module, [*range(300), one, other])
+    in_overflow = cached(module).directory.locate(np.array([one, other])) >= sets
+    assert in_overflow.tolist() == [False, True]
+    module.save(tmp_path / "a")
+    for ids in ([5], [other], [one]):
+        look_up(module, ids)
+    assert cached(module).directory.locate(np.array([one, other])).tolist()[1] == -1, "it did not go home"
+    manifest = module.save(tmp_path / "b", tmp_path / "a")
+    assert len(manifest["groups"][0]["slots"]["files"]) == 2, "the delta was written as a base"
+    again = made()
+    again.load(tmp_path / "b", manifest)
+    for part, rows in module.table("t").items():
+        assert torch.equal(rows, again.table("t")[part]), part
+
+
+def test_what_a_batch_under_way_changes_is_in_the_next_checkpoint(tmp_path: Path) -> None:
+    plain, module = collection(None), collection()
+    for each in (plain, module):
+        step(each, 0)
+    first = module.save(tmp_path / "a")
+    assert first
+    losses = [each(batch(1)).pooled.square().sum() for each in (plain, module)]
+    module.save(tmp_path / "b", tmp_path / "a")
+    for loss in losses:
+        loss.backward()
+    manifest = module.save(tmp_path / "c", tmp_path / "b")
+    again = collection()
+    again.load(tmp_path / "c", manifest)
+    assert_same(plain, again)
+
+
+def large() -> TieredEmbeddingBagCollection:
+    """64 MiB of slots, all in use."""
+    table = EmbeddingBagConfig(name="t", num_embeddings=300_000, embedding_dim=64, feature_names=("f",))
+    tiers = TierConfig(tables={"t": TableTier(cache_rows=262_144)})
+    module = TieredEmbeddingBagCollection([table], tiers=tiers)
+    for first in range(0, 240_000, 20_000):
+        ids = torch.arange(first, first + 20_000)
+        module(KeyedJagged(keys=("f",), values=ids, offsets=None, batch_size=20_000)).pooled.sum().backward()
+    return module
+
+
+def test_saving_takes_little_memory_and_writes_what_changed(tmp_path: Path) -> None:
+    module = large()
+    size = module.bytes_by_part()["level0"]
+    tracemalloc.start()
+    try:
+        module.save(tmp_path / "a")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < size / 2, f"saving {size} bytes of slots took {peak}"
+    ids = torch.arange(16)
+    module(KeyedJagged(keys=("f",), values=ids, offsets=None, batch_size=16)).pooled.sum().backward()
+    module.save(tmp_path / "b", tmp_path / "a")
+    old = {path.stat().st_ino for path in (tmp_path / "a").rglob("*.safetensors")}
+    written = [path for path in (tmp_path / "b").rglob("*.safetensors") if path.stat().st_ino not in old]
+    assert 0 < sum(path.stat().st_size for path in written) < 16 * 1024
+
+
+# Two clocks
+
+
+def test_stamps_begin_anew_and_noise_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stamps are of 32 bits; the number that noise is a function of must never come again."""
+    monkeypatch.setattr(engine_module, "_LAST_STAMP", 20)
+    monkeypatch.setattr(engine_module, "_SHIFT", 10)
+    plain, module, previous = collection(None), collection(), None
+    for number in range(100):
+        step(plain, number)
+        step(module, number)
+        assert int(cached(module).directory.state.stamps.max()) <= 20
+        if number % 6 == 5:
+            path = tmp_path / f"step-{number}"
+            manifest = module.save(path, previous)
+            previous = path
+    assert module.engine.batches == 100
+    assert_same(plain, module)
+    again = collection()
+    again.load(previous, manifest)
+    assert_same(plain, train(again, 96, 100))
+
+
+@pytest.mark.parametrize(("codec", "differs"), [("int8", True), ("fp32", False)])
+def test_resuming_under_another_lookahead_says_whether_bits_may_differ(
+    tmp_path: Path, codec: str, differs: bool
+) -> None:  # fmt: skip
+    module = collection(codec=codec, lookahead=1)
+    step(module, 0)
+    manifest = module.save(tmp_path / "a")
+    assert collection(codec=codec, lookahead=1).load(tmp_path / "a", manifest) == ""
+    found = collection(codec=codec, lookahead=3).load(tmp_path / "a", manifest)
+    assert found == ("it was trained with a lookahead of 1, now it is 3, which decides when rows are rounded" * differs)

@@ -1,0 +1,302 @@
+"""The handle of a batch: used once, in order, while its collection lives; anything else is an error, never a hang."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stratarec.embedding import EmbeddingBagConfig, Prefetcher, TieredEmbeddingBagCollection
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import ConfigError, TrainingError
+from stratarec.jagged import KeyedJagged
+
+ROWS, BATCH = 1000, 24
+
+
+def collection(cache_rows: int = 400, lookahead: int = 1) -> TieredEmbeddingBagCollection:
+    """One table under a cache, one in memory."""
+    return TieredEmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name="a", num_embeddings=ROWS, embedding_dim=4, feature_names=("a",)),
+            EmbeddingBagConfig(name="b", num_embeddings=ROWS, embedding_dim=4, feature_names=("b",)),
+        ],
+        tiers=TierConfig(tables={"a": TableTier(cache_rows=cache_rows)}, ways=8, lookahead=lookahead),
+    )
+
+
+def batch(number: int) -> KeyedJagged:
+    ids = (torch.arange(2 * BATCH) * 7 + number * 31) % ROWS
+    return KeyedJagged(keys=("a", "b"), values=ids, offsets=None, batch_size=BATCH)
+
+
+def rows_of(module: TieredEmbeddingBagCollection) -> dict[str, Tensor]:
+    return {f"{name}.{part}": rows.clone() for name in "ab" for part, rows in module.table(name).items()}
+
+
+def within(seconds: float, action: Callable[[], Any]) -> Any:
+    """What `action` gives or raises, on a thread of its own, unless it hangs."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(action())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it hangs"
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def test_two_steps_are_the_short_form() -> None:
+    one, other = collection(), collection()
+    for number in range(20):
+        one(batch(number)).pooled.sum().backward()
+        other(other.prepare(batch(number))).pooled.sum().backward()
+    assert all(torch.equal(rows, rows_of(other)[name]) for name, rows in rows_of(one).items())
+
+
+def test_a_handle_is_looked_up_once_and_trained_once() -> None:
+    module = collection()
+    prepared = module.prepare(batch(0))
+    loss = module(prepared).pooled.sum()
+    with pytest.raises(TrainingError, match="batch 0 was looked up already"):
+        module(prepared)
+    loss.backward(retain_graph=True)
+    before = rows_of(module)
+    with pytest.raises(TrainingError, match="batch 0 was trained already: every look-up has one backward pass"):
+        loss.backward()
+    with pytest.raises(TrainingError, match="batch 0 was trained already"):
+        module(prepared)
+    assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
+    assert module.step == 1
+
+
+def test_handles_are_looked_up_in_order() -> None:
+    module = collection()
+    first, second = module.prepare(batch(0)), module.prepare(batch(1))
+    with pytest.raises(TrainingError, match="batch 1 is looked up before batch 0, which was prepared first"):
+        module(second)
+    first.release()
+    module(second).pooled.sum().backward()
+    with pytest.raises(TrainingError, match="batch 0 was released already"):
+        module(first)
+
+
+def test_a_batch_that_was_rebuilt_after_it_was_prepared_is_refused() -> None:
+    """It once waited for ever: the lookahead found no backward pass of the batch that it had staged."""
+    module, data = collection(lookahead=1), [batch(number) for number in range(6)]
+
+    def train() -> None:
+        with Prefetcher(module.engine, iter(data), lambda item: item, depth=1) as source:
+            for features, _ in source:
+                module(replace(features)).pooled.sum().backward()
+
+    with pytest.raises(TrainingError, match="was prepared and waits to be looked up: pass the handle"):
+        within(60, train)
+
+
+def test_a_handle_that_is_dropped_unused_is_an_error_once() -> None:
+    module = collection()
+    module.prepare(batch(0))
+    gc.collect()
+    with pytest.raises(TrainingError, match="batch 0 was prepared, and its handle dropped before it was looked up"):
+        module.prepare(batch(1))
+    module(batch(1)).pooled.sum().backward()
+    assert not len(module.engine.flight)
+
+
+def test_a_look_up_without_a_backward_pass_lets_its_rows_go() -> None:
+    module = collection(cache_rows=64)
+    for number in range(40):
+        module(batch(number))
+    with torch.no_grad():
+        for number in range(40):
+            module(module.prepare(batch(number)) if number % 2 else batch(number))
+    assert not len(module.engine.flight)
+
+
+def test_a_handle_of_another_collection_is_refused() -> None:
+    module, other = collection(), collection()
+    prepared = other.prepare(batch(0))
+    with pytest.raises(TrainingError, match="batch 0 was prepared by another collection"):
+        module(prepared)
+    other(prepared).pooled.sum().backward()
+
+
+def test_loading_makes_handles_void(tmp_path) -> None:
+    module = collection()
+    module(batch(0)).pooled.sum().backward()
+    manifest = module.save(tmp_path / "a")
+    waiting = module.prepare(batch(1))
+    for refused in (lambda: module.save(tmp_path / "b"), lambda: module.load(tmp_path / "a", manifest)):
+        with pytest.raises(TrainingError, match="while batch 1 is prepared and not looked up"):
+            refused()
+    loss = module(waiting).pooled.sum()
+    before = rows_of(module)
+    assert module.load(tmp_path / "a", manifest) == ""
+    with pytest.raises(TrainingError, match="batch 1 was looked up before its tables were loaded or closed"):
+        loss.backward()
+    assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
+
+
+def test_rows_that_do_not_fit_beside_those_under_way_are_an_error_not_a_wait() -> None:
+    module = collection(cache_rows=48)
+
+    def hold() -> list[Any]:
+        return [module(batch(number)) for number in range(9)]
+
+    with pytest.raises(TrainingError, match="batches are between prepare and backward and their rows do not fit"):
+        within(60, hold)
+
+
+# Ahead on a thread
+
+
+def test_stopping_while_a_batch_waits_for_room_ends() -> None:
+    """A checkpoint by time, SIGTERM and SIGINT stop preparing; the thread once waited for a step that never came."""
+    module, stopped = collection(cache_rows=64, lookahead=2), []
+
+    def train() -> int:
+        steps = 0
+        data = iter([batch(number) for number in range(30)])
+        with Prefetcher(module.engine, data, lambda item: item, depth=2) as source:
+            for _, prepared in source:
+                module(prepared).pooled.sum().backward()
+                steps += 1
+                source.drain()
+                if source.drained:
+                    stopped.append(steps)
+                    assert module.engine.flight.unused() is None
+        return steps
+
+    assert within(60, train) == 30
+    assert stopped
+
+
+def test_leaving_early_and_beginning_again_goes_on() -> None:
+    plain, module = collection(cache_rows=ROWS * 2), collection(cache_rows=64, lookahead=2)
+    data = [batch(number) for number in range(30)]
+
+    def train() -> None:
+        for first in range(0, 30, 5):
+            with Prefetcher(module.engine, iter(data[first:]), lambda item: item, depth=2) as source:
+                for place, (_, prepared) in enumerate(source):
+                    if place == 5:
+                        break
+                    module(prepared).pooled.sum().backward()
+
+    within(60, train)
+    for features in data:
+        plain(features).pooled.sum().backward()
+    assert all(torch.equal(rows, rows_of(plain)[name]) for name, rows in rows_of(module).items())
+    assert not len(module.engine.flight)
+
+
+def test_asking_for_more_than_can_be_prepared_is_an_error() -> None:
+    module = collection(cache_rows=ROWS, lookahead=1)
+
+    def take() -> list[Any]:
+        data = iter([batch(number) for number in range(9)])
+        with Prefetcher(module.engine, data, lambda item: item, depth=1) as source:
+            return list(source)
+
+    with pytest.raises(TrainingError, match="waits for the backward pass of batch 0, which was handed out before"):
+        within(60, take)
+    assert not len(module.engine.flight)
+
+
+def test_closing_ends_a_prefetcher() -> None:
+    module = collection(cache_rows=64, lookahead=2)
+
+    def train() -> None:
+        data = iter([batch(number) for number in range(30)])
+        with Prefetcher(module.engine, data, lambda item: item, depth=2) as source:
+            for place, (_, prepared) in enumerate(source):
+                if place == 3:
+                    module.close()
+                module(prepared).pooled.sum().backward()
+
+    with pytest.raises(TrainingError, match="these tables were closed"):
+        within(60, train)
+
+
+def test_reading_while_a_thread_prepares_sees_whole_rows() -> None:
+    plain, module = collection(cache_rows=ROWS * 2), collection(cache_rows=64, lookahead=2)
+    data = [batch(number) for number in range(60)]
+
+    def train() -> None:
+        with Prefetcher(module.engine, iter(data), lambda item: item, depth=2) as source:
+            for features, prepared in source:
+                plain(features).pooled.square().sum().backward()
+                module(prepared).pooled.square().sum().backward()
+                with torch.no_grad():
+                    for other in (batch(3), batch(47)):
+                        assert torch.equal(module(other).pooled, plain(other).pooled)
+
+    within(120, train)
+
+
+# What a batch must be
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"offsets": torch.tensor([0, 2, 1, 3, 4])}, r"feature 'a', sample 1: its ids are 2 to 1, expected offsets"),
+        ({"offsets": torch.tensor([0, 1, 2, 3, 9])}, r"feature 'b', sample 1: its ids are 3 to 9, .* within 0 to 4"),
+        ({"offsets": torch.tensor([-5, 1, 2, 3, 4])}, r"feature 'a', sample 0: its ids are -5 to 1"),
+        ({"offsets": torch.arange(5, dtype=torch.int32)}, "offsets are int32 of shape"),
+        ({"values": torch.zeros(4)}, "ids are float32 of shape"),
+        ({"weights": torch.ones(3)}, r"weights are float32 of shape \(3,\), expected float32 of shape \(4,\)"),
+        ({"weights": torch.ones(4, dtype=torch.float64)}, "weights are float64"),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_no_jagged_batch_is_refused(change: dict[str, Any], message: str, training: bool) -> None:
+    module = collection()
+    good: dict[str, Any] = {
+        "keys": ("a", "b"), "values": torch.arange(4), "offsets": torch.arange(5), "batch_size": 2,
+    }  # fmt: skip
+    features = KeyedJagged(**{**good, **change})
+    before = rows_of(module)
+    with torch.set_grad_enabled(training), pytest.raises(ConfigError, match=message):
+        module(features)
+    assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
+
+
+def test_a_bad_id_of_a_table_in_memory_releases_the_batch() -> None:
+    module = collection()
+    features = batch(0)
+    features.values[BATCH] = ROWS
+    for _ in range(3):
+        with pytest.raises(ConfigError, match=r"feature 'b': id 1000 is outside table 'b'"):
+            module(features)
+    assert not len(module.engine.flight)
+
+
+def test_sequences_come_in_the_order_of_the_tables_whatever_the_tiers() -> None:
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=9, embedding_dim=4, sequence_features=(f"{name}1", f"{name}2"))
+        for name in "abc"
+    ]
+    keys = ("b1", "c2", "a2", "a1", "c1", "b2")
+    features = KeyedJagged(keys=keys, values=torch.arange(6), offsets=None, batch_size=1)
+    for cached in ((), ("a",), ("b",), ("a", "c")):
+        tiers = TierConfig(tables={name: TableTier(cache_rows=32) for name in cached}, ways=4)
+        module = TieredEmbeddingBagCollection(configs, tiers=tiers)
+        found = module(features).sequences
+        assert list(found) == ["a1", "a2", "b1", "b2", "c1", "c2"]
+        for key, rows in found.items():
+            assert torch.equal(rows.values[0], module.table(key[0])["weight"][keys.index(key)])

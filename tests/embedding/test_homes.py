@@ -1,0 +1,70 @@
+"""Which tables share a store, and what the planner says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.cached import CachedTables
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.planning.bytes import RowShape, Traffic, cached_bytes
+
+
+def logs_of(module: TieredEmbeddingBagCollection) -> list[LogRecords]:
+    found = [tables.store for tables in module.engine.tables if isinstance(tables, CachedTables)]
+    return [store for store in found if isinstance(store, LogRecords)]
+
+
+def test_tables_of_a_billion_rows_take_the_locations_that_were_planned(tmp_path: Path) -> None:
+    rows, codec, optimizer = 10**9, CodecConfig(kind="int8"), RowOptimizerConfig(kind="sgd")
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=16, feature_names=(name,)) for name in "abcd"
+    ]
+    tiers = TierConfig(
+        tables={name: TableTier(home="log", codec=codec, cache_rows=64) for name in "abcd"}, ways=4, log_path=tmp_path
+    )
+    module = TieredEmbeddingBagCollection(configs, optimizer=optimizer, tiers=tiers)
+    shape = RowShape.of(16, optimizer)
+    planned = cached_bytes(
+        shape, rows, home="log", codec=codec, slots=64, level1_rows=0, counters=False,
+        traffic=Traffic(lookups=0, distinct=0, batches=1),
+    )["dram"]["locations"]  # fmt: skip
+    found = sum(store.rows * store.layout.location_type.itemsize for store in logs_of(module))
+    assert found == 4 * planned == 16 * 10**9
+    module.close()
+
+
+def test_small_tables_still_share_a_log(tmp_path: Path) -> None:
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=1000, embedding_dim=4, feature_names=(name,)) for name in "abcd"
+    ]
+    tiers = TierConfig(tables={name: TableTier(home="log", cache_rows=64) for name in "abcd"}, log_path=tmp_path)
+    module = TieredEmbeddingBagCollection(configs, tiers=tiers)
+    assert [store.rows for store in logs_of(module)] == [4000]
+    module.close()
+
+
+def test_logs_share_their_budget_by_the_blocks_that_they_need(tmp_path: Path) -> None:
+    """Records of 2,100 bytes lie alone in blocks of 4,096, those of 20 bytes hardly lose any."""
+    configs = [
+        EmbeddingBagConfig(name="wide", num_embeddings=100_000, embedding_dim=525, feature_names=("w",)),
+        EmbeddingBagConfig(name="thin", num_embeddings=1_000_000, embedding_dim=5, feature_names=("t",)),
+    ]
+    budget = 4 << 30
+    tiers = TierConfig(
+        tables={name: TableTier(home="log", cache_rows=64) for name in ("wide", "thin")},
+        log_path=tmp_path, log_budget_bytes=budget,
+    )  # fmt: skip
+    module = TieredEmbeddingBagCollection(configs, optimizer=RowOptimizerConfig(kind="sgd"), tiers=tiers)
+    needed = np.array([store.layout.padded_bytes for store in logs_of(module)])
+    given = np.array([store.config.budget_bytes for store in logs_of(module)])
+    assert needed[0] == 100_000 * 4096
+    assert given.sum() == pytest.approx(budget, abs=2)
+    np.testing.assert_allclose(given / given.sum(), needed / needed.sum(), rtol=1e-6)
+    module.close()

@@ -1,0 +1,72 @@
+"""Progress in lines: an estimate that a slow start does not spoil, and a reader who leaves."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from stratarec.reporting.progress import LineProgress, Pace
+from stratarec.sizes import readable_seconds
+
+
+def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
+    pace = Pace()
+    # Nothing before the first unit counts: the clock of a pace starts there.
+    pace.add(20.0, 1)
+    assert pace.left(100) is None
+    for step in range(1, 11):
+        pace.add(20.0 + 0.1 * step, 1 + step)
+    assert pace.left(100) == pytest.approx(10.0)
+
+
+def test_the_time_left_follows_the_last_minute() -> None:
+    pace = Pace()
+    for step in range(100):
+        pace.add(10.0 * step, step)
+    for step in range(7000):
+        pace.add(1000.0 + 0.01 * step, 100 + step)
+    assert pace.left(1000) == pytest.approx(10.0, rel=0.02)
+    assert len(pace._marks) < 70
+
+
+def test_a_resumed_task_counts_only_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+    pace = Pace()
+    pace.add(0.0, 1_000_001)
+    pace.add(1.0, 1_000_003)
+    assert pace.left(10) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (60, "1 min"),
+        (200, "3 min 20 s"),
+        (8213, "2 h 16 min"),
+        (7200, "2 h"),
+        (273600, "3 d 4 h"),
+    ],
+)
+def test_seconds_are_read_by_people(seconds: float, text: str) -> None:
+    assert readable_seconds(seconds) == text
+
+
+def test_a_reader_who_leaves_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", closefd=False) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        progress = LineProgress()
+        progress.start("train", 10, "steps")
+        progress.say("a line that nobody reads")
+        progress.advance(1)
+        progress.finish()
+        monkeypatch.undo()
+        # What is still in the stream's buffer has no reader either.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, writer)
+    os.close(null)
+    os.close(writer)

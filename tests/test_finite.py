@@ -1,0 +1,74 @@
+"""Every number of a recipe is finite, whether it comes from YAML or from Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.embedding.stores.log.layout import LogConfig
+from stratarec.errors import ConfigError
+from stratarec.recipe import Recipe
+
+BAD = (math.nan, math.inf, -math.inf)
+
+
+def members(kind: Any) -> list[Any]:
+    """The types that a field may have."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return members(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return [part for one in typing.get_args(kind) for part in members(one)]
+    return [kind]
+
+
+def float_fields(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """Path in a recipe, class and field of every float; unions are walked through all their members."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for entry in dataclasses.fields(kind):
+        for member in members(hints[entry.name]):
+            if dataclasses.is_dataclass(member):
+                yield from float_fields(member, (*path, entry.name))
+            elif member is float:
+                yield (*path, entry.name), kind, entry.name
+
+
+FIELDS = list(float_fields(Recipe))
+CLASSES = sorted({(kind, name) for _, kind, name in FIELDS} | {(LogConfig, "most_amplification")}, key=str)
+
+
+def test_the_walk_finds_what_there_is() -> None:
+    paths = {".".join(path) for path, _, _ in FIELDS}
+    assert {"train.dense.learning_rate", "train.embedding.eps", "train.dense.schedule.power"} <= paths
+    assert {
+        "data.source.signal",
+        "data.split.valid",
+        "train.checkpoint.every_minutes",
+        "memory.cache.fraction",
+    } <= paths
+
+
+@pytest.mark.parametrize("path", sorted({path for path, _, _ in FIELDS}), ids=".".join)
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "nan", "inf"])
+def test_a_recipe_names_the_field_that_is_no_number(tmp_path: Path, path: tuple[str, ...], value: str) -> None:
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
+    with pytest.raises(ConfigError, match=path[-1]) as caught:
+        Recipe.load(tmp_path / "r.yaml", [f"{'.'.join(path)}={value}"])
+    assert "\n" not in str(caught.value)
+    if value.startswith((".", "-.")):
+        assert f"r.yaml: {'.'.join(path)} is {value.replace('.', '')}, expected a finite number" in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "name"), CLASSES, ids=lambda part: getattr(part, "__name__", part))
+@pytest.mark.parametrize("value", BAD)
+def test_configurations_made_in_python_refuse_it_too(kind: Any, name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is -?(nan|inf), expected"):
+        kind(**{name: value})

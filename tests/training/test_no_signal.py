@@ -1,0 +1,107 @@
+"""A log of random clicks holds no signal, so nothing that is trained on it may score above 0.5.
+
+Users, sessions, items and contexts are drawn independently of each other and of time. Whatever beats chance on the test
+split knows the label from how samples are made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import roc_auc_score
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.prepare import prepare
+from stratarec.recipe import Recipe
+from stratarec.training.trainer import Trainer
+
+CLICKS = 56_000
+SPLITS: dict[str, dict[str, Any]] = {
+    "time": {"by": "time", "valid": "1d", "test": "7d"},
+    "fraction": {"by": "fraction", "valid": 0.05, "test": 0.35},
+}
+
+
+def random_log(path: Path, law: str) -> None:
+    draws = np.random.default_rng(11)
+    popularity = np.ones(500) if law == "uniform" else 1 / np.arange(1, 501)
+    times = draws.integers(1_600_000_000_000, 1_600_000_000_000 + 19 * 86_400_000, CLICKS)
+    pl.DataFrame(
+        {
+            "user_id": draws.integers(0, 2000, CLICKS),
+            "session_id": draws.integers(0, 20_000, CLICKS),
+            "item_id": draws.choice(500, CLICKS, p=popularity / popularity.sum()),
+            "timestamp": times,
+            "device": draws.integers(0, 3, CLICKS),
+        }
+    ).write_parquet(path)
+
+
+def random_recipe(root: Path, law: str, split: str, negatives: int, **model: Any) -> Recipe:
+    """Prepared once a data set, whatever the model."""
+    log = root / f"{law}.parquet"
+    if not log.exists():
+        random_log(log, law)
+    source = {"kind": "clicks", "paths": [str(log)], "time_unit": "ms", "contexts": ["device"], "negatives": negatives}
+    data = {
+        "path": str(root / f"{law}-{split}-{negatives}"),
+        "source": {**source, "history_length": 5},
+        "split": SPLITS[split],
+    }
+    network = model or {"kind": "dlrm", "bottom_mlp": [16], "top_mlp": [16]}
+    train = {"run": str(root / "run"), "batch_size": 512, "epochs": 2}
+    return Recipe.from_dict({"name": "random", "data": data, "model": {**network, "embedding_dim": 4}, "train": train})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("random")
+
+
+def assert_chance(auc: float, positives: int, samples: int) -> None:
+    negatives = samples - positives
+    error = np.sqrt((samples + 1) / (12.0 * positives * negatives))
+    assert error <= 0.003
+    assert abs(auc - 0.5) <= 4 * error
+
+
+def dense(dataset: Dataset, split: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    batches = list(Loader(dataset, split, LoaderConfig(batch_size=8192)).epoch(0))
+    return np.concatenate([b.dense.numpy() for b in batches]), np.concatenate([b.label.numpy() for b in batches])
+
+
+@pytest.mark.parametrize(
+    ("law", "split", "negatives"),
+    [("uniform", "time", 1), ("zipf", "time", 4), ("uniform", "fraction", 4), ("zipf", "fraction", 1)],
+)
+def test_boosted_trees_on_all_that_is_counted_are_at_chance(root: Path, law: str, split: str, negatives: int) -> None:
+    dataset = prepare(random_recipe(root, law, split, negatives).data)
+    trees = HistGradientBoostingClassifier(max_iter=30, random_state=0).fit(*dense(dataset, "train"))
+    values, label = dense(dataset, "test")
+    auc = roc_auc_score(label, trees.predict_proba(values)[:, 1])
+    assert_chance(float(auc), int(label.sum()), len(label))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", ["uniform", "zipf"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "dlrm", "bottom_mlp": [16], "top_mlp": [16], "history": {"pooling": "mean"}},
+        {"kind": "dlrm", "bottom_mlp": [16], "top_mlp": [16], "history": {"pooling": "target_attention"}},
+        {"kind": "dlrm", "bottom_mlp": [16], "top_mlp": [16], "history": {"pooling": "transformer"}},
+        {"kind": "dcnv2"},
+    ],
+    ids=["mean", "attention", "transformer", "dcn"],
+)
+def test_every_model_is_at_chance(root: Path, model: dict[str, Any], law: str) -> None:
+    recipe = random_recipe(root, law, "time", 1, **model)
+    dataset = prepare(recipe.data)
+    metrics = Trainer(recipe, dataset).train(overwrite=True)["test"]
+    assert_chance(metrics["auc"], dataset.positives["test"], dataset.samples("test"))

@@ -1,0 +1,121 @@
+"""Scores that can be joined to the log, of a run whose every feature is in a group or a history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.data import dataset as storage
+from stratarec.data.prepare import prepare
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training.evaluation import logits
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+
+def write_logs(root: Path) -> dict[str, pl.DataFrame]:
+    """Two files with a bad row each; samples of a session are scattered over both."""
+    draws, logs = np.random.default_rng(0), {}
+    for name in ("a", "b"):
+        visit = draws.integers(0, 60, 900)
+        logs[name] = pl.DataFrame(
+            {
+                "label": [7, *draws.integers(0, 2, 899)],
+                "visit": visit,
+                "who": visit % 13,
+                "time": draws.integers(0, 10_000, 900),
+                "os": visit % 4,
+                "city": [f"c{number % 7}" for number in visit],
+            }
+        )
+        logs[name].write_parquet(root / f"{name}.parquet", row_group_size=250)
+    return logs
+
+
+def recipe(root: Path, **data: Any) -> dict[str, Any]:
+    content = tiny(root, max_steps=12, epochs=1)
+    schema = {
+        "label": "label",
+        "session": "visit",
+        "user": "who",
+        "time": "time",
+        "sparse": [
+            {"name": "os", "group": "visit_", "vocabulary": "systems"},
+            {"name": "city", "group": "visit_"},
+            {"name": "history", "kind": "history", "of": "os", "max_length": 5},
+        ],
+    }
+    content["data"] |= {
+        "source": {"kind": "parquet", "paths": [str(root / "a.parquet"), str(root / "b.parquet")], "schema": schema},
+        "on_bad_row": "skip",
+        "shard_samples": 500,
+        **data,
+    }
+    return content
+
+
+@pytest.fixture
+def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "ROW_GROUP", 60)
+
+
+@pytest.mark.usefixtures("small_row_groups")
+def test_scores_join_to_the_rows_they_were_made_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = write_logs(tmp_path)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe(tmp_path)))
+    assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
+    # More row groups than a window holds, and no feature outside of groups and histories.
+    assert main(["train", "-q", str(tmp_path / "r.yaml")]) == 0
+    assert main(["profile", str(tmp_path / "data"), "--batch-size", "100"]) == 0
+    found = []
+    for split in ("train", "valid", "test"):
+        assert main(["predict", "-q", str(tmp_path / "run"), "--split", split, "-o", str(tmp_path / "s.parquet")]) == 0
+        found.append(pl.read_parquet(tmp_path / "s.parquet"))
+        with open_run(tmp_path / "run") as trained:
+            assert sum(len(shard.row_groups) for shard in trained.dataset.shards("train")) > 8
+            parts = logits(trained.model, trained.dataset, split, precision="float32", progress=SilentProgress())
+            scores = np.concatenate([1 / (1 + np.exp(-score.astype(np.float64))) for _, score, _ in parts])
+        np.testing.assert_array_equal(found[-1]["score"], scores.astype(np.float32))
+    whole = pl.concat(found)
+    assert whole.columns == ["file", "row", "label", "score"]
+    rows = [
+        log.with_columns(pl.lit(str(tmp_path / f"{name}.parquet")).alias("file")).with_row_index("row", 1)
+        for name, log in logs.items()
+    ]
+    joined = whole.join(pl.concat(rows).cast({"row": pl.Int64}), on=["file", "row"], how="full", suffix="_log")
+    # Every row but the two bad ones has one score, and the label it has in the log.
+    assert joined.filter(pl.col("score").is_null())["label_log"].to_list() == [7, 7]
+    assert len(joined) == 1800
+    assert whole.select("file", "row").is_unique().all()
+    good = joined.drop_nulls("score")
+    assert good["label"].cast(int).to_list() == good["label_log"].to_list()
+    # One user, session and moment is one history and one group: equal rows of the log have equal scores.
+    alike = good.group_by("who", "visit", "time").agg(pl.col("score").n_unique())
+    assert alike["score"].to_list() == [1] * len(alike)
+    capsys.readouterr()
+
+
+@pytest.mark.usefixtures("small_row_groups")
+def test_rows_are_left_out_on_demand_and_counted_where_there_are_no_files(tmp_path: Path) -> None:
+    write_logs(tmp_path)
+    for name, content, columns in (
+        ("without", recipe(tmp_path, keep_rows=False), ["label", "score"]),
+        ("counted", tiny(tmp_path, max_steps=12, epochs=1), ["row", "label", "score"]),
+    ):
+        content["data"]["path"], content["train"]["run"] = str(tmp_path / name), str(tmp_path / f"run-{name}")
+        made = Recipe.from_dict(content)
+        Trainer(made, prepare(made.data)).train()
+        output = tmp_path / f"{name}.parquet"
+        assert main(["predict", "-q", str(tmp_path / f"run-{name}"), "--split", "train", "-o", str(output)]) == 0
+        assert pl.read_parquet(output).columns == columns
+    rows = pl.read_parquet(tmp_path / "counted.parquet")["row"]
+    assert rows.n_unique() == len(rows)
+    assert 1 <= rows.min() <= rows.max() <= 6000  # type: ignore[operator]

@@ -1,0 +1,135 @@
+"""What a run leaves on disk: equal runs leave equal files, and its JSON is JSON."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from recipes import last, tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set."""
+    root = tmp_path_factory.mktemp("files")
+    prepare(Recipe.from_dict(tiny(root)).data)
+    return root
+
+
+def strict(path: Path) -> Any:
+    """The JSON of a file, which must be what any reader takes."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{path} holds {word}, which is no JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def log(root: Path) -> dict[str, Any]:
+    """A recipe on a log without users, whose validation days hold clicks alone."""
+    rows = np.arange(3000)
+    label = np.where((rows >= 2000) & (rows < 2500), 1, rows % 2)
+    frame = pl.DataFrame({"label": label, "day": rows // 500 * 86400, "item": rows % 7, "city": rows % 5})
+    frame.write_parquet(root / "log.parquet")
+    schema = {"time": "day", "sparse": [{"name": "item"}, {"name": "city"}]}
+    return {
+        "name": "days",
+        "data": {
+            "path": str(root / "data"),
+            "source": {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema},
+            "split": {"by": "time", "valid": "1d", "test": "1d"},
+        },
+        "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4]},
+        "train": {"run": str(root / "run"), "batch_size": 100, "epochs": 3, "early_stopping": {"patience": 2}},
+    }
+
+
+def run(home: Path, target: Path, *, resume: bool = False, **train: Any) -> None:
+    made = Recipe.from_dict(tiny(home, run=str(target), **train))
+    Trainer(made, Dataset.open(made.data.path)).train(resume=resume)
+
+
+def tensor_files(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*.safetensors"))}
+
+
+def test_equal_runs_leave_equal_files(home: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run(home, tmp_path / name, max_steps=8, embedding={"kind": "rowwise_adam"})
+    found = tensor_files(last(tmp_path / "a"))
+    assert len(found) > 2
+    assert found == tensor_files(last(tmp_path / "b"))
+
+
+def test_a_resumed_run_leaves_the_files_of_one_that_was_not_stopped(home: Path, tmp_path: Path) -> None:
+    run(home, tmp_path / "whole", max_steps=14)
+    run(home, tmp_path / "parts", max_steps=14)
+    shutil.rmtree(last(tmp_path / "parts"))
+    assert checkpoint.steps(tmp_path / "parts" / "checkpoints")
+    run(home, tmp_path / "parts", max_steps=14, resume=True)
+    whole, parts = (tensor_files(last(tmp_path / name)) for name in ("whole", "parts"))
+    for name in ("network.safetensors", "optimizer.safetensors"):
+        assert whole[name] == parts[name]
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished run where AUC is not defined on the validation split, nor grouped AUC anywhere; what it printed."""
+    root = tmp_path_factory.mktemp("days")
+    (root / "recipe.yaml").write_text(yaml.safe_dump(log(root)))
+    assert main(["prepare", "-q", str(root / "recipe.yaml")]) == 0
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        assert main(["train", str(root / "recipe.yaml")]) == 0
+    return root, out.getvalue() + err.getvalue()
+
+
+def test_every_json_of_a_run_is_strict(days: tuple[Path, str]) -> None:
+    root, _ = days
+    files = [*(root / "run").rglob("*.json"), *(root / "data").rglob("*.json")]
+    assert {"result.json", "state.json", "recipe.json", "dataset.json"} <= {file.name for file in files}
+    for file in files:
+        strict(file)
+    assert strict(root / "run" / "result.json")["test"]["grouped_auc"] is None
+    position = strict(last(root / "run") / "state.json")["position"]
+    assert position["evaluations"][0]["auc"] is None
+
+
+def test_what_is_not_defined_is_not_printed_as_a_number(days: tuple[Path, str]) -> None:
+    root, printed = days
+    assert "nan" not in printed.lower()
+    assert "grouped AUC" not in printed
+    assert "validation AUC -, log loss 0." in printed
+    assert "<td>nan" not in (root / "run" / "report.html").read_text()
+
+
+def test_evaluating_one_class_says_why_there_is_no_auc(
+    days: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, _ = days
+    assert main(["evaluate", "-q", str(root / "run"), "--split", "valid"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["AUC", "-"]
+    assert lines[-1] == "  (500 of them positive: what compares both classes is not defined)"
+
+
+def test_a_run_stops_early_where_its_metric_is_never_defined(days: tuple[Path, str]) -> None:
+    root, _ = days
+    result = strict(root / "run" / "result.json")
+    assert result["steps"] == 40
+    assert result["checkpoint"] == "step-00000040"
