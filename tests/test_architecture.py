@@ -44,7 +44,7 @@ ROOMS = [
     ("jagged",),
     ("kernels",),
     ("tensors",),
-    ("hashes", "ownership"),
+    ("hashes", "ownership", "replacing"),
     ("checks", "files", "finite", "progress", "sizes", "comparing"),
     ("errors",),
 ]

@@ -18,8 +18,9 @@ from stratarec.cli import main
 from stratarec.data.dataset import DATASET, Dataset
 from stratarec.data.prepare import WORK, prepare
 from stratarec.errors import StorageError, StrataError, TrainingError
-from stratarec.ownership import MARKER, aside, claim, held, kind_of, set_aside, state
+from stratarec.ownership import MARKER, claim, held, kind_of, state
 from stratarec.recipe import Recipe
+from stratarec.replacing import aside, set_aside
 from stratarec.training.directory import RUN
 from stratarec.training.trainer import Trainer
 
@@ -79,6 +80,8 @@ PLACES = {
     "data/inside": "which is a data set",
     "runs/a/inside": "which is a run",
     "/proc": "/proc",
+    "~/below": "name the directory in full",
+    '"a\\0b"': "no path can have",
 }
 COMMANDS = {"data set": ("prepare", "data.path"), "run": ("train", "train.run")}
 
@@ -117,6 +120,8 @@ def test_what_a_user_put_into_ours_stops_the_replacement(
     assert f"{place} also holds notes.txt" in capsys.readouterr().err
     assert contents(home) == before
     (home / place / "notes.txt").unlink()
+    for name in (".stratarec.json.tmp", ".result.json.tmp" if command == "train" else ".dataset.json.tmp"):
+        (home / place / name).write_text("half wri")  # what a process leaves that was killed as it wrote
     assert main([command, "-q", "--overwrite", "r.yaml"]) == 0
 
 
@@ -136,6 +141,15 @@ def test_empty_directories_are_free(home: Path) -> None:
     assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.path=two"]) == 0
     assert kind_of(home / "one") == "run"
     assert kind_of(home / "two") == "data set"
+
+
+def test_a_working_directory_that_is_gone_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Recipe.load("r.yaml")
+    (home / "gone").mkdir()
+    monkeypatch.chdir("gone")
+    (home / "gone").rmdir()
+    with pytest.raises(StorageError, match="the working directory is gone"):
+        prepare(made.data)
 
 
 def test_links_are_followed_and_kept(home: Path) -> None:

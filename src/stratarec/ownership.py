@@ -10,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Literal
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.files import make_directory, read_json, storage_error, sync, sync_tree, temporary_name, write_json
+from stratarec.files import make_directory, read_json, storage_error, temporary_name, write_json
 
 MARKER = "stratarec.json"
 FORMAT = 1
@@ -39,6 +38,11 @@ class Kind:
 def named_directory(text: str | Path) -> Path:
     """The directory that a user named: what a link points at, and never a name such as ``.`` or ``..``."""
     path = Path(text)
+    _working_directory()
+    if "\0" in str(path):
+        raise StorageError(f"{str(path)!r} has a character that no path can have; name another directory")
+    if str(path).startswith("~"):
+        raise StorageError(f"{path}: ~ is no home directory here; name the directory in full")
     try:
         # Other links on the way are left to the system: they need not be readable as paths.
         path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
@@ -68,26 +72,26 @@ def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
         somebody else, or a part of one of ours.
     """
     try:
-        entries = _entries(path)
+        found = entries(path)
     except FileNotFoundError:
-        entries = []
+        found = []
     except OSError as error:
         if path.is_file():
             raise StorageError(
                 f"cannot write {path}: it is a file, expected a directory or nothing; name another {kind.field}"
             ) from error
         raise storage_error(path, error) from error
-    if not entries:
+    if not found:
         _check_place(path, kind)
         return "free"
-    found = kind_of(path)
-    if found == kind.name:
+    marked = kind_of(path)
+    if marked == kind.name:
         return "ours"
-    if found:
-        raise StorageError(f"{path} is a {found}, expected a {kind.name}; name another {kind.field}")
+    if marked:
+        raise StorageError(f"{path} is a {marked}, expected a {kind.name}; name another {kind.field}")
     _check_place(path, kind)
     raise StorageError(
-        f"{path} is no {kind.name} of StrataRec (it holds {entries[0]} and no {MARKER}) and is left as it is; "
+        f"{path} is no {kind.name} of StrataRec (it holds {found[0]} and no {MARKER}) and is left as it is; "
         f"name another {kind.field}"
     )
 
@@ -97,15 +101,17 @@ def check_replaceable(path: Path, kind: Kind) -> None:
     if state(path, kind) == "free":
         return
     _check_place(path, kind)
-    for entry in _entries(path):
-        if not any(fnmatch(entry, pattern) for pattern in (MARKER, *kind.content)):
+    ours = [MARKER, *kind.content]
+    ours += [temporary_name(Path(name)).name for name in ours]  # of writes that never finished
+    for entry in entries(path):
+        if not any(fnmatch(entry, pattern) for pattern in ours):
             raise StorageError(
                 f"{path} also holds {entry}, which is no part of a {kind.name}: move it away, or name another "
                 f"{kind.field}"
             )
 
 
-def _entries(path: Path) -> list[str]:
+def entries(path: Path) -> list[str]:
     """What lies in `path`, leftovers of a write that never finished aside."""
     unfinished = {temporary_name(path / MARKER).name}
     return sorted(entry for entry in os.listdir(path) if entry not in unfinished)
@@ -127,10 +133,17 @@ def _check_place(path: Path, kind: Kind) -> None:
 def _places() -> Iterator[tuple[Path, str]]:
     with contextlib.suppress(RuntimeError):  # a user without a home
         yield Path.home(), "your home directory"
-    here = Path.cwd()
+    here = _working_directory()
     yield here, "the working directory"
     for parent in here.parents:
         yield parent, "a parent of the working directory"
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise StorageError("the working directory is gone; change to one that exists") from error
 
 
 def _is_mount(path: Path) -> bool:
@@ -187,106 +200,3 @@ def _is_open(path: Path, file: IO[bytes]) -> bool:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except OSError:
         return False
-
-
-def remove(path: Path) -> None:
-    """Delete a directory of ours, its marker last: what an interruption leaves is still known as ours."""
-    empty(path)
-    with _removing(path):
-        shutil.rmtree(path)
-
-
-def empty(path: Path) -> None:
-    """Delete everything in a directory of ours but its marker."""
-    with _removing(path):
-        for entry in _entries(path):
-            if entry != MARKER:
-                _delete(path / entry)
-
-
-@contextlib.contextmanager
-def _removing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(f"cannot remove {error.filename or path}: {reason}; remove {path} yourself") from error
-
-
-def _delete(path: Path) -> None:
-    # What lies behind a link is not ours.
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def aside(path: Path) -> Path:
-    """Where a directory waits while what takes its place is not yet whole."""
-    return path.with_name(f".{path.name}.replaced")
-
-
-def set_aside(path: Path, kind: Kind) -> Path:
-    """Rename a directory that may be replaced; returns where it is now. `recover` undoes this or completes it."""
-    check_replaceable(path, kind)
-    old = aside(path)
-    if old.exists() or old.is_symlink():
-        raise StorageError(f"cannot replace {path}: {old} is in the way; move it elsewhere")
-    try:
-        os.replace(path, old)
-        sync(path.parent)
-    except OSError as error:
-        raise storage_error(path, error) from error
-    return old
-
-
-def put_back(path: Path, kind: Kind) -> None:
-    """Undo `set_aside`: what was begun in place of the earlier directory goes, and that one comes back."""
-    if state(path, kind) == "ours":
-        remove(path)
-    try:
-        os.replace(aside(path), path)
-        sync(path.parent)
-    except OSError as error:
-        raise storage_error(path, error) from error
-
-
-def recover(path: Path, kind: Kind, stands: Callable[[Path], bool]) -> None:
-    """Settle a replacement that was interrupted: it is finished if what is at `path` now `stands`, else undone."""
-    old = aside(path)
-    if kind_of(old) != kind.name:
-        return
-    with contextlib.ExitStack() as stack:
-        for folder in (old, path):  # whoever is replacing it now holds both
-            if kind_of(folder) == kind.name:
-                stack.enter_context(held(folder))
-        if path.exists() and stands(path):
-            remove(old)
-        else:
-            put_back(path, kind)
-
-
-def replace(temporary: Path, path: Path, kind: Kind) -> Path | None:
-    """Put the finished directory `temporary` in the place of `path`; returns where an earlier one lies, to `remove`.
-
-    Raises
-    ------
-    StorageError
-        When `path` holds anything but an earlier directory of `kind`, or cannot be written. It is then as it was.
-    """
-    old = None
-    with contextlib.ExitStack() as stack:
-        try:
-            sync_tree(temporary)
-            if state(path, kind) == "ours":
-                stack.enter_context(held(path))
-                old = set_aside(path, kind)
-            os.replace(temporary, path)
-            sync(path.parent)
-        except StorageError:
-            raise
-        except OSError as error:
-            if old is not None and not path.exists():
-                put_back(path, kind)
-            raise storage_error(path, error) from error
-    return old

@@ -203,7 +203,7 @@ def test_a_recipe_that_asks_for_other_data_is_refused(
 
 def test_what_changes_no_sample_does_not_matter(tmp_path: Path) -> None:
     config = Recipe.from_dict(tiny(tmp_path)).data
-    changed = replace(config, on_bad_row="skip", shard_samples=7, path="elsewhere")
+    changed = replace(config, on_bad_row="skip", shard_samples=7, keep_rows=False, path="elsewhere")
     assert not check_prepared(changed, prepare(config))
 
 

@@ -169,6 +169,13 @@ def test_a_length_that_asks_for_nothing_is_refused_and_not_written_down(home: Pa
     assert contents(tmp_path / "a") == before
 
 
+def test_resuming_what_never_began_begins(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    train(recipe(home, tmp_path / "a", max_steps=3), resume=True, progress=(said := Said()))
+    assert f"{tmp_path / 'a'} has no checkpoint to go on from; starting from the beginning" in said.lines
+    assert result(tmp_path / "a")["steps"] == 3
+
+
 def test_a_finished_run_gives_its_result_again(home: Path, tmp_path: Path) -> None:
     train(recipe(home, tmp_path / "a", max_steps=5))
     before = contents(tmp_path / "a")

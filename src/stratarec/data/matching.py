@@ -5,7 +5,8 @@ recipe asks for is compared field by field with what the data set was prepared b
 
 - ``path``, and the ``paths`` of the logs as long as they name logs of the same content, or logs that are not here;
 - ``on_bad_row``, which decides whether there is a data set at all, not what the good rows become;
-- ``shard_samples``, which bounds the memory of `prepare` and deals the same samples to other files.
+- ``shard_samples``, which bounds the memory of `prepare` and deals the same samples to other files;
+- ``keep_rows``, which training does not read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stratarec.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from stratarec.data.prepare import PrepareConfig
 
-_FREE = ("on_bad_row", "shard_samples")
+_FREE = ("on_bad_row", "shard_samples", "keep_rows")
 # Sums of the same numbers in another order differ in their last digits.
 _TOLERANCE = 1e-6
 

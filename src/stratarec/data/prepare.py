@@ -45,20 +45,9 @@ from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, merge_counts
 from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
 from stratarec.files import make_directory, read_json, reading, storage_error, write_atomic, write_json
-from stratarec.ownership import (
-    Kind,
-    check_replaceable,
-    claim,
-    empty,
-    held,
-    mark,
-    named_directory,
-    recover,
-    remove,
-    replace,
-    state,
-)
+from stratarec.ownership import Kind, check_replaceable, claim, held, mark, named_directory, state
 from stratarec.progress import Progress, SilentProgress
+from stratarec.replacing import empty, recover, remove, replace
 
 # Raise this when the same logs and settings give another data set.
 _VERSION = 3

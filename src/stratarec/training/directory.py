@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.ownership import Kind, aside, claim, held, put_back, recover, remove, set_aside, state
+from stratarec.ownership import Kind, claim, held, state
+from stratarec.replacing import aside, put_back, recover, remove, set_aside
 from stratarec.training import checkpoint
 
 RESULT = "result.json"

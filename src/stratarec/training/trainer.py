@@ -147,6 +147,8 @@ class Trainer:
                 torch_settings(threads=self.config.threads, seed=self.config.seed),
                 self.directory.opened(resume=resume, overwrite=overwrite) as found,
             ):
+                if resume and found is None:
+                    self.progress.say(f"{self.run} has no checkpoint to go on from; starting from the beginning")
                 return self._train_and_test(found)
         finally:
             self.model.embeddings.close()
