@@ -1,7 +1,7 @@
 """Test AUC of low-precision tables against float32: whole runs, paired seeds, both roundings.
 
-On the synthetic Criteo shape, and on the Globo click log with ``--data`` (its prepared directory). Nothing is timed, so
-other work on the machine does not matter.
+On the synthetic Criteo shape; `precision_quality_globo` does the same on a click log. Nothing is timed, so other work
+on the machine does not matter.
 """
 
 from __future__ import annotations
@@ -24,12 +24,6 @@ from stratarec.training.trainer import Trainer
 
 SHARES = {"int8": 0.05, "int4": 0.01}
 RECIPES = Path(__file__).parents[1] / "recipes"
-# The log has 34 thousand distinct values in all. Small batches, staged when they come, need the smallest cache.
-_GLOBO_STEPS = 4000
-_GLOBO = [
-    "train.batch_size=1024", "memory.lookahead=0",
-    f"train.dense.schedule.total_steps={_GLOBO_STEPS}", f"train.embedding.schedule.total_steps={_GLOBO_STEPS}",
-]  # fmt: skip
 
 
 def quality(
@@ -90,18 +84,19 @@ def metric_name(row: dict[str, Any]) -> str:
     return f"auc_delta_{row['kind']}{rounding}_{row['data']}"
 
 
-def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
+def run(quick: bool) -> dict[str, Any]:
     """Three seeds each; `quick` has one, of few samples."""
     seeds = (1,) if quick else (1, 2, 3)
     with tempfile.TemporaryDirectory() as folder:
         shape = (200_000, 100_000) if quick else (2_500_000, 1_000_000)
         rows = quality("synthetic", criteo_shape(Path(folder) / "data", *shape), RECIPES / "demo.yaml", [], seeds)
-    if data is not None:
-        steps = 50 if quick else _GLOBO_STEPS
-        globo = replace(Recipe.load(RECIPES / "globo.yaml").data, path=str(data))
-        rows += quality("globo", globo, RECIPES / "globo.yaml", [*_GLOBO, f"train.max_steps={steps}"], seeds)
+    return as_result(rows, seeds)
+
+
+def as_result(rows: list[dict[str, Any]], seeds: Sequence[int], **config: Any) -> dict[str, Any]:
+    """What a result file holds of the lines of `quality`."""
     return {
-        "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "seeds": seeds, "globo": _GLOBO},
+        "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "seeds": seeds, **config},
         "metrics": {metric_name(row): row["auc_delta"] for row in rows if row["rounding"]},
         "samples": {"rows": rows},
     }

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "embedding": "benchmarks.embedding",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",
+    "precision_quality_globo": "benchmarks.precision_quality_globo",
     "tiers": "benchmarks.tiers",
     "train": "benchmarks.train",
 }
