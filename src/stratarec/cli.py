@@ -7,10 +7,12 @@ where the traceback is, and exit code 70.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import platform
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -22,6 +24,7 @@ from stratarec.errors import Interrupted, StrataError
 # Heavy imports (torch, numba) are inside the functions, so that --help answers at once.
 
 _SPLITS = ("train", "valid", "test")
+_WIDTH = 78
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.
 _DEFECT, _CLOSED_PIPE = 70, 141
 # Characters of an unexpected error's message that are repeated.
@@ -190,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=text,
-            description=text,
+            description=textwrap.fill(text, _WIDTH),
             epilog=f"example:\n  {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -200,13 +203,15 @@ def _parser() -> argparse.ArgumentParser:
 
     def add_recipe(command: argparse.ArgumentParser) -> None:
         command.add_argument("recipe", help="YAML recipe; recipes/ has examples")
-        command.add_argument("overrides", nargs="*", metavar="FIELD=VALUE", help="change a field of the recipe")
+        command.add_argument(
+            "overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
+        )
 
     command = add(
         "prepare",
         prepare,
         "Turn raw logs into a prepared data set. Resumes where an interrupted call stopped.",
-        "stratarec prepare recipes/criteo.yaml 'data.source.paths=[day_*.gz]' data.on_bad_row=skip",
+        "stratarec prepare recipes/criteo.yaml 'data.source.paths=[day_*.gz]'",
     )
     add_recipe(command)
     command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
@@ -215,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
         "plan",
         plan,
         "Print where each table would live, at which precision, with how much cache: bytes and predicted speed.",
-        "stratarec plan recipes/criteo.yaml memory.dram=1GiB memory.block.path=/mnt/ssd/rows -o plan.json",
+        "stratarec plan recipes/criteo.yaml memory.dram=1GiB -o plan.json",
     )
     add_recipe(command)
     command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
@@ -242,8 +247,9 @@ def _parser() -> argparse.ArgumentParser:
         "stratarec train recipes/demo.yaml train.batch_size=4096 --resume",
     )
     add_recipe(command)
-    command.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    command.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
+    either = command.add_mutually_exclusive_group()
+    either.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    either.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
     command.add_argument("--plan", help="place tables as this file says, which `plan -o` wrote")
 
     command = add("evaluate", evaluate, "Print metrics of a trained model.", "stratarec evaluate runs/demo")
@@ -276,16 +282,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A name that the terminal's encoding lacks must not end a run.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    code = 0
     try:
-        try:
-            code = _run(arguments)
-        finally:
-            failed = _flush()
-        return code or failed
-    except BrokenPipeError:
-        # Whoever read the output has gone, as `head` does.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _CLOSED_PIPE
+        code = _run(arguments)
+    finally:
+        code = code or _flush()
+    return code
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -300,21 +302,34 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Interrupted as error:
         return _complain(str(error), 130)
     except BrokenPipeError:
-        raise
+        return _CLOSED_PIPE
     except Exception as error:
-        return _complain(_report(error), _DEFECT)
+        shortage = _shortage(error)
+        return _complain(shortage, 2) if shortage else _complain(_report(error), _DEFECT)
     return 0
 
 
+def _shortage(error: Exception) -> str:
+    """What the machine ran out of, if that is what the error says; Python, the system and torch say it differently."""
+    number = error.errno if isinstance(error, OSError) else 0
+    said = str(error)[:_LONGEST]
+    if number == errno.ENOMEM or isinstance(error, MemoryError) or "can't allocate memory" in said:
+        advice = "use smaller batches or tables, or let `stratarec plan` place them within memory.dram"
+        return f"out of memory ({said}); {advice}"
+    return f"cannot write: {said}" if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else ""
+
+
 def _flush() -> int:
-    """Write what is still to be written, where an error can be told."""
+    """Write what is still to be written, where an error can be told; quiet where a reader has gone, as `head` does."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        return _complain(f"cannot write the output: {error.strerror}", 2)
+        # Else the interpreter tries once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return _CLOSED_PIPE
+        return _complain(f"cannot write: {error}", 2)
     return 0
 
 
@@ -346,7 +361,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if rest and (not hasattr(args, "overrides") or any(item.startswith("-") or "=" not in item for item in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
-        args.overrides += rest
+        args.overrides = [*args.overrides, *rest]
     if getattr(args, "split", None) == []:
         args.split = ["test"]
     return args

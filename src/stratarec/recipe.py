@@ -101,9 +101,8 @@ def _mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
     keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
     for place, key in enumerate(keys):
         if key in keys[:place]:
-            line = node.value[place][0].start_mark.line + 1
             raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} stands twice (line {line})", node.start_mark
+                None, None, f"key {key!r} stands twice", node.value[place][0].start_mark
             )
     return loader.construct_mapping(node, deep=True)
 
@@ -118,9 +117,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the recipe {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8") from error
-    # PyYAML lets errors of numbers and dates through, and calls itself for each level.
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except _YAML_ERRORS as error:
+        raise ConfigError(f"{path} is not valid YAML: {_yaml_problem(error)}") from error
     if content is None:
         raise ConfigError(f"{path} is empty, expected a mapping with name, data, model and train")
     if not isinstance(content, dict):
@@ -128,14 +126,30 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+# PyYAML lets errors of numbers and dates through, and calls itself for each level.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)
+
+
+def _yaml_problem(error: Exception) -> str:
+    """What is wrong with a text and where, in one line."""
+    if isinstance(error, RecursionError):
+        return "sections are nested too deeply"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
+        return " ".join(str(error).split())
+    mark = error.problem_mark
+    place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+    hint = "; indent with spaces" if "'\\t'" in error.problem else ""
+    return f"{place}{' '.join(error.problem.split())}{hint}"
+
+
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not key:
+    if not equals or "" in key.split("."):
         raise ConfigError(f"override {override!r}: expected field=value, such as train.batch_size=4096")
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
+    except _YAML_ERRORS as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML: {_yaml_problem(error)}") from error
     *path, last = key.split(".")
     for name in path:
         inner = content.setdefault(name, {})
@@ -172,15 +186,15 @@ def _check_keys(value: Any, kind: Any, origin: str, where: str) -> None:
 
 def _check_leaf(value: Any, kind: Any, origin: str, where: str) -> None:
     """Refuse what no field can mean: true for 1, more than 64 bits, zero bytes."""
-    kinds = typing.get_args(kind) or (kind,)
+    kinds, expected = typing.get_args(kind) or (kind,), ""
     if isinstance(value, bool):
-        wrong = bool not in kinds and (int in kinds or float in kinds)
-    else:
-        wrong = isinstance(value, int) and abs(value) >= _TOO_LARGE
-    if wrong:
-        raise ConfigError(f"{origin}: {where} is {value!r}, expected a number of at most 64 bits")
-    if isinstance(value, str) and "\0" in value:
-        raise ConfigError(f"{origin}: {where} is {value!r}, expected text without zero bytes")
+        expected = "a number" if bool not in kinds and (int in kinds or float in kinds) else ""
+    elif isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        expected = "a number of at most 64 bits"
+    elif isinstance(value, str) and "\0" in value:
+        expected = "text without zero bytes"
+    if expected:
+        raise ConfigError(f"{origin}: {where} is {value!r}, expected {expected}")
 
 
 def _chosen(value: Any, kind: Any, origin: str, where: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import ConfigError
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.plan import Plan
 
@@ -24,6 +25,13 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
         for placed in plan.tables
         if placed.tier != "level0"
     }
+    for home, field, path in (
+        ("mapped", "memory.mapped.path", memory.mapped),
+        ("log", "memory.block.path", memory.block),
+    ):
+        table = next((name for name, tier in tables.items() if tier.home == home), None)
+        if table is not None and path is None:
+            raise ConfigError(f"the plan places table {table!r} in a {home} home: set {field}, a directory for it")
     # A plan has one number of ways; a table whole in level 0 has none.
     ways = max((placed.ways for placed in plan.tables if placed.tier != "level0"), default=memory.cache.ways)
     return TierConfig(

@@ -15,6 +15,9 @@ from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
 from stratarec.training.checkpoint import CheckpointConfig
 
+# Beyond this starting them fails or takes the machine down.
+_MOST_THREADS = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class DenseOptimizerConfig:
@@ -104,6 +107,8 @@ class TrainConfig:
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}, expected at least {least}")
+        if self.threads > _MOST_THREADS:
+            raise ConfigError(f"train.threads is {self.threads}, expected at most {_MOST_THREADS}")
         check_seed(self.seed, "train.seed")
         if self.run:
             check_directory(self.run, "train.run")

@@ -13,7 +13,7 @@ from stratarec.comparing import first_difference
 from stratarec.data.dataset import MANIFEST, Dataset
 from stratarec.data.matching import input_difference
 from stratarec.embedding.stores.scratch import Scratch
-from stratarec.errors import CheckpointError, DatasetError
+from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.files import read_json, reading, write_json
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
@@ -86,7 +86,15 @@ def save_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
 
 
 def new_model(recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str) -> CTRModel:
-    """The untrained model of a recipe; stores with files make the directory `workspace` in their memories' paths."""
+    """The untrained model of a recipe; stores with files make the directory `workspace` in their memories' paths.
+
+    Raises
+    ------
+    ConfigError
+        When `plan` is of other tables.
+    """
+    if plan is not None:
+        _check_plan(plan, recipe, dataset)
     return build_model(
         recipe.model,
         dataset.schema,
@@ -96,6 +104,18 @@ def new_model(recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: st
         click_rate=dataset.positives["train"] / dataset.samples("train"),
         tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
     )
+
+
+def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
+    width = recipe.model.embedding_dim
+    planned = {placed.table: f"{placed.rows:,} rows of {placed.width}" for placed in plan.tables}
+    actual = {name: f"{rows:,} rows of {width}" for name, rows in dataset.table_rows().items()}
+    for table in sorted({*planned, *actual}):
+        if planned.get(table) != actual.get(table):
+            raise ConfigError(
+                f"the plan is of other tables: {table!r} has {planned.get(table, 'no place')} in it and "
+                f"{actual.get(table, 'no place')} in this recipe's data; plan again"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,251 @@
+"""The command line as a stranger meets it: any mistake is one line and exit code 2, and nothing is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import _parser, main
+
+COMMANDS = ("prepare", "plan", "profile", "train", "evaluate", "predict", "export")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a recipe, its data set and its run, and things that are none of these."""
+    root = tmp_path_factory.mktemp("cli")
+    content = tiny(Path(), run="runs/tiny", max_steps=8)
+    content["data"] |= {
+        "path": "data/tiny",
+        "source": {"kind": "synthetic", "samples": 3000, "scale": 0.0005, "seed": 3},
+    }
+    other = {**content, "name": "other", "data": {**content["data"], "path": "data/other"}}
+    other["data"]["source"] = {**content["data"]["source"], "scale": 0.002}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for name, recipe in (("r.yaml", content), ("other.yaml", other)):
+            Path(name).write_text(yaml.safe_dump(recipe))
+            assert main(["prepare", "-q", name]) == 0
+            assert main(["plan", "-q", name, "-o", f"{name}.plan"]) == 0
+        assert main(["train", "-q", "r.yaml"]) == 0
+        Path("empty").mkdir()
+        Path("folder").mkdir()
+        Path("folder/precious.txt").write_text("mine")
+        Path("file").write_text("mine")
+        Path("empty.yaml").touch()
+        Path("list.yaml").write_text("- a\n")
+        Path("no kind.yaml").write_text(yaml.safe_dump({**content, "model": {"embedding_dim": 4}}))
+        Path("café.yaml").write_text("name: [")
+    return root
+
+
+def tree(root: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
+        for path in sorted(root.rglob("*"))
+    }
+
+
+MISTAKES = [
+    ([], r"the following arguments are required: COMMAND; see stratarec --help"),
+    (["trian", "r.yaml"], r"argument COMMAND: invalid choice: 'trian' \(choose from '?prepare"),
+    (["train"], r"the following arguments are required: recipe; see stratarec train --help"),
+    (["train", "none.yaml"], r"cannot read the recipe none\.yaml: No such file or directory"),
+    (["train", "folder"], r"cannot read the recipe folder: Is a directory"),
+    (["train", "/dev/null"], r"/dev/null is empty, expected a mapping"),
+    (["train", "list.yaml"], r"list\.yaml: expected a mapping with name, data, model and train, got list"),
+    (["train", "café.yaml"], r"café\.yaml is not valid YAML: line 1, column 8: expected the node content"),
+    (["train", "no kind.yaml"], r"no kind\.yaml: model\.kind is missing, expected one of dlrm, dcnv2"),
+    (["train", "r.yaml", "other.yaml"], r"override 'other\.yaml': expected field=value"),
+    (["train", "r.yaml", "--bogus"], r"unrecognized arguments: --bogus; see stratarec --help"),
+    (["train", "r.yaml", "train=5"], r"r\.yaml: train: input should be a dictionary"),
+    (["train", "r.yaml", "train.batch_size.x=5"], r"override 'train\.batch_size\.x=5': batch_size is not a section"),
+    (
+        ["train", "r.yaml", "train.batch_size=["],
+        r"override 'train\.batch_size=\[': the value is not valid YAML: line 1",
+    ),
+    (["train", "r.yaml", "--resume", "--overwrite"], r"argument --overwrite: not allowed with argument --resume"),
+    (["train", "r.yaml", "--plan", "none.json"], r"cannot read none\.json: No such file or directory"),
+    (["train", "r.yaml", "--plan", "r.yaml"], r"r\.yaml is damaged: not JSON"),
+    (
+        ["train", "r.yaml", "--plan", "other.yaml.plan", "train.run=runs/new"],
+        r"the plan is of other tables: 'C10' has \d+ rows of 4 in it and \d+ rows of 4 in this recipe's data; plan",
+    ),
+    (["train", "r.yaml"], r"runs/tiny holds a run up to step-00000008: pass --resume to go on"),
+    (["train", "r.yaml", "train.run=file"], r"cannot write file: file is a file, expected a directory"),
+    (["train", "r.yaml", "train.run=file/x"], r"cannot write file/x: file is a file, expected a directory"),
+    (["train", "r.yaml", "train.run=."], r"r\.yaml: train\.run is '\.', expected the name of a directory of its own"),
+    (["train", "r.yaml", "data.path=nowhere"], r"nowhere is no prepared data set: it has no dataset\.json; run"),
+    (["train", "r.yaml", "data.path=file"], r"file is no prepared data set"),
+    (["train", "r.yaml", "train.seed=-1"], r"r\.yaml: train\.seed is -1, expected 0 to 2\^63 - 1"),
+    (["prepare", "r.yaml", "data.path=."], r"data\.path is '\.', expected the name of a directory of its own"),
+    (["prepare", "r.yaml", "data.path=file"], r"file exists and is no prepared data set; name another data\.path"),
+    (["prepare", "r.yaml", "data.path=file", "--overwrite"], r"cannot write file: it is a file"),
+    (["prepare", "r.yaml", "data.path=file/x"], r"file is a file, expected a directory"),
+    (["prepare", "r.yaml", "data.path=folder"], r"folder exists and is no prepared data set"),
+    (["prepare", "r.yaml", "data.source.samples=10"], r"data/tiny was prepared from other logs or settings"),
+    (
+        ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: ['s3://bucket/day_*.gz']}"],
+        r"s3://bucket/day_\*\.gz: s3:// needs a library that is not installed; pip install s3fs",
+    ),
+    (
+        ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: [foo://bucket/log]}"],
+        r"'foo://bucket/log': cannot be read: Protocol not known: foo",
+    ),
+    (["evaluate", "empty"], r"empty is no run: it has no recipe\.json; name the directory that `train` wrote"),
+    (["evaluate", "nowhere"], r"nowhere is no run"),
+    (["evaluate", "r.yaml"], r"r\.yaml is no run"),
+    (["evaluate", "data/tiny"], r"data/tiny is no run"),
+    (["evaluate", "runs/tiny", "runs/tiny"], r"runs/tiny is no prepared data set"),
+    (["evaluate", "runs/tiny", "--split", "all"], r"argument --split: invalid choice: 'all' \(choose from '?train"),
+    (["predict", "runs/tiny", "-o", "."], r"cannot write \.: it is a directory; name a file, such as output"),
+    (["predict", "runs/tiny", "-o", "folder"], r"cannot write folder: it is a directory; name a file, such as folder/"),
+    (["predict", "runs/tiny", "-o", "file/x"], r"cannot write file/x: \S+/file is a file, expected a directory"),
+    (["export", "runs/tiny", "-o", "."], r"cannot write \.: it exists; name another --output"),
+    (["export", "runs/tiny", "-o", "folder"], r"cannot write folder: it exists; name another --output"),
+    (["export", "empty"], r"empty is no run"),
+    (["profile", "empty"], r"empty is no prepared data set"),
+    (["profile", "runs/tiny"], r"runs/tiny is no prepared data set"),
+    (["profile", "data/tiny", "--batch-size", "x"], r"argument --batch-size: invalid int value: 'x'"),
+    (["profile", "data/tiny", "--batches", "-3"], r"batch size and batches are 4096 and -3, expected at least 1"),
+    (["profile", "data/tiny", "-o", "folder"], r"cannot write folder: it is a directory"),
+    (["plan", "r.yaml", "memory.dram=lots"], r"memory\.dram is 'lots', expected a size such as 4GiB"),
+    (["plan", "r.yaml", "memory.precision.nope=int8"], r"memory\.precision\.nope: no such table"),
+    (["plan", "r.yaml", "-o", "."], r"cannot write \.: it is a directory; name a file"),
+    (["plan", "r.yaml", "--report", "file/x.html"], r"cannot write file/x\.html: \S+ is a file, expected a directory"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value)[:70])
+def test_a_mistake_is_one_line_exit_code_2_and_nothing_lost(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(place)
+    before = tree(place)
+    try:
+        code = main(arguments)
+    except SystemExit as leaving:  # argparse's way
+        code = int(str(leaving.code))
+    found = capsys.readouterr()
+    assert (code, found.out) == (2, "")
+    assert re.fullmatch(rf"stratarec: .*{message}.*\n", found.err)
+    assert tree(place) == before
+
+
+def run(arguments: list[str], cwd: Path, script: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own; `script` runs before it."""
+    code = f"{script}\nimport sys\nfrom stratarec.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, check=False, cwd=cwd, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+DEFECT = """
+import stratarec.cli
+def broken(args):
+    raise KeyError("a key that\\nnobody expected")
+stratarec.cli.prepare = broken
+"""
+
+
+def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -> None:
+    done = run(["prepare", "r.yaml"], tmp_path, DEFECT, TMPDIR=str(tmp_path))
+    assert done.returncode == 70
+    assert done.stderr.count("\n") == 1
+    found = re.fullmatch(
+        r"stratarec: unexpected KeyError: 'a key that\\nnobody expected'; this is a defect of StrataRec: "
+        r"please report it with the traceback in (\S+)\n",
+        done.stderr,
+    )
+    assert found is not None
+    text = Path(found[1]).read_text()
+    assert Path(found[1]).parent == tmp_path
+    assert Path(found[1]).stat().st_mode & 0o077 == 0
+    assert "Traceback (most recent call last)" in text
+    assert 'raise KeyError("a key that' in text or "in broken" in text
+    assert "'prepare', 'r.yaml'" in text
+    again = run(["prepare", "r.yaml"], tmp_path, DEFECT, TMPDIR=str(tmp_path))
+    assert found[1] not in again.stderr
+    assert len(list(tmp_path.glob("stratarec-error-*.txt"))) == 2
+
+
+def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))"
+    arguments = ["train", "r.yaml", f"train.run={tmp_path / 'run'}", "model.embedding_dim=60000000"]
+    done = run(arguments, place, limit, TMPDIR=str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(r"stratarec: out of memory \(.*\); use smaller batches or tables, or .*\n", done.stderr)
+    assert not list(tmp_path.glob("stratarec-error-*"))
+
+
+@pytest.mark.parametrize("arguments", [["evaluate", "-q", "runs/tiny"], ["plan", "r.yaml"], ["profile", "data/tiny"]])
+def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments: list[str]) -> None:
+    output = ["-o", str(tmp_path / "p.html")] if arguments[0] == "profile" else []
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "stratarec.cli", *arguments, *output]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=place)
+    os.close(writer)
+    assert (done.returncode, done.stderr.replace("evaluate test: 601 samples\n", "")) == (141, "")
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress(place: Path, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "stratarec.cli", "train", "r.yaml", f"train.run={tmp_path / 'run'}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, text=True, check=False, cwd=place)
+    os.close(writer)
+    assert done.returncode == 0
+    assert "AUC" in done.stdout
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_a_full_output_is_one_line(place: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    command = [sys.executable, "-m", "stratarec.cli", "evaluate", "-q", "runs/tiny"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=place)
+    assert done.returncode == 2
+    assert done.stderr == "stratarec: cannot write: [Errno 28] No space left on device\n"
+
+
+def test_names_beyond_the_terminals_encoding_do_not_end_a_run(place: Path) -> None:
+    done = run(["train", "café.yaml"], place, PYTHONIOENCODING="ascii")
+    assert done.returncode == 2
+    assert done.stderr.startswith("stratarec: caf\\xe9.yaml is not valid YAML")
+
+
+def test_a_data_set_is_profiled_from_within(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place / "data" / "tiny")
+    report = place / "data" / "tiny-profile.html"
+    try:
+        assert main(["profile", "."]) == 0
+        assert report.is_file()
+    finally:
+        report.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        _parser().parse_args([command, "--help"] if command else ["--help"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "example:\n  stratarec " in text or not command
