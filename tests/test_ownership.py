@@ -68,7 +68,7 @@ PLACES = {
     "./runs/../precious": "no {kind} of StrataRec",
     "to-precious": "no {kind} of StrataRec",
     "file": "it is a file",
-    "file/below": "Not a directory",
+    "file/below": "is a file, expected a directory",
     ".": "is the working directory",
     "./": "is the working directory",
     "to-here": "is the working directory",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -20,6 +21,9 @@ from stratarec.errors import DatasetError, StorageError
 def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
     """`error` as a message that names the path and what to do."""
     reason = getattr(error, "strerror", None) or str(error).rpartition("IO error: ")[2]
+    if getattr(error, "errno", None) == errno.ENOTDIR:
+        file = next((parent for parent in path.parents if parent.is_file()), path)
+        return StorageError(f"cannot write {path}: {file} is a file, expected a directory; name another path")
     return StorageError(f"cannot write {path}: {reason}; free space or name another path")
 
 

@@ -251,6 +251,8 @@ def _in_place(message: str, place: str, section: Any) -> str:
     Sections that stand in several places, such as schedules and optimizers, know only their own name.
     """
     head, space, rest = message.partition(" ")
+    if place and head.startswith(f"{place}."):
+        return message
     field_name = head.rpartition(".")[2]
     known = isinstance(section, Mapping) and field_name in section and ("." in head or rest.startswith("is "))
     elsewhere = "." in head and head.partition(".")[0] not in _SECTIONS
