@@ -69,11 +69,11 @@ PLACES = {
     "to-precious": "no {kind} of StrataRec",
     "file": "it is a file",
     "file/below": "is a file, expected a directory",
-    ".": "is the working directory",
-    "./": "is the working directory",
+    ".": "expected the name of a directory of its own",
+    "./": "expected the name of a directory of its own",
     "to-here": "is the working directory",
-    "..": "is a parent of the working directory",
-    "/": "is the root directory",
+    "..": "expected the name of a directory of its own",
+    "/": "expected the name of a directory of its own",
     "user": "is your home directory",
     "to-home": "is your home directory",
     "a-circle": "links lead nowhere",
@@ -81,7 +81,7 @@ PLACES = {
     "runs/a/inside": "which is a run",
     "/proc": "/proc",
     "~/below": "name the directory in full",
-    '"a\\0b"': "no path can have",
+    '"a\\0b"': "expected text without zero bytes",
 }
 COMMANDS = {"data set": ("prepare", "data.path"), "run": ("train", "train.run")}
 

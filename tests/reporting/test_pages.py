@@ -20,7 +20,7 @@ from recipes import tiny
 from stratarec.cli import main
 from stratarec.planning import tiers
 
-NAME = 'a <b>run</b> & "more"'
+NAME = 'a <b>run & "more"'
 FEATURE = "<u>item"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (400, 640, 900, 1200)
