@@ -44,7 +44,7 @@ ROOMS = [
     ("jagged",),
     ("kernels",),
     ("tensors",),
-    ("hashes", "ownership", "replacing"),
+    ("artifacts", "hashes", "ownership", "replacing"),
     ("checks", "files", "finite", "progress", "sizes", "comparing"),
     ("errors",),
 ]
