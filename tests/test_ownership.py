@@ -15,7 +15,8 @@ import yaml
 
 from recipes import last, tiny
 from stratarec.cli import main
-from stratarec.data.dataset import DATASET, Dataset
+from stratarec.data.dataset import Dataset
+from stratarec.data.manifest import DATASET
 from stratarec.data.prepare import WORK, prepare
 from stratarec.errors import ConfigError, StorageError, StrataError, TrainingError
 from stratarec.ownership import MARKER, claim, held, kind_of, state
