@@ -27,6 +27,7 @@ ROOMS = [
     ("embedding.prefetch",),
     ("embedding.engine",),
     ("embedding.prepared", "embedding.validation", "embedding.saving"),
+    ("embedding.manifest",),
     ("embedding.homes",),
     ("embedding.cached", "embedding.resident"),
     ("embedding.tables",),
