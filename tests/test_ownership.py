@@ -18,6 +18,7 @@ from stratarec.cli import main
 from stratarec.data.dataset import DATASET, Dataset
 from stratarec.data.prepare import WORK, prepare
 from stratarec.errors import ConfigError, StorageError, StrataError, TrainingError
+from stratarec.opening import temporary_name
 from stratarec.ownership import MARKER, claim, held, kind_of, state
 from stratarec.recipe import Recipe
 from stratarec.replacing import aside, set_aside
