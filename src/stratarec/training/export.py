@@ -80,7 +80,7 @@ def _manifest(trained: TrainedModel) -> dict[str, Any]:
         name: table.name for table in collection.tables for name in (*table.feature_names, *table.sequence_features)
     }
     pooling = {table.name: table.pooling for table in collection.tables}
-    moments = trained.dataset.about["moments"]
+    moments = {name: info.to_dict() for name, info in trained.dataset.about.moments.items()}
     return {
         "dense": [
             {

@@ -54,9 +54,9 @@ class _Keys:
     """Columns that say where samples came from, some samples at a time."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
-        known = dataset.about["rows"]
-        self._files = pa.array(known["files"], pa.string())
-        self._kept: bool = known["kept"]
+        known = dataset.about.rows
+        self._files = pa.array(known.files, pa.string())
+        self._kept: bool = known.kept
         self._parts: Iterator[NDArray[np.int64]] = dataset.row_numbers(split)
         self._ahead = np.zeros(0, dtype=np.int64)
 
