@@ -47,6 +47,7 @@ ROOMS = [
     ("tensors",),
     ("artifacts", "hashes", "ownership", "replacing"),
     ("checks", "files", "finite", "progress", "sizes", "comparing"),
+    ("naming", "opening"),
     ("errors",),
 ]
 

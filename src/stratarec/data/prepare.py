@@ -49,6 +49,7 @@ from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, merge_counts
 from stratarec.data.writing import write_shard, write_vocabulary
 from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
 from stratarec.files import make_directory, read_json, reading, storage_error, write_atomic, write_json
+from stratarec.opening import remove_leftovers
 from stratarec.ownership import Kind, check_replaceable, claim, held, mark, named_directory, state
 from stratarec.progress import Progress, SilentProgress
 from stratarec.replacing import empty, recover, remove, replace
@@ -169,6 +170,7 @@ class _Run:
             if not overwrite and self.final.exists():  # another process has just finished it
                 remove(self.work)
                 return self._finished()
+            remove_leftovers(self.work)
             self._work()
         return Dataset.open(self.final, verify="used")
 
@@ -240,7 +242,7 @@ class _Run:
     def _open_workspace(self) -> bool:
         """Make the work directory ready; true when an earlier run's work goes on."""
         path = self.work / "plan.json"
-        resumed = self._is_ours(path)
+        resumed = self._is_ours(path) and not any(entry.is_symlink() for entry in self.work.rglob("*"))
         if not resumed and sum(1 for _ in self.work.iterdir()) > 1:
             self._start_anew(f"{self.work} is of other logs, settings or another version")
         make_directory(self.work / "source")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,8 +35,8 @@ def _store(root: Path, relative: str, parts: Sequence[pa.Table]) -> StoredFile:
     """Write each part as one row group."""
     path = root / relative
 
-    def write(temporary: Path) -> None:
-        with pq.ParquetWriter(temporary, parts[0].schema, **parquet_options(parts[0])) as writer:
+    def write(file: BinaryIO) -> None:
+        with pq.ParquetWriter(file, parts[0].schema, **parquet_options(parts[0])) as writer:
             for part in parts:
                 writer.write_table(part, row_group_size=max(part.num_rows, 1))
 
@@ -101,7 +101,7 @@ def write_vocabulary(root: Path, name: str, vocabulary: Vocabulary) -> Vocabular
     """Write a vocabulary's table."""
     relative = f"vocabulary/{name}.parquet"
     table = vocabulary.frame().to_arrow()
-    write_atomic(root / relative, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    write_atomic(root / relative, lambda file: pq.write_table(table, file, compression="zstd"))
     return VocabularyInfo(
         rows=vocabulary.rows,
         values=len(vocabulary.values),

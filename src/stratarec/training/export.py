@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.files import make_directory, read_json, replace_directory, storage_error, write_json
+from stratarec.files import read_json, replace_directory, storage_error, temporary_directory, write_json
 from stratarec.models.base import Network
 from stratarec.tensors import read_tensors, write_tensors
 from stratarec.training.run import TrainedModel
@@ -43,9 +43,7 @@ def check_new(folder: Path) -> None:
 def export(trained: TrainedModel, folder: Path) -> Path:
     """Write the exported model into `folder`, which must not exist; returns it."""
     check_new(folder)
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    make_directory(temporary)
+    temporary = temporary_directory(folder)
     try:
         collection = trained.model.embeddings
         tables = {table.name: collection.table(table.name)["weight"] for table in collection.tables}

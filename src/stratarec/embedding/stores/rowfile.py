@@ -12,7 +12,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import xxhash
@@ -47,11 +47,10 @@ def write_rows(path: Path, select: RowSelection, array: Readable) -> tuple[int, 
     count = sum(len(rows) for rows in select())
     digest = xxhash.xxh3_128()
 
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            for piece in _pieces(select, array, count):
-                digest.update(piece)
-                file.write(piece)
+    def write(file: BinaryIO) -> None:
+        for piece in _pieces(select, array, count):
+            digest.update(piece)
+            file.write(piece)
 
     write_atomic(path, write)
     return count, digest.hexdigest()
