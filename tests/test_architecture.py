@@ -20,6 +20,7 @@ ROOMS = [
     ("training.config",),
     ("training.checkpoint",),
     ("planning",),
+    ("serving",),
     ("models",),
     ("reporting",),
     ("profiling",),
