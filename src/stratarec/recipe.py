@@ -23,6 +23,7 @@ from stratarec.data.prepare import PrepareConfig
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
 from stratarec.models import DLRMConfig, ModelConfig
+from stratarec.naming import file_name, visible
 from stratarec.planning.config import MemoryConfig
 from stratarec.training.config import TrainConfig
 
@@ -43,9 +44,10 @@ class Recipe:
     """Where its tables live; by default float32 in DRAM."""
 
     def __post_init__(self) -> None:
-        # Directories are named after it.
-        if self.name in ("", ".", "..") or any(mark in self.name for mark in "/\\\0\n"):
-            raise ConfigError(f"name is {self.name!r}, expected a name that a directory can have")
+        if self.name in ("", ".", "..") or "/" in self.name or visible(self.name) != self.name:
+            raise ConfigError(f"name is {self.name!r}, expected a name without '/' and control characters, and no path")
+        if len(self.name) > _LONGEST:
+            raise ConfigError(f"name is {_short(self.name)}, expected at most {_LONGEST} characters")
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -77,9 +79,14 @@ class Recipe:
         return _adapter().dump_python(self, mode="json")  # type: ignore[no-any-return]
 
     @property
+    def place(self) -> str:
+        """What directories of this recipe are called."""
+        return file_name(self.name)
+
+    @property
     def run(self) -> Path:
         """Directory of the run."""
-        return Path(self.train.run or f"runs/{self.name}")
+        return Path(self.train.run) if self.train.run else Path("runs") / self.place
 
 
 @cache

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from stratarec.checks import check_seed
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import FILE
+from stratarec.data.names import FILE, column
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.files import expand, fingerprint
@@ -37,7 +37,7 @@ from stratarec.data.sources.parquet import Converter, count_rows, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError
-from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
+from stratarec.files import make_directory, read_frame, read_json, reading, write_atomic, write_json
 from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
@@ -208,8 +208,8 @@ class ClicksSource:
         """The clicks of one bucket in order of time, and of the log where times are equal."""
         folder = workspace / f"bucket={bucket}"
         with reading(folder):
-            parts = [pl.read_parquet(path, hive_partitioning=False) for path in sorted(folder.glob("[0-9]*.parquet"))]
-            return pl.concat(parts).sort(self._config.time, maintain_order=True)
+            parts = [read_frame(path) for path in sorted(folder.glob("[0-9]*.parquet"))]
+            return pl.concat(parts).sort(column(self._config.time), maintain_order=True)
 
     def _spool(self, workspace: Path) -> tuple[int, list[str]]:
         """Cut the log into buckets of one window; returns the number of bad rows and some of their messages."""
@@ -223,7 +223,7 @@ class ClicksSource:
             bad = BadRows(self._on_bad_row)
             frame = self._typed(piece.frame, self._files[piece.file].path, piece.first_row, bad)
             frame = frame.with_columns(pl.lit(piece.file, dtype=pl.Int32).alias(FILE))
-            for (bucket,), part in frame.group_by(pl.col(config.time) // self._window, maintain_order=True):
+            for (bucket,), part in frame.group_by(column(config.time) // self._window, maintain_order=True):
                 target = workspace / f"bucket={bucket}" / f"{piece.index:08d}.parquet"
                 write_atomic(target, part.write_parquet)
             write_json(workspace / "done" / f"{piece.index:08d}.json", [bad.count, bad.examples])
