@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stratarec.jagged import JaggedTensor as JaggedTensor
     from stratarec.jagged import KeyedJagged as KeyedJagged
     from stratarec.recipe import Recipe as Recipe
+    from stratarec.serving.scorer import Scorer as Scorer
     from stratarec.training.trainer import Trainer as Trainer
 
 # Loaded when first used: importing the package alone must not cost what torch costs.
@@ -40,6 +41,7 @@ _HOMES = {
     "PrepareConfig": "data.prepare",
     "Recipe": "recipe",
     "RowOptimizerConfig": "embedding",
+    "Scorer": "serving.scorer",
     "StrataError": "errors",
     "TieredEmbeddingBagCollection": "embedding",
     "Trainer": "training.trainer",

@@ -162,7 +162,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    """Tables and program for use elsewhere."""
+    """A trained model for use elsewhere."""
     from stratarec.training.export import check_new
     from stratarec.training.export import export as run
     from stratarec.training.run import open_run
@@ -170,7 +170,7 @@ def export(args: argparse.Namespace) -> None:
     output = Path(args.output or Path(args.run) / "export")
     check_new(output)
     with open_run(args.run, same_samples=False) as trained:
-        print(f"exported {run(trained, output)}")
+        print(f"exported {run(trained, output, program=args.program)}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -268,11 +268,16 @@ def _parser() -> argparse.ArgumentParser:
     command = add(
         "export",
         export,
-        "Write safetensors tables and a torch.export program.",
+        "Write a model as data for use elsewhere: configuration, weights, tables, vocabularies. See stratarec.Scorer.",
         "stratarec export runs/demo -o out",
     )
     command.add_argument("run", help="directory that `train` wrote")
     command.add_argument("-o", "--output", help="directory (default: export in the run)")
+    command.add_argument(
+        "--program",
+        action="store_true",
+        help="also write program.pt2, which torch opens without StrataRec; opening one runs whatever its writer put in",
+    )
     return parser
 
 

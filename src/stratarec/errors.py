@@ -25,6 +25,10 @@ class CheckpointError(StrataError, RuntimeError):
     """A checkpoint that is missing, damaged, or of another model."""
 
 
+class ExportError(StrataError, RuntimeError):
+    """An exported model that is missing, damaged, or not what its manifest says."""
+
+
 class StorageError(StrataError, OSError):
     """A path that cannot be written: a full disk, a missing permission, a file where a directory is needed."""
 

@@ -13,6 +13,7 @@ Without groups there are no tables: histories are lists, and @user and @session 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -71,7 +72,7 @@ class Dataset:
             When it is missing, of another format, or a file is not what was written; the message names the file.
         """
         path = Path(path)
-        if not (path / MANIFEST).is_file():
+        if not os.path.lexists(path / MANIFEST):
             what = "it does not exist"
             if path.exists():
                 what = f"it is a {kind_of(path)}" if kind_of(path) else f"it has no {MANIFEST}"

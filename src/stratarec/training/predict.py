@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stratarec.data.dataset import Dataset
 from stratarec.data.staging import split_rows
 from stratarec.files import write_atomic
+from stratarec.models.outputs import probabilities
 from stratarec.progress import Progress
 from stratarec.training.evaluation import logits
 from stratarec.training.run import TrainedModel
@@ -42,8 +43,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
                 trained.model, trained.dataset, split, precision=trained.recipe.train.precision, progress=progress
             )
             for label, score, _ in parts:
-                probability = (1 / (1 + np.exp(-score.astype(np.float64)))).astype(np.float32)
-                writer.write_table(pa.table([*keys.take(len(label)), label, probability], schema=schema))
+                writer.write_table(pa.table([*keys.take(len(label)), label, probabilities(score)], schema=schema))
                 rows += len(label)
 
     write_atomic(output, write)

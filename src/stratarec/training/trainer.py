@@ -26,6 +26,7 @@ from stratarec.errors import Interrupted, TrainingError
 from stratarec.files import read_json, write_json
 from stratarec.jagged import Batch
 from stratarec.models.dedup import Lookup
+from stratarec.models.outputs import autocast
 from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress, SilentProgress
@@ -34,7 +35,7 @@ from stratarec.reporting.metrics import LABELS, show
 from stratarec.reporting.report import write_report
 from stratarec.training import checkpoint
 from stratarec.training.directory import RECIPE, RESULT, RUN, RunDirectory
-from stratarec.training.evaluation import autocast, evaluate_split
+from stratarec.training.evaluation import evaluate_split
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics
 from stratarec.training.pipeline import Cadence, InOrder, Item, Pipeline

@@ -29,11 +29,11 @@ from stratarec.errors import StrataError
 from stratarec.jagged import Batch, InverseJagged
 from stratarec.kernels.compiling import watch_compiling
 from stratarec.models import CTRModel, build_model
+from stratarec.models.outputs import autocast
 from stratarec.planning.apply import tier_config
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation import autocast
 
 # Slots of a cache, and rows of a second level before a log.
 _SLOTS, _SECOND_LEVEL = 1024, 256

@@ -171,12 +171,12 @@ class Converter:
         """Every column of `schema`."""
         columns = {schema.label: self._label(frame[schema.label])}
         for dense in schema.dense:
-            columns[dense.name] = self._dense(frame[dense.name])
+            columns[dense.name] = self.number(frame[dense.name])
         for sparse in schema.sparse:
             if sparse.kind == "single":
                 columns[sparse.name] = self.category(frame[sparse.name])
             elif sparse.kind == "multi":
-                columns[sparse.name] = self._list(frame[sparse.name], sparse)
+                columns[sparse.name] = self.values(frame[sparse.name], sparse)
         if schema.time:
             columns[schema.time] = self.time(frame[schema.time], schema.time_unit)
         for name in (schema.session, schema.user):
@@ -204,7 +204,8 @@ class Converter:
         self.require(raw, (value == 0) | (value == 1), "0 or 1")
         return (value == 1).fill_null(False).cast(pl.UInt8)
 
-    def _dense(self, raw: pl.Series) -> pl.Series:
+    def number(self, raw: pl.Series) -> pl.Series:
+        """``Float64``; null where missing."""
         if not _is_number(raw.dtype):
             raise self._type_error(raw, "numbers for a dense feature")
         value = raw.cast(pl.Float64).fill_nan(None)
@@ -221,7 +222,8 @@ class Converter:
             return raw.cast(pl.String)
         raise self._type_error(raw, "integers or text for a category")
 
-    def _list(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
+    def values(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
+        """Lists of what `category` gives, none of it missing; the first `max_length` of each."""
         if feature.separator:
             if raw.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
                 raise self._type_error(raw, f"text to split at {feature.separator!r}")
