@@ -87,7 +87,7 @@ def complaint(content: dict[str, Any]) -> str | None:
     [
         ({"model.history.pooling": "x"}, "model.history.pooling: input should be 'mean', 'target_attention' or"),
         ({"model.kind": None}, "model.kind is missing, expected one of dlrm, dcnv2"),
-        ({"data.source.paths": 3}, "data.source.paths: input should be a valid tuple, got 3"),
+        ({"data.source.paths": 3}, "data.source.paths: expected a list, got 3"),
         ({"data.source.schema.sparse[1].kind": "x"}, "data.source.schema.sparse[1].kind: input should be 'single'"),
         ({"data.split.valid": [3]}, "data.split.valid[0]: input should be a valid string, got 3"),
         ({"data.vocabulary.overrides.city.min_count": 0}, "data.vocabulary.overrides.city.min_count is 0, expected at"),

@@ -59,13 +59,16 @@ class Recipe:
             Naming the file, the field, what was got and what was expected.
         """
         content = _read_yaml(Path(path))
-        for override in overrides:
+        for override in overrides if isinstance(content, dict) else ():
             _apply(content, override)
         return cls.from_dict(content, str(path))
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any], origin: str = "recipe") -> Recipe:
+    def from_dict(cls, content: object, origin: str = "recipe") -> Recipe:
         """A recipe from plain data, as `to_dict` gives."""
+        if not isinstance(content, Mapping):
+            got = type(content).__name__
+            raise ConfigError(f"{origin}: expected a mapping with name, data, model and train, got {got}")
         _check_keys(content, cls, origin, "")
         check_finite(content, f"{origin}: ")
         try:
@@ -117,7 +120,7 @@ def _mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
 _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path) -> Any:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except OSError as error:
@@ -128,8 +131,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: {_yaml_problem(error)}") from error
     if content is None:
         raise ConfigError(f"{path} is empty, expected a mapping with name, data, model and train")
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected a mapping with name, data, model and train, got {type(content).__name__}")
     return content
 
 
@@ -235,6 +236,8 @@ def _explain(error: pydantic.ValidationError, content: Any) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return _in_place(message, place, first["input"])
+    # What pydantic calls these is what they are in Python; in a recipe they are something else.
+    message = {"tuple_type": "expected a list", "dataclass_type": "expected a section"}.get(first["type"], message)
     got = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
     return f"{place}: {message[0].lower()}{message[1:]}{got}"
 
