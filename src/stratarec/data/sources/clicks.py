@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import polars as pl
@@ -33,6 +33,7 @@ from stratarec.data.names import FILE, column
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.files import expand, fingerprint
+from stratarec.data.sources.limits import Size, set_size
 from stratarec.data.sources.parquet import Converter, count_rows, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.data.splits import SplitConfig, Splitter
@@ -82,6 +83,8 @@ class ClicksConfig:
     """Which of the numbers that are counted from earlier clicks a sample holds; null for all of them."""
     seed: int = 0
     """Of the negatives."""
+    max_row_group_bytes: Annotated[int, Size("data.source.max_row_group_bytes")] = 2 << 30
+    """Largest row group, its columns that are used in memory: memory holds a row group."""
 
     def __post_init__(self) -> None:
         if self.negatives < 1:
@@ -89,6 +92,7 @@ class ClicksConfig:
         if self.history_length < 0:
             raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
         check_seed(self.seed, "data.source.seed")
+        set_size(self, "max_row_group_bytes", "data.source.max_row_group_bytes")
         taken = (self.item, *_DERIVED)
         for place, name in enumerate(self.contexts):
             if name in taken or name in self.contexts[:place]:
@@ -148,7 +152,8 @@ class ClicksSource:
         return count_rows(self._files) * (1 + self._config.negatives)
 
     def fingerprint(self) -> dict[str, object]:
-        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(replace(self._config, paths=()))}
+        config = replace(self._config, paths=(), max_row_group_bytes=ClicksConfig.max_row_group_bytes)
+        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(config)}
 
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
         bad = self._spool(workspace)
