@@ -48,7 +48,7 @@ ROOMS = [
     ("kernels",),
     ("tensors",),
     ("artifacts", "hashes", "ownership", "replacing"),
-    ("checks", "files", "finite", "progress", "sizes", "comparing"),
+    ("checks", "files", "finite", "progress", "sizes", "comparing", "limited_yaml"),
     ("naming", "opening"),
     ("errors",),
 ]

@@ -66,7 +66,7 @@ MISTAKES = [
     (["train", "no kind.yaml"], r"no kind\.yaml: model\.kind is missing, expected one of dlrm, dcnv2"),
     (["train", "r.yaml", "other.yaml"], r"override 'other\.yaml': expected field=value"),
     (["train", "r.yaml", "--bogus"], r"unrecognized arguments: --bogus; see stratarec --help"),
-    (["train", "r.yaml", "train=5"], r"r\.yaml: train: input should be a dictionary"),
+    (["train", "r.yaml", "train=5"], r"r\.yaml: train: expected a section, got 5"),
     (["train", "r.yaml", "train.batch_size.x=5"], r"override 'train\.batch_size\.x=5': batch_size is not a section"),
     (
         ["train", "r.yaml", "train.batch_size=["],

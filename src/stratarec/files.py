@@ -125,6 +125,12 @@ def read_json(path: Path) -> Any:
         raise DatasetError(f"{path} is damaged: not JSON ({reason})") from error
 
 
+def read_frame(path: Path) -> pl.DataFrame:
+    """The one Parquet file `path`, whatever marks there are in its name."""
+    with open_regular(path) as file:
+        return pl.read_parquet(file)
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Whatever the content of `path` makes go wrong inside is a `DatasetError` that names it."""

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from stratarec.data.blocks import Block
 from stratarec.data.manifest import Manifest, Shard
-from stratarec.data.names import LABEL, ROW, SESSION, SESSIONS, TIME, USER, events, pointer
+from stratarec.data.names import LABEL, ROW, SESSION, SESSIONS, TIME, USER, events, pointer, stored_name
 from stratarec.kernels.batches import least_and_total, outside, outside_windows
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
@@ -76,7 +76,7 @@ class Layout:
     def flat_tables(self) -> Columns:
         """Column -> type, of the file of tables: a list of each column's values."""
         return {
-            f"{table}/{name}": pa.list_(kind)
+            stored_name(table, name): pa.list_(kind)
             for table, columns in self.tables.items()
             for name, kind in columns.items()
         }

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stratarec.comparing import Difference, first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.sources import open_source
+from stratarec.data.sources.limits import LIMITS
 from stratarec.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def settings(config: PrepareConfig) -> dict[str, Any]:
     """A data section as JSON, the path of the data set and those of the logs left out."""
     content: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     del content["path"]
-    content["source"].pop("paths", None)
+    for name in ("paths", *LIMITS):
+        content["source"].pop(name, None)
     return content
 
 

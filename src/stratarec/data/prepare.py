@@ -48,7 +48,8 @@ from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, merge_counts
 from stratarec.data.writing import write_shard, write_vocabulary
 from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
-from stratarec.files import make_directory, read_json, reading, storage_error, write_atomic, write_json
+from stratarec.files import make_directory, read_frame, read_json, reading, storage_error, write_atomic, write_json
+from stratarec.naming import file_name
 from stratarec.opening import remove_leftovers
 from stratarec.ownership import Kind, check_replaceable, claim, held, mark, named_directory, state
 from stratarec.progress import Progress, SilentProgress
@@ -310,8 +311,8 @@ class _Run:
             note = folder / f"{number:05d}.json"
             if not note.exists():
                 part = self._partition(chunks, partitions)
-                for name in self.schema.vocabularies():
-                    write_atomic(folder / f"{number:05d}-{name}.parquet", part.count(name).write_parquet)
+                for place, name in enumerate(self.schema.vocabularies()):
+                    write_atomic(self._counts(number, place, name), part.count(name).write_parquet)
                 moments = {feature.name: asdict(part.moments(feature.name)) for feature in self.schema.dense}
                 found = {"moments": moments, "positives": [part.positives(i) for i in range(len(SPLITS))]}
                 write_json(note, {**found, "repeats": self._measure(part).to_dict()})
@@ -319,6 +320,10 @@ class _Run:
                 _release_memory()
             self.progress.advance(1)
         self.progress.finish()
+
+    def _counts(self, shard: int, number: int, name: str) -> Path:
+        """Where the counts of a vocabulary in one shard lie."""
+        return self.work / "counts" / f"{shard:05d}-{file_name(name, number)}.parquet"
 
     def _measure(self, part: Partition) -> Repeats:
         wanted = self.config.groups != "none" and self.schema.session_keys
@@ -333,17 +338,17 @@ class _Run:
     def _vocabularies(self, shards: int) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:
         """Counts of all partitions merged and ranked, one vocabulary after another."""
         ranked, infos = {}, {}
-        for name in self.schema.vocabularies():
-            files = [self.work / "counts" / f"{number:05d}-{name}.parquet" for number in range(shards)]
+        for place, name in enumerate(self.schema.vocabularies()):
+            files = [self._counts(number, place, name) for number in range(shards)]
             total: pl.DataFrame | None = None
             for file in files:
                 with reading(file):
-                    counted = pl.read_parquet(file)
+                    counted = read_frame(file)
                     total = counted if total is None else merge_counts([total, counted])
             assert total is not None
             vocabulary = Vocabulary.rank(total, self.config.vocabulary.limits(name))
             ranked[name] = vocabulary
-            infos[name] = write_vocabulary(self.output, name, vocabulary)
+            infos[name] = write_vocabulary(self.output, place, name, vocabulary)
         return ranked, infos
 
     def _moments(self, shards: int) -> dict[str, Moments]:

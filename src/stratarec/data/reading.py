@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stratarec.data.blocks import Block, row_numbers
 from stratarec.data.layout import Layout, file_faults
 from stratarec.data.manifest import ADVICE, Shard
-from stratarec.data.names import ROW, SESSION, SESSIONS, TIME
+from stratarec.data.names import ROW, SESSION, SESSIONS, TIME, from_stored
 from stratarec.errors import DatasetError
 from stratarec.files import reading
 
@@ -115,7 +115,7 @@ def _split_row(row: pa.Table) -> dict[str, pa.Table]:
     """The tables whose columns lie in one row, a list each."""
     tables: dict[str, dict[str, pa.Array]] = {}
     for column in row.column_names:
-        table, _, name = column.rpartition("/")
+        table, name = from_stored(column)
         # The one list is all that there is of its values.
         tables.setdefault(table, {})[name] = row[column].chunk(0).values
     return {name: pa.table(columns) for name, columns in tables.items()}

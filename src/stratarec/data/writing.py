@@ -11,8 +11,10 @@ import pyarrow.parquet as pq
 
 from stratarec.data.blocks import Block, Encoded
 from stratarec.data.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo
+from stratarec.data.names import stored_name
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.files import file_hash, write_atomic
+from stratarec.naming import file_name
 
 LEVEL = 1
 """Of zstd."""
@@ -93,13 +95,13 @@ def _one_row(block: Block) -> pa.Table:
         for name in content.column_names:
             values = content[name].combine_chunks()
             offsets = pa.array([0, len(values)], pa.int32())
-            columns[f"{table}/{name}"] = pa.ListArray.from_arrays(offsets, values)
+            columns[stored_name(table, name)] = pa.ListArray.from_arrays(offsets, values)
     return pa.table(columns)
 
 
-def write_vocabulary(root: Path, name: str, vocabulary: Vocabulary) -> VocabularyInfo:
-    """Write a vocabulary's table."""
-    relative = f"vocabulary/{name}.parquet"
+def write_vocabulary(root: Path, number: int, name: str, vocabulary: Vocabulary) -> VocabularyInfo:
+    """Write the table of the vocabulary that is `number` among them."""
+    relative = f"vocabulary/{file_name(name, number)}.parquet"
     table = vocabulary.frame().to_arrow()
     write_atomic(root / relative, lambda file: pq.write_table(table, file, compression="zstd"))
     return VocabularyInfo(

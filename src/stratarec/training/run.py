@@ -160,7 +160,7 @@ def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: 
         )
     plan = read_plan(path, recipe, own) or new_plan(recipe, own)
     # Stores with files are read in a directory of this process alone: the run itself may still be training.
-    prefix, token = f"{recipe.name}-reading-", uuid.uuid4().hex[:12]
+    prefix, token = f"{recipe.place}-reading-", uuid.uuid4().hex[:12]
     with ExitStack() as stack:
         scratch = tuple(Scratch(path, prefix, token) for path in _store_paths(recipe, plan))
         for each in scratch:

@@ -90,7 +90,7 @@ class Trainer:
         self.directory = RunDirectory(self.run)
         self.checkpoints = self.directory.checkpoints
         self.plan = plan or read_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
-        self.model = new_model(recipe, dataset, self.plan, recipe.name)
+        self.model = new_model(recipe, dataset, self.plan, recipe.place)
         self.optimizer = self.config.dense.build(self.model.network)
         self._saved: Path | None = None
         self._identity = identity(recipe, dataset)

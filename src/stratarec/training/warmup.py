@@ -85,7 +85,7 @@ def _scratch(recipe: Recipe, plan: Plan | None) -> Iterator[tuple[Path, TierConf
 
 
 def _small_tiers(recipe: Recipe, plan: Plan) -> TierConfig:
-    tiers = tier_config(plan, recipe.memory, f"{recipe.name}-warm-up-{uuid.uuid4().hex[:12]}")
+    tiers = tier_config(plan, recipe.memory, f"{recipe.place}-warm-up-{uuid.uuid4().hex[:12]}")
     tables = {
         name: replace(tier, cache_rows=_SLOTS, level1_rows=min(tier.level1_rows, _SECOND_LEVEL))
         for name, tier in tiers.tables.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,7 @@ from stratarec.data.schema import Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.columns import Columns
 from stratarec.data.sources.files import InputFile, expand, fingerprint
+from stratarec.data.sources.limits import Size, set_size
 from stratarec.data.sources.text import BadRows
 from stratarec.data.span import too_coarse, unlikely_unit
 from stratarec.errors import DataError
@@ -33,6 +34,11 @@ class ParquetConfig:
     """Files, globs or URLs."""
     schema: Schema = field(default_factory=Schema)
     """The columns to use; others are not read."""
+    max_row_group_bytes: Annotated[int, Size("data.source.max_row_group_bytes")] = 2 << 30
+    """Largest row group, its columns that are used in memory: memory holds a row group."""
+
+    def __post_init__(self) -> None:
+        set_size(self, "max_row_group_bytes", "data.source.max_row_group_bytes")
 
 
 class ParquetSource:
