@@ -192,6 +192,8 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySiz
     rows = expected.values + expected.tail_buckets
     _check_file(reader, rows)
     table = reader.read(use_threads=False)
+    if table["id"].null_count or table["count"].null_count:
+        raise ValueError("an id or a count is missing")
     for part in table["value"].chunks:
         if pa.types.is_dictionary(part.type) and len(part.dictionary) < len(part) - part.null_count:
             raise ValueError("its values are not distinct")
