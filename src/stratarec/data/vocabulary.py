@@ -187,10 +187,10 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize
 
 
 def _read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize) -> Vocabulary:
-    # Texts stay behind their numbers until they are known to be distinct: repeats of a long one take a few bytes here.
-    reader = pq.ParquetFile(file, read_dictionary=["value"])
     rows = expected.values + expected.tail_buckets
-    _check_file(reader, rows)
+    kind = _check_file(pq.ParquetFile(file), rows)
+    # Texts stay behind their numbers until they are known to be distinct: repeats of a long one take a few bytes here.
+    reader = pq.ParquetFile(file, read_dictionary=[] if pa.types.is_integer(kind) else ["value"])
     table = reader.read(use_threads=False)
     if table["id"].null_count or table["count"].null_count:
         raise ValueError("an id or a count is missing")
@@ -214,8 +214,8 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySiz
     return vocabulary
 
 
-def _check_file(reader: pq.ParquetFile, rows: int) -> None:
-    """The columns, their types and how many rows there are, before any is read."""
+def _check_file(reader: pq.ParquetFile, rows: int) -> pa.DataType:
+    """The columns, their types and how many rows there are, before any is read; gives the type of the values."""
     found = {field.name: field.type for field in reader.schema_arrow}
     names = [field.name for field in reader.schema_arrow]
     kind = found.get("value")
@@ -230,6 +230,7 @@ def _check_file(reader: pq.ParquetFile, rows: int) -> None:
     unfolded = sum(group.column(place).total_uncompressed_size for group in groups for place in range(3))
     if unfolded > rows * _MOST_VALUE_BYTES + (1 << 20):
         raise ValueError(f"it unfolds to {unfolded:,} bytes, too much for {rows} rows")
+    return kind
 
 
 def _named(kinds: Mapping[str, pa.DataType]) -> str:
