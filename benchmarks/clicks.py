@@ -27,8 +27,9 @@ from torch.nn import functional
 
 from benchmarks.peers import TorchRecDLRM, fused_collection
 from benchmarks.train import copy_dense
-from stratarec.data.dataset import MANIFEST, Dataset
+from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.manifest import MANIFEST
 from stratarec.data.prepare import prepare
 from stratarec.embedding import ScheduleConfig
 from stratarec.errors import ConfigError

@@ -28,6 +28,7 @@ ROOMS = [
     ("embedding.prefetch",),
     ("embedding.engine",),
     ("embedding.prepared", "embedding.validation", "embedding.saving"),
+    ("embedding.manifest",),
     ("embedding.homes",),
     ("embedding.cached", "embedding.resident"),
     ("embedding.tables",),
@@ -47,6 +48,7 @@ ROOMS = [
     ("tensors",),
     ("artifacts", "hashes", "ownership", "replacing"),
     ("checks", "files", "finite", "progress", "sizes", "comparing"),
+    ("naming", "opening"),
     ("errors",),
 ]
 

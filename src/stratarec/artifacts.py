@@ -6,11 +6,9 @@ nothing that a sealed file says is used before its model has checked it.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -19,6 +17,7 @@ import pydantic
 
 from stratarec.errors import DatasetError, StrataError
 from stratarec.files import write_json
+from stratarec.opening import open_regular
 
 LARGEST = 1 << 28
 """Bytes of the largest JSON file that is read; a data set of a million row groups has a tenth of it."""
@@ -107,8 +106,7 @@ def read_object(path: Path, advice: str, error: type[StrataError] = DatasetError
     try:
         content = json.loads(_read(path), parse_constant=_no_number)
     except OSError as fault:
-        reason = "it is a link" if fault.errno == errno.ELOOP else fault.strerror
-        raise error(f"cannot read {path}: {reason}; {advice}") from fault
+        raise error(f"cannot read {path}: {fault.strerror}; {advice}") from fault
     except (ValueError, RecursionError) as fault:
         reason = "nested too deeply" if isinstance(fault, RecursionError) else " ".join(str(fault).split())
         raise error(f"{path} is damaged: not JSON ({reason}); {advice}") from fault
@@ -122,14 +120,12 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _read(path: Path) -> bytes:
-    # A pipe would otherwise wait for its writer; a link may lead anywhere.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
-        if status.st_size > LARGEST:
-            raise ValueError(f"it has {status.st_size:,} bytes, expected at most {LARGEST:,}")
+    if path.is_symlink():
+        raise ValueError("it is a link, which may lead anywhere")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > LARGEST:
+            raise ValueError(f"it has {size:,} bytes, expected at most {LARGEST:,}")
         return file.read(LARGEST)
 
 

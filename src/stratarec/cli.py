@@ -44,8 +44,8 @@ def prepare(args: argparse.Namespace) -> None:
         rate = f", {dataset.positives[split] / samples:.2%} positive" if samples else ""
         print(f"{split:6} {samples:>12,} samples{rate}")
     print(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
-    if dataset.about["bad_rows"]:
-        print(f"left out {dataset.about['bad_rows']:,} bad rows")
+    if dataset.about.bad_rows:
+        print(f"left out {dataset.about.bad_rows:,} bad rows")
     print(f"prepared {dataset.path}")
 
 
@@ -65,7 +65,7 @@ def plan(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     for path in filter(None, (args.output, args.report)):
         check_output(Path(path))
-    dataset = Dataset.open(recipe.data.path, verify="sizes")
+    dataset = Dataset.open(recipe.data.path, verify="used")
     check_prepared(recipe.data, dataset)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     tiers = measure_tiers(recipe.memory, again=args.measure)
@@ -88,7 +88,7 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.profiling.duplication import profile as run
     from stratarec.reporting.duplication import print_profile, write_profile
 
-    dataset = Dataset.open(args.dataset, verify="sizes")
+    dataset = Dataset.open(args.dataset, verify="used")
     beside = dataset.path.resolve()
     output = Path(args.output or beside.with_name(f"{beside.name}-profile.html"))
     check_output(output)

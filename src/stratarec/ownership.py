@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO, Literal
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.files import make_directory, read_json, storage_error, temporary_name, write_json
+from stratarec.files import make_directory, read_json, storage_error, write_json
+from stratarec.opening import is_leftover
 
 MARKER = "stratarec.json"
 FORMAT = 1
@@ -71,6 +72,8 @@ def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
         When it is anything else: a file, a place of its own such as a home directory, a directory of another kind or of
         somebody else, or a part of one of ours.
     """
+    if path.is_symlink():  # `named_directory` has followed those that a user made
+        raise StorageError(f"{path} is a link, expected a directory or nothing; move it elsewhere")
     try:
         found = entries(path)
     except FileNotFoundError:
@@ -102,9 +105,9 @@ def check_replaceable(path: Path, kind: Kind) -> None:
         return
     _check_place(path, kind)
     ours = [MARKER, *kind.content]
-    ours += [temporary_name(Path(name)).name for name in ours]  # of writes that never finished
     for entry in entries(path):
-        if not any(fnmatch(entry, pattern) for pattern in ours):
+        # Writes that never finished leave files of ours, too.
+        if not any(fnmatch(entry, pattern) for pattern in ours) and not is_leftover(entry, ours):
             raise StorageError(
                 f"{path} also holds {entry}, which is no part of a {kind.name}: move it away, or name another "
                 f"{kind.field}"
@@ -113,8 +116,7 @@ def check_replaceable(path: Path, kind: Kind) -> None:
 
 def entries(path: Path) -> list[str]:
     """What lies in `path`, leftovers of a write that never finished aside."""
-    unfinished = {temporary_name(path / MARKER).name}
-    return sorted(entry for entry in os.listdir(path) if entry not in unfinished)
+    return sorted(entry for entry in os.listdir(path) if not is_leftover(entry, (MARKER,)))
 
 
 def _check_place(path: Path, kind: Kind) -> None:

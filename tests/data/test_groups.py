@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.data import dataset as storage
+from stratarec.artifacts import write_sealed
+from stratarec.data import writing as storage
 from stratarec.data.blocks import cut_sessions
-from stratarec.data.dataset import Dataset, file_hash
+from stratarec.data.dataset import Dataset
 from stratarec.data.groups import Repeats, dedup_factor
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.names import ROW
@@ -29,7 +30,7 @@ from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.data.window import _join_runs
 from stratarec.errors import ConfigError, DataError, DatasetError
-from stratarec.files import read_json, write_json
+from stratarec.files import file_hash, read_json
 from stratarec.jagged import Batch
 from stratarec.kernels.dedup import find_runs
 from stratarec.progress import SilentProgress
@@ -274,7 +275,7 @@ def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 6: column 'session': got nothing, expected a value"):
         prepare(config(tmp_path, "strict", schema()))
     skipped = prepare(config(tmp_path, "skipping", schema(), on_bad_row="skip"))
-    assert skipped.about["bad_rows"] == 1
+    assert skipped.about.bad_rows == 1
     assert sum(skipped.samples(split) for split in skipped.splits) == len(frame) - 1
 
 
@@ -336,8 +337,7 @@ def test_pointers_out_of_range_are_named(tmp_path: Path, table: str, column: str
     manifest = read_json(dataset.path / "dataset.json")
     entry = manifest["splits"]["train"][0]["tables"]
     entry.update(bytes=path.stat().st_size, hash=file_hash(path))
-    manifest["hash"] = storage._manifest_hash(manifest)
-    write_json(dataset.path / "dataset.json", manifest)
+    write_sealed(dataset.path / "dataset.json", {key: manifest[key] for key in manifest if key != "hash"})
     reopened = Dataset.open(dataset.path)
     with pytest.raises(DatasetError, match=message) as caught:
         list(Loader(reopened, "train", LoaderConfig()).epoch(0))

@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from stratarec.errors import CheckpointError, ConfigError, DatasetError, StorageError
-from stratarec.files import file_hash, make_directory, read_json, replace_directory, storage_error, write_json
+from stratarec.files import (
+    file_hash,
+    read_json,
+    remove_tree,
+    replace_directory,
+    storage_error,
+    temporary_directory,
+    write_json,
+)
 from stratarec.finite import check_finite
 from stratarec.models import CTRModel
 from stratarec.tensors import read_tensors, write_tensors
@@ -60,13 +68,11 @@ def save(
     `previous` is the last checkpoint of this model object: rows that did not change since are linked from it.
     """
     final = of_step(folder, state["step"])
-    temporary = folder / f".{final.name}.tmp"
-    make_directory(folder)
     # Also those of other steps that a process was killed at: their links keep files that nobody needs any more.
     for leftover in folder.glob(".step-*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        remove_tree(leftover)
+    temporary = temporary_directory(final)
     try:
-        temporary.mkdir()
         for name, tensors in zip(_FILES, (model.network.state_dict(), optimizer), strict=True):
             write_tensors(temporary / name, tensors)
         hashes = {name: file_hash(temporary / name) for name in _FILES}

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from stratarec.errors import CheckpointError, ConfigError
+from stratarec.opening import remove_leftovers
 from stratarec.ownership import Kind, claim, held, state
 from stratarec.replacing import aside, put_back, recover, remove, set_aside
 from stratarec.training import checkpoint
@@ -67,6 +68,7 @@ class RunDirectory:
                 claim(self.path, RUN)
                 if self._replaced or not earlier:
                     stack.enter_context(held(self.path))
+                remove_leftovers(self.path)
                 yield found
             finally:
                 if self._replaced:

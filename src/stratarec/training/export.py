@@ -23,7 +23,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
-from stratarec.files import check_output, file_hash, make_directory, storage_error, sync, sync_tree, temporary_name
+from stratarec.files import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory
 from stratarec.serving.manifest import (
     NETWORK,
     PROGRAM,
@@ -67,12 +67,8 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False) -> Pat
         When a weight is not finite, or a vocabulary of the data set is not what its manifest says.
     """
     check_new(folder)
-    make_directory(folder.parent)
-    temporary = temporary_name(folder)
-    made = False
+    temporary = temporary_directory(folder)
     try:
-        temporary.mkdir()
-        made = True
         _write(trained, temporary, program=program)
         sync_tree(temporary)
         # A directory that came here in the meantime is in the way, unless it is empty.
@@ -83,8 +79,7 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False) -> Pat
     except OSError as error:
         raise storage_error(folder, error) from error
     finally:
-        if made:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -115,13 +110,12 @@ def _describe(trained: TrainedModel, vocabularies: Mapping[str, ExportedVocabula
     """The manifest but for its list of files."""
     dataset, recipe, configs = trained.dataset, trained.recipe, trained.model.embeddings.tables
     pooled, sequences = inputs(configs, dataset.schema)
-    moments = dataset.about["moments"]
-    kept = [field.name for field in fields(Moments)]
+    moments, kept = dataset.about.moments, [field.name for field in fields(Moments)]
     return {
         "model": recipe.model,
         "precision": recipe.train.precision,
         "columns": dataset.schema,
-        "moments": {name: ExportedMoments(**{key: moments[name][key] for key in kept}) for name in moments},
+        "moments": {name: ExportedMoments(**{key: getattr(moments[name], key) for key in kept}) for name in moments},
         "pooled": pooled,
         "sequences": sequences,
         "tables": {

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.comparing import first_difference
-from stratarec.data.dataset import MANIFEST, Dataset
+from stratarec.data.dataset import Dataset
+from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import uuid
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import IO
 
 from stratarec.errors import StorageError
 from stratarec.files import make_directory, storage_error
+from stratarec.opening import open_regular
 
 _OWNER = ".owner"
 
@@ -71,7 +73,7 @@ def hold(path: Path) -> IO[bytes]:
     """Lock a directory for as long as the file that this gives is open; `StorageError` when another holds it."""
     make_directory(path)
     try:
-        file = (path / ".lock").open("wb")
+        file = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
     except OSError as error:
         raise storage_error(path / ".lock", error) from error
     if _lock(file):
@@ -94,7 +96,7 @@ def _lock(file: IO[bytes]) -> bool:
 def _is_abandoned(path: Path) -> bool:
     """Whether the owner of a scratch directory is certainly gone."""
     try:
-        with (path / _OWNER).open("rb") as file:
+        with open_regular(path / _OWNER) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
