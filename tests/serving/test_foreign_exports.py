@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import struct
 import zipfile
@@ -119,7 +120,7 @@ def test_an_export_is_data_and_its_manifest_names_every_file(whole: Path, tmp_pa
     with open_run(whole.parent / "run") as trained:
         plain = export(trained, tmp_path / "plain")
     names = [path.relative_to(plain).as_posix() for path in files(plain)]
-    vocabularies = ["vocabulary/00000.parquet", "vocabulary/00001.parquet"]
+    vocabularies = ["vocabulary/0000-city.parquet", "vocabulary/0001-item.parquet"]
     assert names == ["README.txt", "manifest.json", "network.safetensors", "tables.safetensors", *vocabularies]
     assert set(Manifest.read(plain).files) == set(names) - {"manifest.json"}
     assert set(Manifest.read(whole).files) == (set(names) | {"program.pt2"}) - {"manifest.json"}
@@ -260,9 +261,9 @@ def test_files_of_another_export_are_refused(copy: Path, whole: Path, tmp_path: 
     Trainer(made, prepare(made.data)).train()
     with open_run(tmp_path / "run") as trained:
         other = export(trained, tmp_path / "other")
-    for name in ("network.safetensors", "tables.safetensors", "vocabulary/00001.parquet"):
+    for name in ("network.safetensors", "tables.safetensors", "vocabulary/0001-item.parquet"):
         kept = (copy / name).read_bytes()
-        shutil.copy(other / name if "parquet" not in name else other / "vocabulary/00000.parquet", copy / name)
+        shutil.copy(other / name if "parquet" not in name else other / "vocabulary/0000-city.parquet", copy / name)
         assert name in refused(copy)
         (copy / name).write_bytes(kept)
     shutil.copy(other / "manifest.json", copy / "manifest.json")
@@ -318,7 +319,8 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
         "schema.label", "schema.session", "schema.time", "schema.user", "schema.time_unit", "schema.dense.group",
         "schema.sparse.group", "schema.sparse.max_length", "schema.sparse.separator", "schema.dense.standardize",
         "schema.sparse", "schema.sparse.kind", "schema.sparse.of", "schema.sparse.vocabulary", "schema.dense.transform",
-        "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history", "model.pooling",
+        "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history",
+        "model.pooling",
         "model",
         "moments.price.mean", "moments.price.squares", "moments.price.count", "moments.price.least",
         "moments.price.most", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
@@ -346,8 +348,6 @@ def deep(depth: int) -> str:
     ],
 )
 def test_manifests_that_are_no_manifest(copy: Path, text: str, message: str) -> None:
-    import re
-
     (copy / "manifest.json").write_text(text)
     assert re.search(message, refused(copy))
 
@@ -394,8 +394,6 @@ def with_value(value: float) -> Callable[[Any], Any]:
     ],
 )
 def test_other_weights_with_hashes_that_fit_are_refused(copy: Path, name: str, change: Any, message: str) -> None:
-    import re
-
     change_weights(copy, name, change)
     assert re.search(message, refused(copy))
 
@@ -476,10 +474,8 @@ VOCABULARIES: list[tuple[Any, str]] = [
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("place", range(len(VOCABULARIES)))
 def test_vocabularies_that_are_none_are_refused(copy: Path, number: int, place: int) -> None:
-    import re
-
     change, message = VOCABULARIES[place]
-    path = copy / f"vocabulary/0000{number}.parquet"
+    path = sorted((copy / "vocabulary").iterdir())[number]
     pq.write_table(pa.table(change(columns(path))), path)
     reseal(copy)
     found = refused(copy)
@@ -488,7 +484,7 @@ def test_vocabularies_that_are_none_are_refused(copy: Path, number: int, place: 
 
 
 def test_a_small_file_that_unfolds_to_gigabytes_is_refused(copy: Path) -> None:
-    path = copy / "vocabulary/00001.parquet"
+    path = copy / "vocabulary/0000-city.parquet"
     found = columns(path)
     long = pa.array(["x" * (1 << 24)] * len(found["id"]), pa.large_string())
     pq.write_table(pa.table(found | {"value": long}), path, compression="zstd", use_dictionary=["value"])
