@@ -239,8 +239,12 @@ def _named(kinds: Mapping[str, pa.DataType]) -> str:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dictionaries as the texts that they stand for."""
-    return column.cast(pa.large_string()) if pa.types.is_dictionary(column.type) else column
+    """Dictionaries as what they stand for. Bytes that are no text would leave Polars with memory it must not have."""
+    if pa.types.is_dictionary(column.type):
+        text = not pa.types.is_integer(column.type.value_type)
+        column = column.cast(pa.large_string() if text else column.type.value_type)
+    column.validate(full=True)
+    return column
 
 
 def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
