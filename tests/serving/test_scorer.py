@@ -246,7 +246,7 @@ def test_frames_that_are_no_log_are_refused(scorer: Scorer, log: pl.DataFrame, c
 def test_bytes_that_are_no_text_are_refused(scorer: Scorer, log: pl.DataFrame) -> None:
     table = log[:1].to_arrow()
     bad = pa.Array.from_buffers(pa.large_string(), 1, pa.array([b"\xff"], pa.large_binary()).buffers())
-    with pytest.raises(DataError, match="column 'city' cannot be read: .*Invalid UTF8"):
+    with pytest.raises(DataError, match=r"column 'city' cannot be read: .*Invalid UTF8"):
         scorer.score(table.set_column(table.column_names.index("city"), "city", bad))
 
 
