@@ -60,7 +60,8 @@ def kind_of(path: Path) -> str:
         found = read_json(path / MARKER)
     except DatasetError:  # absent or damaged
         return ""
-    return str(found.get("kind", "")) if isinstance(found, dict) and found.get("format") == FORMAT else ""
+    kind = found.get("kind") if isinstance(found, dict) and found.get("format") == FORMAT else ""
+    return kind if isinstance(kind, str) else ""
 
 
 def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
