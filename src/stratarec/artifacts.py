@@ -72,7 +72,7 @@ def read_sealed(path: Path, model: type[M], advice: str, error: type[StrataError
 def unsealed(path: Path, known: int, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
     """What `write_sealed` wrote, of the format `known`; its fields are not checked."""
     content = read_object(path, advice, error)
-    if content.get("format") != known:
+    if content.get("format") != known or isinstance(content["format"], bool):
         raise error(f"{path}: format {_short(content.get('format'))}, expected {known}; {advice}")
     if content.pop(_SEAL, None) != digest(content):
         raise error(f"{path} was changed after it was written: its hash does not match; {advice}")
