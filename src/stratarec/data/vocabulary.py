@@ -182,8 +182,8 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize
     with reading(Path(origin)):
         try:
             return _read_vocabulary(file, expected)
-        except (MemoryError, pl.exceptions.PanicException) as error:
-            raise ValueError(f"its values cannot be held: {error}") from error
+        except (MemoryError, pa.ArrowException, pl.exceptions.PanicException) as error:
+            raise ValueError(f"it cannot be read: {error}") from error
 
 
 def _read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize) -> Vocabulary:
