@@ -19,6 +19,7 @@ ROOMS = [
     ("recipe",),
     ("training.config",),
     ("training.checkpoint",),
+    ("training.state",),
     ("planning",),
     ("serving",),
     ("models",),

@@ -65,13 +65,18 @@ def read_sealed(path: Path, model: type[M], advice: str, error: type[StrataError
     error : type
         Raised where it is missing, changed, of another format or against its model; names file and field.
     """
-    content = read_object(path, advice, error)
     known = model.model_fields["format"].annotation.__args__[0]  # type: ignore[union-attr]
+    return validated(model, unsealed(path, known, advice, error), str(path), advice, error)
+
+
+def unsealed(path: Path, known: int, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
+    """What `write_sealed` wrote, of the format `known`; its fields are not checked."""
+    content = read_object(path, advice, error)
     if content.get("format") != known:
         raise error(f"{path}: format {_short(content.get('format'))}, expected {known}; {advice}")
     if content.pop(_SEAL, None) != digest(content):
         raise error(f"{path} was changed after it was written: its hash does not match; {advice}")
-    return validated(model, content, str(path), advice, error)
+    return content
 
 
 def validated(
@@ -104,9 +109,11 @@ def _short(value: object) -> str:
 def read_object(path: Path, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
     """The JSON object in a regular file of bounded size."""
     try:
-        content = json.loads(_read(path), parse_constant=_no_number)
+        text = _read(path)
     except OSError as fault:
-        raise error(f"cannot read {path}: {fault.strerror}; {advice}") from fault
+        raise error(f"cannot read {path}: {fault.strerror or fault}; {advice}") from fault
+    try:
+        content = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as fault:
         reason = "nested too deeply" if isinstance(fault, RecursionError) else " ".join(str(fault).split())
         raise error(f"{path} is damaged: not JSON ({reason}); {advice}") from fault
@@ -121,11 +128,11 @@ def _no_number(name: str) -> NoReturn:
 
 def _read(path: Path) -> bytes:
     if path.is_symlink():
-        raise ValueError("it is a link, which may lead anywhere")
+        raise OSError("it is a link, which may lead anywhere")
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > LARGEST:
-            raise ValueError(f"it has {size:,} bytes, expected at most {LARGEST:,}")
+            raise OSError(f"it has {size:,} bytes, expected at most {LARGEST:,}")
         return file.read(LARGEST)
 
 

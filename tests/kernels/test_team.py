@@ -14,7 +14,7 @@ import numba
 import pytest
 
 import stratarec
-from stratarec.kernels import openmp, team
+from stratarec.kernels import helpers, openmp, outline, team
 
 # What another version of Numba may be like, done to the installed one before the project is loaded.
 OTHERS = {
@@ -63,11 +63,12 @@ def train(steps: int, change: str = "pass", cache: Path | None = None) -> dict[s
 
 def test_every_member_of_a_team_runs_once_and_takes_a_number_of_its_own() -> None:
     assert team.DEFECT == ""
-    assert team.run_team is openmp.run_team
-    assert openmp.members(0, 3) == [1, 0, 0]
+    assert team.run_team is outline.run_team
+    assert outline.members(team.team_of(1)) == [1]
     if sys.platform == "linux":
-        assert team.launcher(), "torch for Linux brings GNU's OpenMP"
-        assert sorted(openmp.members(team.launcher(), 2)) == [1, 2]
+        assert openmp.launcher(), "torch for Linux brings GNU's OpenMP"
+        borrowed = team.Team(openmp.launcher(), 2, helpers.HELPERS.board)
+        assert sorted(outline.members(borrowed)) == [1, 2]
 
 
 def test_one_thread_does_what_a_team_does(tmp_path: Path) -> None:

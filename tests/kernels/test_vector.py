@@ -9,7 +9,7 @@ import pytest
 from numba import literally, njit
 
 from stratarec.kernels.memory import allocate
-from stratarec.kernels.team import BODY, launcher, run_team, take
+from stratarec.kernels.team import BODY, run_team, take, team_of
 from stratarec.kernels.vector import add, blocks, load, multiply, store, store_totals, stream, total
 
 U = np.uint64
@@ -85,8 +85,8 @@ def count_tasks(member, counter, done, members):
 
 
 @njit
-def run(launch: Any, threads: Any, done: Any, members: Any) -> None:
-    run_team(launch, threads, count_tasks, (np.zeros(1, np.int64), done, members))
+def run(team: Any, done: Any, members: Any) -> None:
+    run_team(team, count_tasks, (np.zeros(1, np.int64), done, members))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -94,7 +94,7 @@ def run(launch: Any, threads: Any, done: Any, members: Any) -> None:
 def test_a_team_does_every_task_once(threads: int, serial: bool) -> None:
     done, members = np.zeros(1000, dtype=np.int64), np.zeros(5, dtype=np.int64)
     for _ in range(20):
-        run(0 if serial else launcher(), threads, done, members)
+        run(team_of(1 if serial else threads), done, members)
     assert done.tolist() == [20] * 1000
     assert members[0] == 20
-    assert members[threads:].sum() == 0
+    assert members[1 if serial else threads :].sum() == 0

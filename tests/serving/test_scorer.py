@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,9 @@ def write_log(path: Path, rows: int = 1500) -> pl.DataFrame:
             "city": pl.Series([f"é{place}" for place in city]).set(pl.Series(hidden[3]), None),
             "tags": [[f"t{tag}" for tag in draws.integers(0, 30, count)] for count in draws.integers(0, 6, rows)],
             "words": [" ".join(f"w{word}" for word in draws.integers(0, 30, count)) for count in item % 5],
+            "left": draws.integers(-5, 20, rows),
+            "right": draws.integers(2**63 - 5, 2**63 + 5, rows, dtype=np.uint64),
+            "twin": pl.Series((item + 1) % 400),
             "seen": pl.Series(draws.integers(2**63, 2**63 + 50, rows, dtype=np.uint64)),
         }
     )
@@ -61,6 +67,9 @@ SPARSE: list[dict[str, Any]] = [
     {"name": "tags", "kind": "multi", "max_length": 3},
     {"name": "words", "kind": "multi", "separator": " "},
     {"name": "seen"},
+    {"name": "twin", "vocabulary": "item"},
+    {"name": "left", "vocabulary": "both"},
+    {"name": "right", "vocabulary": "both"},
     {"name": "history", "kind": "history", "of": "item", "max_length": 4},
 ]
 
@@ -234,6 +243,20 @@ def test_frames_that_are_no_log_are_refused(scorer: Scorer, log: pl.DataFrame, c
     assert "\n" not in str(caught.value)
 
 
+def test_bytes_that_are_no_text_are_refused(scorer: Scorer, log: pl.DataFrame) -> None:
+    table = log[:1].to_arrow()
+    bad = pa.Array.from_buffers(pa.large_string(), 1, pa.array([b"\xff"], pa.large_binary()).buffers())
+    with pytest.raises(DataError, match=r"column 'city' cannot be read: .*Invalid UTF8"):
+        scorer.score(table.set_column(table.column_names.index("city"), "city", bad))
+
+
+def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
+    expected = scorer.score(log)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(scorer.score, [log] * 24):
+            np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -254,3 +277,37 @@ def test_searching_finds_what_joining_finds(values: pl.Series) -> None:
 def test_a_table_of_another_kind_than_a_frame_is_read_by_its_column_names(scorer: Scorer, log: pl.DataFrame) -> None:
     batch = pa.Table.to_batches(log[:5].to_arrow())[0]
     np.testing.assert_array_equal(scorer.score(pa.Table.from_batches([batch])), scorer.score(log[:5]))
+
+
+def test_tables_stay_in_their_file(root: Path, log: pl.DataFrame) -> None:
+    made = content(root, MODELS["dlrm"] | {"embedding_dim": 32}, "none", max_steps=1)
+    made["data"] |= {"path": str(root / "wide"), "vocabulary": {"overrides": {"item": {"tail_buckets": 2_000_000}}}}
+    scores = exported(root, "wide-export", made)
+    script = (
+        "import sys, polars as pl, numpy as np\n"
+        "from stratarec import Scorer\n"
+        "from stratarec.models import build_model\n"
+        "frame = pl.read_parquet(sys.argv[2])\n"
+        "def own():\n"
+        "    lines = open('/proc/self/status').read().splitlines()\n"
+        "    return next(int(line.split()[1]) for line in lines if line.startswith('RssAnon')) >> 10\n"
+        "before = own()\n"
+        "scorer = Scorer.open(sys.argv[1])\n"
+        "found = scorer.score(frame)\n"
+        "np.save(sys.argv[3], found)\n"
+        "print(own() - before)\n"
+    )
+    log.write_parquet(root / "frame.parquet")
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(root / "wide-export"),
+        str(root / "frame.parquet"),
+        str(root / "s.npy"),
+    ]
+    assert (root / "wide-export" / "tables.safetensors").stat().st_size > 256e6
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # Ids, counts and values of the vocabularies take a tenth of the tables.
+    assert int(done.stdout) < 150, f"{done.stdout} MiB"
+    np.testing.assert_allclose(np.load(root / "s.npy"), scores["score"].to_numpy(), rtol=2e-6, atol=1e-7)

@@ -2,7 +2,7 @@
 
     stratarec.json                      says that this is a data set of StrataRec's making
     dataset.json                        what `manifest` says
-    vocabulary/<name>.parquet           value, id, count
+    vocabulary/0000-<name>.parquet      value, id, count
     <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row
     <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
                                         column ``<table>/<column>`` holding the whole column as one list

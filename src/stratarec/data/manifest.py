@@ -67,7 +67,7 @@ class Shard(StoredFile):
 class VocabularyInfo(StoredFile):
     """One vocabulary and its file."""
 
-    path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/[^/]+\.parquet$")]
+    path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/\d{4,}(-[A-Za-z0-9_-]+)?\.parquet$")]
     rows: _Rows
     """Rows that a table needs: values and tail buckets."""
     values: _Rows

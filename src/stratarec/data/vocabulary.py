@@ -187,11 +187,13 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize
 
 
 def _read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize) -> Vocabulary:
-    # Texts stay behind their numbers until they are known to be distinct: repeats of a long one take a few bytes here.
-    reader = pq.ParquetFile(file, read_dictionary=["value"])
     rows = expected.values + expected.tail_buckets
-    _check_file(reader, rows)
+    kind = _check_file(pq.ParquetFile(file), rows)
+    # Texts stay behind their numbers until they are known to be distinct: repeats of a long one take a few bytes here.
+    reader = pq.ParquetFile(file, read_dictionary=[] if pa.types.is_integer(kind) else ["value"])
     table = reader.read(use_threads=False)
+    if table["id"].null_count or table["count"].null_count:
+        raise ValueError("an id or a count is missing")
     for part in table["value"].chunks:
         if pa.types.is_dictionary(part.type) and len(part.dictionary) < len(part) - part.null_count:
             raise ValueError("its values are not distinct")
@@ -212,8 +214,8 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySiz
     return vocabulary
 
 
-def _check_file(reader: pq.ParquetFile, rows: int) -> None:
-    """The columns, their types and how many rows there are, before any is read."""
+def _check_file(reader: pq.ParquetFile, rows: int) -> pa.DataType:
+    """The columns, their types and how many rows there are, before any is read; gives the type of the values."""
     found = {field.name: field.type for field in reader.schema_arrow}
     names = [field.name for field in reader.schema_arrow]
     kind = found.get("value")
@@ -228,6 +230,7 @@ def _check_file(reader: pq.ParquetFile, rows: int) -> None:
     unfolded = sum(group.column(place).total_uncompressed_size for group in groups for place in range(3))
     if unfolded > rows * _MOST_VALUE_BYTES + (1 << 20):
         raise ValueError(f"it unfolds to {unfolded:,} bytes, too much for {rows} rows")
+    return kind
 
 
 def _named(kinds: Mapping[str, pa.DataType]) -> str:
@@ -236,8 +239,12 @@ def _named(kinds: Mapping[str, pa.DataType]) -> str:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dictionaries as the texts that they stand for."""
-    return column.cast(pa.large_string()) if pa.types.is_dictionary(column.type) else column
+    """Dictionaries as what they stand for. Bytes that are no text would leave Polars with memory it must not have."""
+    if pa.types.is_dictionary(column.type):
+        text = not pa.types.is_integer(column.type.value_type)
+        column = column.cast(pa.large_string() if text else column.type.value_type)
+    column.validate(full=True)
+    return column
 
 
 def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:

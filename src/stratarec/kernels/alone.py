@@ -1,4 +1,4 @@
-"""Teams of one thread: what kernels use where the interfaces that `openmp.py` needs are not there.
+"""Teams of one thread: what kernels use where the interfaces that `outline.py` needs are not there.
 
 The body is called as Numba calls any function, so nothing here is more than every intrinsic needs.
 """
@@ -21,13 +21,13 @@ def take(counter):
 
 
 @intrinsic(prefer_literal=True)
-def run_team(typingctx, launch, threads, body, arguments):
-    """Call ``body(0, *arguments)`` on this thread, whatever `launch` and `threads` are."""
+def run_team(typingctx, team, body, arguments):
+    """Call ``body(0, *arguments)`` on this thread, whatever the team."""
     call = body.get_call_type(typingctx, (types.int64, *arguments.types), {})
-    signature = types.void(types.int64, types.int64, body, arguments)
+    signature = types.void(team, body, arguments)
 
     def codegen(context, builder, signature, args):
-        parts = [builder.extract_value(args[3], place) for place in range(len(arguments.types))]
+        parts = [builder.extract_value(args[2], place) for place in range(len(arguments.types))]
         context.get_function(body, call)(builder, [ir.IntType(64)(0), *parts])
         return context.get_dummy_value()
 

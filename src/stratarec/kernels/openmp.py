@@ -1,95 +1,79 @@
-"""Teams of OpenMP threads, on interfaces of Numba that are not public.
+"""torch's own OpenMP threads: where they are, and whether they are awake.
 
-A body becomes a C function that `GOMP_parallel` calls on every thread, and Numba has no public way to call compiled
-code from there: how results of compilation are found, linked and called may change in any of its minor versions.
-`members` runs a team that shows whether the installed version's are what this module takes them to be.
+After a parallel operation they spin for some milliseconds before they sleep. While they do, a kernel that borrows them
+starts at once, and threads of any other pool would have to wait for their cores. Once they sleep, they are worth
+nothing: the kernel would wait at the end for all of them, awake or not.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+import ctypes
+import os
+import platform
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
 
-# How the bodies of a team are compiled. They hold no reference to the arrays that they get: counting references costs
-# two locked instructions for every array of every call that LLVM does not inline, most of the time of an update.
-BODY = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
+import torch
+
+from stratarec.kernels.outline import thread_ids
+
+# Of gettid, for which libc has a name of its own only since 2019.
+_NUMBER = {"x86_64": 186, "aarch64": 178}.get(platform.machine(), 0)
+_WATCHED = sys.platform == "linux" and bool(_NUMBER)
+
+_WORKER = threading.local()
+_forked = False
 
 
-@intrinsic
-def take(typingctx, counter):
-    """The next value of ``counter[0]``, counting from what it holds; every caller on any thread gets another."""
-    signature = types.int64(counter)
+@cache
+def launcher() -> int:
+    """Address of the ``GOMP_parallel`` that torch uses, or 0 where its runtime has none."""
+    for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
+        try:
+            function = ctypes.CDLL(str(library)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
 
-    def codegen(context, builder, signature, args):
-        view = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.atomic_rmw("add", view.data, ir.Constant(ir.IntType(64), 1), "monotonic")
 
-    return signature, codegen
+def awake(threads: int) -> int:
+    """`launcher()` where the OpenMP threads of the calling Python thread are running just now, else 0.
 
-
-@intrinsic(prefer_literal=True)
-def run_team(typingctx, launch, threads, body, arguments):
-    """Call ``body(member, *arguments)`` once on each of up to `threads` threads and wait for all of them.
-
-    `launch` is `launcher()`; 0 calls the body once, on this thread. Members count from 0. The body must not raise.
+    Every Python thread has OpenMP threads of its own. A thread of ours is running, and these are not those that compute
+    here, so what runs among them spins.
     """
-    kinds = (types.int64, *arguments.types)
-    body.get_call_type(typingctx, kinds, {})
-    signature = types.void(types.int64, types.int64, body, arguments)
-
-    def codegen(context, builder, signature, args):
-        compiled = body.dispatcher.get_compile_result(types.none(*kinds))
-        context.active_code_library.add_linking_library(compiled.library)
-        kernel = context.declare_function(builder.module, compiled.fndesc)
-        word, byte = ir.IntType(64), ir.IntType(8).as_pointer()
-        packed = ir.LiteralStructType([word, args[3].type])
-
-        outlined = ir.Function(
-            builder.module, ir.FunctionType(ir.VoidType(), [byte]), f"{builder.function.name}.member"
-        )
-        outlined.linkage = "internal"
-        inner = ir.IRBuilder(outlined.append_basic_block())
-        data = inner.bitcast(outlined.args[0], packed.as_pointer())
-        counter = inner.gep(data, [ir.IntType(32)(0), ir.IntType(32)(0)])
-        member = inner.atomic_rmw("add", counter, word(1), "monotonic")
-        given = inner.load(inner.gep(data, [ir.IntType(32)(0), ir.IntType(32)(1)]))
-        parts = [inner.extract_value(given, place) for place in range(len(arguments.types))]
-        context.call_conv.call_function(inner, kernel, types.none, kinds, [member, *parts])
-        inner.ret_void()
-
-        with builder.goto_entry_block():
-            shared = builder.alloca(packed)
-        builder.store(word(0), builder.gep(shared, [ir.IntType(32)(0), ir.IntType(32)(0)]))
-        builder.store(args[3], builder.gep(shared, [ir.IntType(32)(0), ir.IntType(32)(1)]))
-        shared = builder.bitcast(shared, byte)
-        alone = builder.or_(builder.icmp_unsigned("==", args[0], word(0)), builder.icmp_signed("<", args[1], word(2)))
-        with builder.if_else(alone) as (one, several):
-            with one:
-                builder.call(outlined, [shared])
-            with several:
-                count = ir.IntType(32)
-                start = ir.FunctionType(ir.VoidType(), [outlined.type, byte, count, count]).as_pointer()
-                function = builder.inttoptr(args[0], start)
-                builder.call(function, [outlined, shared, builder.trunc(args[1], count), count(0)])
-        return context.get_dummy_value()
-
-    return signature, codegen
+    if not _WATCHED or _forked or not launcher():
+        return 0
+    if getattr(_WORKER, "threads", 0) != threads:
+        # torch ends threads when it gets fewer, and starts others when it gets more.
+        ids = thread_ids(launcher(), threads, _NUMBER)
+        others = [int(thread) for thread in ids if thread not in (0, threading.get_native_id())]
+        _WORKER.threads, _WORKER.clock = threads, _clock(others[0]) if others else None
+    return launcher() if _WORKER.clock is not None and _advances(_WORKER.clock) else 0
 
 
-@njit(**BODY)
-def _note(member, counter, taken):
-    taken[member] = take(counter)
+def _clock(thread: int) -> int:
+    """Linux's number for the clock of the time that a thread has run."""
+    return (~thread << 3) | 6
 
 
-@njit(nogil=True, cache=True)
-def _run(launch, threads, counter, taken):
-    run_team(launch, threads, _note, (counter, taken))
+def _advances(clock: int) -> bool:
+    try:
+        return time.clock_gettime_ns(clock) != time.clock_gettime_ns(clock)
+    except OSError:
+        _WORKER.threads = 0
+        return False
 
 
-def members(launch: int, threads: int) -> list[int]:
-    """What each of `threads` members took from a counter that started at 1, or 0 for one that never ran."""
-    counter, taken = np.ones(1, dtype=np.int64), np.zeros(threads, dtype=np.int64)
-    _run(launch, threads, counter, taken)
-    return [int(number) for number in taken]
+def _forget() -> None:
+    """An OpenMP runtime that has threads does not survive a fork."""
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

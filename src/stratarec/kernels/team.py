@@ -1,48 +1,55 @@
-"""Run a kernel on torch's own OpenMP threads.
-
-Numba's `prange` brings a second pool of threads. After a parallel operation the workers of a pool spin for some
-milliseconds before they sleep, so torch's spinning workers hold the cores while Numba's wait for them, and the reverse.
-`run_team` hands the kernel to the runtime that torch itself is linked with instead: one pool, always warm.
+"""Teams: the threads that run a kernel together.
 
 The members of a team take tasks from a shared counter, so that a late or interrupted thread delays nobody. Which member
 does a task must not matter for its result.
 
-That needs interfaces which Numba does not promise to keep. Where those of the installed version are not there, `DEFECT`
-says how, a warning says so once, and a team is one thread: slower, with the same results.
+On few cores two pools of threads harm each other: torch's OpenMP threads spin for some milliseconds after each of its
+operations, and threads of another pool wait for their cores. So a team borrows torch's threads where they are awake
+(`openmp`). Where they sleep it is led by the calling thread, and helpers of our own (`helpers`) join it if they come
+before it is done: after a pause, or beside another busy process, OpenMP's closing barrier waited 5 to 10 ms for a
+thread that had nothing left to do.
+
+All that needs interfaces which Numba does not promise to keep. Where those of the installed version are not there,
+`DEFECT` says how, a warning says so once, and a team is one thread: slower, with the same results.
 """
 
 from __future__ import annotations
 
-import ctypes
 import warnings
-from functools import cache
-from pathlib import Path
+from typing import NamedTuple
 
 import numba
-import torch
+import numpy as np
 from numba import errors
+from numpy.typing import NDArray
 
-__all__ = ["BODY", "DEFECT", "launcher", "run_team", "take"]
+__all__ = ["BODY", "DEFECT", "Team", "run_team", "take", "team_of"]
 
 
-@cache
-def launcher() -> int:
-    """Address of the ``GOMP_parallel`` that torch uses, or 0 where its runtime has none: kernels then run serially."""
-    for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
-        try:
-            function = ctypes.CDLL(str(library)).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        return ctypes.cast(function, ctypes.c_void_p).value or 0
-    return 0
+class Team(NamedTuple):
+    """Who runs a kernel.
+
+    Parameters
+    ----------
+    launch : int
+        Address of the OpenMP function that starts torch's threads, or 0 for helpers of our own.
+    threads : int
+        Members at most.
+    board : ndarray
+        Where helpers find work.
+    """
+
+    launch: int
+    threads: int
+    board: NDArray[np.int64]
 
 
 def _defect() -> str:
     """Why the installed Numba cannot run a team, or nothing where it can; starts no thread."""
     try:
-        from stratarec.kernels.openmp import members
+        from stratarec.kernels.outline import members
 
-        taken = members(0, 1)
+        taken = members(Team(0, 1, np.zeros(1, dtype=np.int64)))
     except (AttributeError, ImportError, KeyError, TypeError, ValueError, errors.NumbaError) as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
     return "" if taken == [1] else f"a team of one took {taken}, expected [1]"
@@ -52,7 +59,9 @@ DEFECT = _defect()
 """What about the installed Numba keeps kernels on one thread; empty where nothing does."""
 
 if not DEFECT:
-    from stratarec.kernels.openmp import BODY, run_team, take
+    from stratarec.kernels.helpers import AVAILABLE, HELPERS
+    from stratarec.kernels.openmp import awake
+    from stratarec.kernels.outline import BODY, run_team, take
 else:
     from stratarec.kernels.alone import BODY, run_team, take
 
@@ -62,3 +71,12 @@ else:
         RuntimeWarning,
         stacklevel=2,
     )
+
+_NO_BOARD = np.zeros(1, dtype=np.int64)
+
+
+def team_of(threads: int) -> Team:
+    """A team of `threads` members for one kernel that starts now."""
+    if DEFECT or threads < 2 or not AVAILABLE:
+        return Team(0, 1, _NO_BOARD)
+    return Team(awake(threads), threads, HELPERS.ready(threads - 1))

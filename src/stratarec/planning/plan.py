@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,15 @@ from typing import Any
 
 import pydantic
 
+from stratarec.artifacts import describe, unsealed, write_sealed
 from stratarec.embedding.codecs.config import CodecConfig
 from stratarec.errors import ConfigError, DatasetError
-from stratarec.files import read_json, write_json
 from stratarec.planning.bytes import MEMORIES, RESERVES, SHARED_BYTES, Home, Memory, Parts, Slots, add_parts, in_memory
-from stratarec.planning.config import Policy
+from stratarec.planning.config import MOST_AHEAD, Policy
 from stratarec.sizes import readable
 
 FORMAT = 1
+_ADVICE = "plan again"
 TOLERANCE = 0.05
 """A part whose used bytes are further than this from its predicted ones is a defect of the plan."""
 
@@ -89,6 +91,14 @@ class TablePlacement:
     seconds: Seconds
     """Of a step."""
 
+    def __post_init__(self) -> None:
+        cached = self.tier != "level0"
+        for name, least in (("rows", 1), ("width", 1), ("cache_rows", 1), ("ways", int(cached)), ("level1_rows", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"table {self.table!r}: {name} is {getattr(self, name)}, expected at least {least}")
+        if "dram" not in self.bytes or "slot weights" not in self.bytes["dram"]:
+            raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in dram")
+
     @property
     def log(self) -> Log | None:
         """The log that it shares with other tables, if it is at home in one."""
@@ -118,6 +128,18 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What is worth knowing, in sentences."""
     format: int = FORMAT
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or not 0 <= self.lookahead <= MOST_AHEAD:
+            raise ConfigError(
+                f"batch_size is {self.batch_size} and lookahead {self.lookahead}, expected at least 1 and 0 to "
+                f"{MOST_AHEAD}"
+            )
+        names = [placed.table for placed in self.tables]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"a table is placed twice in {', '.join(names)}")
 
     def __getitem__(self, table: str) -> TablePlacement:
         """The placement of `table`."""
@@ -188,25 +210,22 @@ class Plan:
         """A plan from what `to_dict` gave."""
         if content.get("format") != FORMAT:
             raise DatasetError(f"{origin}: format {content.get('format')!r}, expected {FORMAT}; plan again")
+        bare = {key: value for key, value in content.items() if key != "predicted"}
         try:
-            plan: Plan = pydantic.TypeAdapter(cls).validate_python(content)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise DatasetError(f"{origin} is no plan: {place}: {first['msg']}") from error
+            plan: Plan = pydantic.TypeAdapter(cls).validate_json(json.dumps(bare))
+        except (pydantic.ValidationError, ConfigError) as error:
+            raise DatasetError(f"{origin} is no plan: {describe(error)}; {_ADVICE}") from error
         return plan
 
     def save(self, path: Path) -> None:
         """Write the plan as JSON, atomically."""
-        write_json(path, self.to_dict())
+        write_sealed(path, self.to_dict())
 
     @classmethod
     def load(cls, path: Path) -> Plan:
         """Read what `save` wrote."""
-        content = read_json(path)
-        if not isinstance(content, dict):
-            raise DatasetError(f"{path} is no plan: expected a mapping, got {type(content).__name__}")
-        return cls.from_dict(content, str(path))
+        # A user may name a plan by a link of their own.
+        return cls.from_dict(unsealed(path.resolve() if path.is_symlink() else path, FORMAT, _ADVICE), str(path))
 
 
 @dataclass(frozen=True, kw_only=True)

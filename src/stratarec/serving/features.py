@@ -36,7 +36,7 @@ class FeatureEncoder:
     """
 
     def __init__(self, schema: Schema, moments: Mapping[str, Moments], vocabularies: Mapping[str, Vocabulary]) -> None:
-        whole = (replace(f, max_length=_WHOLE) if f.kind == "history" else f for f in schema.sparse)
+        whole = (replace(f, max_length=_WHOLE, separator="") if f.kind == "history" else f for f in schema.sparse)
         self._schema, self._moments = schema, moments
         self._read = replace(schema, sparse=tuple(whole))
         self._index = {name: ValueIndex(vocabulary) for name, vocabulary in vocabularies.items()}

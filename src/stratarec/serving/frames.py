@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import Converter
@@ -55,7 +56,10 @@ def _column(frame: Any, name: str) -> pl.Series:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise DataError(f"{_FRAME}: no column {name!r}{hint}; it has {', '.join(names[:20]) or 'none'}")
     with _readable(name):
-        return pl.Series(name, frame[name], nan_to_null=True)
+        column = frame[name]
+        if isinstance(column, pa.Array | pa.ChunkedArray):
+            column.validate(full=True)  # Polars does not see that bytes are no text
+        return pl.Series(name, column, nan_to_null=True)
 
 
 @contextmanager

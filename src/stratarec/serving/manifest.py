@@ -3,7 +3,7 @@
     manifest.json              configuration, features, tables, vocabularies; bytes and hash of every other file
     network.safetensors        weights of the network
     tables.safetensors         <table>: [rows, D] float32
-    vocabulary/00000.parquet   value, id and count of a vocabulary; the manifest says which one
+    vocabulary/0000-x.parquet  value, id and count of a vocabulary; the manifest says which one
     README.txt                 this, for people
     program.pt2                only on request: a program that torch.export made
 
@@ -82,7 +82,7 @@ class ExportedTable(Model):
 class ExportedVocabulary(Model):
     """One vocabulary and its file."""
 
-    path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/[0-9]{5,}\.parquet$")]
+    path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/[0-9]{4,}[A-Za-z0-9_-]{0,60}\.parquet$")]
     type: Literal["String", "Int64", "UInt64"]
     """Of its values."""
     values: _Rows

@@ -22,11 +22,12 @@ from stratarec.training import checkpoint
 
 RESULT = "result.json"
 RECIPE = "recipe.json"
+PLAN = "plan.json"
 RUN = Kind(
     name="run",
     field="train.run",
     content=(
-        RECIPE, "plan.json", "checkpoints", "tensorboard", RESULT, "report.html", "predictions-*.parquet", "export",
+        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, "report.html", "predictions-*.parquet", "export",
     ),
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
 from stratarec.files import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory
+from stratarec.naming import file_name
 from stratarec.serving.manifest import (
     NETWORK,
     PROGRAM,
@@ -35,7 +36,7 @@ from stratarec.serving.manifest import (
     ExportedVocabulary,
     Manifest,
     inputs,
-)  # fmt: skip
+)
 from stratarec.tensors import Pieces, write_tensors
 from stratarec.training.program import program_bytes
 from stratarec.training.run import TrainedModel
@@ -151,7 +152,7 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
     found = {}
     (folder / "vocabulary").mkdir()
     for number, (name, info) in enumerate(dataset.vocabularies.items()):
-        path = f"vocabulary/{number:05d}.parquet"
+        path = f"vocabulary/{file_name(name, number)}.parquet"
         try:
             source = own_file(dataset.path, info.path)
         except ValueError as error:

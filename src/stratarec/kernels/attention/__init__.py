@@ -17,7 +17,7 @@ from torch import Tensor
 from stratarec.errors import ConfigError
 from stratarec.kernels.attention import cpu
 from stratarec.kernels.memory import RECYCLER
-from stratarec.kernels.team import launcher
+from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads, tile_size
 from stratarec.kernels.vector import blocks
 
@@ -87,7 +87,7 @@ def _combine(samples: Tensor, events: Tensor, pairs: Pairs, times: bool) -> Tens
     width, threads = events.shape[1], team_threads()
     out = RECYCLER.empty(len(pairs), width)
     cpu.kernels(*blocks(width)).combine(
-        launcher(), threads, times, _flat(samples), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
+        team_of(threads), times, _flat(samples), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
         out.view(-1).numpy(), tile_size(pairs.samples, threads, least=64),
     )  # fmt: skip
     return out
@@ -97,7 +97,7 @@ def _sum_to_samples(term: int, left: Tensor, events: Tensor, pairs: Pairs) -> Te
     width, threads = events.shape[1], team_threads()
     out = RECYCLER.empty(pairs.samples, width)
     cpu.kernels(*blocks(width)).sum_to_samples(
-        launcher(), threads, term, _flat(left), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
+        team_of(threads), term, _flat(left), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
         out.view(-1).numpy(), tile_size(pairs.samples, threads, least=64),
     )  # fmt: skip
     return out
@@ -107,7 +107,7 @@ def _sum_to_events(term: int, left: Tensor, samples: Tensor, pairs: Pairs, event
     width, threads = samples.shape[1], team_threads()
     out = RECYCLER.empty(events, width)
     cpu.kernels(*blocks(width)).sum_to_events(
-        launcher(), threads, term, _flat(left), _flat(samples), pairs.first.numpy(), pairs.offsets.numpy(), width,
+        team_of(threads), term, _flat(left), _flat(samples), pairs.first.numpy(), pairs.offsets.numpy(), width,
         out.view(-1).numpy(), events, tile_size(events, threads, least=64),
     )  # fmt: skip
     return out
@@ -146,7 +146,7 @@ class _Pool(torch.autograd.Function):
         width, threads = events.shape[1], team_threads()
         dots = torch.empty(len(pairs))
         cpu.kernels(*blocks(width)).dots(
-            launcher(), threads, _flat(gradient), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
+            team_of(threads), _flat(gradient), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
             dots.numpy(), tile_size(pairs.samples, threads, least=64),
         )  # fmt: skip
         return dots, _sum_to_events(cpu.SCALED, weights, gradient, pairs, len(events)), None

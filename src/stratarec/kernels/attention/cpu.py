@@ -118,24 +118,24 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """The passes for rows in blocks of `lanes`, compiled at their first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_combine(launch, threads, times, samples, events, first, offsets, width, out, tile):
+    def run_combine(team, times, samples, events, first, offsets, width, out, tile):
         given = (lanes, whole, np.zeros(1, np.int64), times, samples, events, first, offsets, width, out, tile)
-        run_team(launch, threads, combine, given)
+        run_team(team, combine, given)
 
     @njit(nogil=True, cache=True)
-    def run_sum_to_samples(launch, threads, term, left, events, first, offsets, width, out, tile):
+    def run_sum_to_samples(team, term, left, events, first, offsets, width, out, tile):
         given = (lanes, whole, np.zeros(1, np.int64), term, left, events, first, offsets, width, out, tile)
-        run_team(launch, threads, sum_to_samples, given)
+        run_team(team, sum_to_samples, given)
 
     @njit(nogil=True, cache=True)
-    def run_sum_to_events(launch, threads, term, left, samples, first, offsets, width, out, events, tile):
+    def run_sum_to_events(team, term, left, samples, first, offsets, width, out, events, tile):
         given = (lanes, whole, np.zeros(1, np.int64), term, left, samples, first, offsets, width, out, events, tile)
-        run_team(launch, threads, sum_to_events, given)
+        run_team(team, sum_to_events, given)
 
     @njit(nogil=True, cache=True)
-    def run_dots(launch, threads, samples, events, first, offsets, width, out, tile):
+    def run_dots(team, samples, events, first, offsets, width, out, tile):
         given = (lanes, whole, np.zeros(1, np.int64), samples, events, first, offsets, width, out, tile)
-        run_team(launch, threads, dots, given)
+        run_team(team, dots, given)
 
     return SimpleNamespace(
         combine=run_combine, sum_to_samples=run_sum_to_samples, sum_to_events=run_sum_to_events, dots=run_dots

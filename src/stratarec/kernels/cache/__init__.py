@@ -14,7 +14,7 @@ from stratarec.kernels.cache import cpu
 from stratarec.kernels.embedding import BagBatch, GroupLayout, lookups_by_table, offsets_or_empty
 from stratarec.kernels.lanes import PADDING
 from stratarec.kernels.memory import allocate
-from stratarec.kernels.team import launcher
+from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads, use_torch_threads
 
 Ints = NDArray[np.int64]
@@ -169,7 +169,7 @@ def stage(
     lists = workspace.prepare(lookups_by_table(group, lookups), layout)
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
-        launcher(), team_threads(), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
+        team_of(team_threads()), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
         lookups.batch, lookups.key, group.table_start, group.table_features, layout.rows, layout.slot_start,
         layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.reach,
         POLICIES[layout.policy], batch, horizon, out, workspace.room, workspace.order,

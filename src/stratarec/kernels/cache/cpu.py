@@ -258,7 +258,7 @@ def stage_tables(
 
 @njit(nogil=True, cache=True)
 def stage(
-    launch, threads, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+    team, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
     overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending, in_row,
     in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
 ):  # fmt: skip
@@ -269,7 +269,7 @@ def stage(
         overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending,
         in_row, in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
     )  # fmt: skip
-    run_team(launch, threads, stage_tables, given)
+    run_team(team, stage_tables, given)
 
 
 @njit(nogil=True, cache=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.codec import cpu
 from stratarec.kernels.codec.layout import Layout
-from stratarec.kernels.team import launcher
+from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads
 
 Floats = NDArray[np.float32]
@@ -39,7 +39,7 @@ def encode(
     """
     threads = team_threads()
     bad = cpu.encode(
-        launcher(), threads, layout.form, weights, row_state, full_state, slots, records.reshape(-1), places, keys,
+        team_of(threads), layout.form, weights, row_state, full_state, slots, records.reshape(-1), places, keys,
         np.uint64(write), threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip
     return int(bad) if bad < len(slots) else -1
@@ -52,6 +52,6 @@ def decode(
     """``slots[i] = decoded records[places[i]]``; shapes as `encode`, slots are distinct."""
     threads = team_threads()
     cpu.decode(
-        launcher(), threads, layout.form, records.reshape(-1), places, weights, row_state, full_state, slots,
+        team_of(threads), layout.form, records.reshape(-1), places, weights, row_state, full_state, slots,
         threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip

@@ -328,11 +328,11 @@ def encode_chunks(
 
 
 @njit(nogil=True, cache=True)
-def encode(launch, threads, form, weights, row_state, full_state, slots, records, places, keys, write, chunks):
+def encode(team, form, weights, row_state, full_state, slots, records, places, keys, write, chunks):
     """Encode every entry; returns the first one that is refused, or their number."""
     counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
     given = (counter, form, weights, row_state, full_state, slots, records, places, keys, write, bad)
-    run_team(launch, threads, encode_chunks, given)
+    run_team(team, encode_chunks, given)
     return bad.min()
 
 
@@ -424,7 +424,7 @@ def decode_chunks(member, counter, form, records, places, weights, row_state, fu
 
 
 @njit(nogil=True, cache=True)
-def decode(launch, threads, form, records, places, weights, row_state, full_state, slots, chunks):
+def decode(team, form, records, places, weights, row_state, full_state, slots, chunks):
     """Decode every entry."""
     given = (np.zeros(1, np.int64), form, records, places, weights, row_state, full_state, slots, chunks)
-    run_team(launch, threads, decode_chunks, given)
+    run_team(team, decode_chunks, given)

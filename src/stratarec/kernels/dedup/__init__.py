@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stratarec.kernels.dedup import cpu
 from stratarec.kernels.memory import RECYCLER
-from stratarec.kernels.team import launcher
+from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads, tile_size
 
 # A cache line of float32: columns are cut into pieces of it, so that threads share the work.
@@ -53,7 +53,7 @@ class Spans:
         """``[B, W]`` of which the spans are filled for each sample: `pooled` itself, overwritten."""
         first, width = _pieces(self._spans)
         cpu.expand(
-            launcher(), team_threads(), pooled.view(-1).numpy(), self.columns, self.starts, first, width
+            team_of(team_threads()), pooled.view(-1).numpy(), self.columns, self.starts, first, width
         )  # fmt: skip
         return pooled
 
@@ -67,7 +67,7 @@ class Spans:
         threads = team_threads()
         tile = tile_size(len(self.starts) - 1, threads)
         cpu.fold(
-            launcher(), threads, _flat(gradient), self.columns, self.starts, first, width, out.view(-1).numpy(), tile
+            team_of(threads), _flat(gradient), self.columns, self.starts, first, width, out.view(-1).numpy(), tile
         )  # fmt: skip
         return out
 
@@ -76,7 +76,7 @@ def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
     """``[rows, W]`` from ``[B, W]``: row r is the sum over samples with ``inverse[b] == r`` in ascending order."""
     out = RECYCLER.empty(rows, gradient.shape[1])
     cpu.sum_rows(
-        launcher(), team_threads(), _flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
+        team_of(team_threads()), _flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
         rows, _LINE,
     )  # fmt: skip
     return out
@@ -108,7 +108,7 @@ def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) ->
     """``[U, longest, D]`` from rows ``[E, D]``, with zeros behind each window."""
     out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), team_threads()
     cpu.gather_windows(
-        launcher(), threads, _flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
+        team_of(threads), _flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
         tile_size(start.numel(), threads), out.view(-1).numpy(),
     )  # fmt: skip
     return out
@@ -119,7 +119,7 @@ def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int
     longest, width = gradient.shape[1:]
     out, threads = RECYCLER.empty(values, width), team_threads()
     cpu.scatter_windows(
-        launcher(), threads, _flat(gradient), width, start.numpy(), length.numpy(), longest, tile_size(values, threads),
+        team_of(threads), _flat(gradient), width, start.numpy(), length.numpy(), longest, tile_size(values, threads),
         out.view(-1).numpy(), values,
     )  # fmt: skip
     return out

@@ -50,8 +50,8 @@ def expand_spans(member, counter, pooled, stride, starts, first, width):
 
 
 @njit(nogil=True, cache=True)
-def expand(launch, threads, pooled, stride, starts, first, width):
-    run_team(launch, threads, expand_spans, (np.zeros(1, np.int64), pooled, stride, starts, first, width))
+def expand(team, pooled, stride, starts, first, width):
+    run_team(team, expand_spans, (np.zeros(1, np.int64), pooled, stride, starts, first, width))
 
 
 @njit(**BODY)
@@ -85,9 +85,9 @@ def fold_runs(member, counter, gradient, stride, starts, first, width, out, tile
 
 
 @njit(nogil=True, cache=True)
-def fold(launch, threads, gradient, stride, starts, first, width, out, tile):
+def fold(team, gradient, stride, starts, first, width, out, tile):
     given = (np.zeros(1, np.int64), gradient, stride, starts, first, width, out, tile)
-    run_team(launch, threads, fold_runs, given)
+    run_team(team, fold_runs, given)
 
 
 @njit(**BODY)
@@ -109,8 +109,8 @@ def sum_columns(member, counter, gradient, columns, inverse, out, rows, tile):
 
 
 @njit(nogil=True, cache=True)
-def sum_rows(launch, threads, gradient, columns, inverse, out, rows, tile):
-    run_team(launch, threads, sum_columns, (np.zeros(1, np.int64), gradient, columns, inverse, out, rows, tile))
+def sum_rows(team, gradient, columns, inverse, out, rows, tile):
+    run_team(team, sum_columns, (np.zeros(1, np.int64), gradient, columns, inverse, out, rows, tile))
 
 
 @njit(**BODY)
@@ -131,8 +131,8 @@ def gather_tiles(member, counter, rows, width, start, length, longest, tile, out
 
 
 @njit(nogil=True, cache=True)
-def gather_windows(launch, threads, rows, width, start, length, longest, tile, out):
-    run_team(launch, threads, gather_tiles, (np.zeros(1, np.int64), rows, width, start, length, longest, tile, out))
+def gather_windows(team, rows, width, start, length, longest, tile, out):
+    run_team(team, gather_tiles, (np.zeros(1, np.int64), rows, width, start, length, longest, tile, out))
 
 
 @njit(**BODY)
@@ -156,6 +156,6 @@ def scatter_tiles(member, counter, gradient, width, start, length, longest, tile
 
 
 @njit(nogil=True, cache=True)
-def scatter_windows(launch, threads, gradient, width, start, length, longest, tile, out, values):
+def scatter_windows(team, gradient, width, start, length, longest, tile, out, values):
     given = (np.zeros(1, np.int64), gradient, width, start, length, longest, tile, out, values)
-    run_team(launch, threads, scatter_tiles, given)
+    run_team(team, scatter_tiles, given)

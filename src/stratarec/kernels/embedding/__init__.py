@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.embedding import backward, lookup, rows
 from stratarec.kernels.memory import allocate
-from stratarec.kernels.team import launcher
+from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads, tile_size
 from stratarec.kernels.vector import blocks
 
@@ -195,14 +195,14 @@ def pool(weights: Floats, group: GroupLayout, lookups: BagBatch, out: Floats) ->
     if lookups.offsets is None and lookups.weights is None:
         streaming = out.nbytes >= _STREAM_BYTES and group.lines and not (stride % 16 or out.ctypes.data % 64)
         bad = group.lookup_kernels.pool_singles(
-            launcher(), threads, weights, group.width, lookups.values, lookups.batch, key, base, sizes, column,
+            team_of(threads), weights, group.width, lookups.values, lookups.batch, key, base, sizes, column,
             out.reshape(-1), stride, tile, streaming,
         )  # fmt: skip
         return int(bad)
     sample_weights = _NO_FLOATS if lookups.weights is None else lookups.weights
     filled = np.full(len(key), lookups.batch) if lookups.filled is None else lookups.filled[chosen]
     bad = group.lookup_kernels.pool_bags(
-        launcher(), threads, weights, group.width, lookups.values, _all_offsets(lookups), sample_weights,
+        team_of(threads), weights, group.width, lookups.values, _all_offsets(lookups), sample_weights,
         lookups.weights is not None, lookups.batch, filled, key, base, sizes, column, group.mean[chosen],
         out.reshape(-1), stride, tile,
     )  # fmt: skip
@@ -229,7 +229,7 @@ def gather(weights: Floats, group: GroupLayout, lookups: BagBatch, feature: int,
     first, last = lookups.span(feature)
     values, threads = lookups.values[first:last], team_threads()
     bad = group.lookup_kernels.gather(
-        launcher(), threads, weights, group.width, values, group.base[feature], group.rows[feature], out.reshape(-1),
+        team_of(threads), weights, group.width, values, group.base[feature], group.rows[feature], out.reshape(-1),
         _tile(last - first, threads),
     )  # fmt: skip
     return int(bad) if bad < 0 else first + int(bad)
@@ -289,7 +289,7 @@ def update(
     work = workspace.prepare(threads, int(counts.max()), group.width, lookups.values.dtype)
     single = np.float32
     group.backward_kernels.update(
-        launcher(), threads, weights, group.width, row_state, full_state, lookups.values,
+        team_of(threads), weights, group.width, row_state, full_state, lookups.values,
         offsets_or_empty(lookups), lookups.offsets is None,
         _NO_FLOATS if lookups.weights is None else lookups.weights, lookups.weights is not None, lookups.batch,
         lookups.key, group.base, group.rows, group.column, group.mean, group.sequence, sequence_start,
@@ -313,7 +313,7 @@ def weight_gradient(weights: Floats, group: GroupLayout, lookups: BagBatch, grad
     """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight."""
     chosen = group.pooled
     group.lookup_kernels.weight_gradient(
-        launcher(), team_threads(), weights, group.width, lookups.values, _all_offsets(lookups), lookups.batch,
+        team_of(team_threads()), weights, group.width, lookups.values, _all_offsets(lookups), lookups.batch,
         lookups.key[chosen], group.base[chosen], group.column[chosen], group.mean[chosen], gradient.reshape(-1),
         gradient.shape[1], out,
     )  # fmt: skip

@@ -260,7 +260,7 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def update(
-        launch, threads, weights, width, row_state, full_state, values, offsets, singles, sample_weights, weighted,
+        team, weights, width, row_state, full_state, values, offsets, singles, sample_weights, weighted,
         batch, key, base, rows, column, mean, sequence, sequence_start, table_start, table_features, table_lookups,
         task_table, task_part, task_parts, gradient, sequence_gradient, stride,
         index_of, slot_of, listed, source_of, scale_of, order, row_of, count_of, row_sum, dense, touched,
@@ -275,6 +275,6 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
             sample_weights, weighted, batch, key, base, rows, column, mean, sequence, sequence_start, table_start,
             table_features, table_lookups, tasks, gradient, sequence_gradient, stride, work, rule,
         )  # fmt: skip
-        run_team(launch, threads, update_tables, given)
+        run_team(team, update_tables, given)
 
     return SimpleNamespace(update=update)

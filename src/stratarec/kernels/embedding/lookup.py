@@ -186,46 +186,44 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """The lookups for rows in blocks of `lanes`; each is compiled at its first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_pool_singles(
-        launch, threads, weights, width, values, batch, key, base, rows, column, out, stride, tile, streaming
-    ):
-        counter, bad = np.zeros(1, np.int64), np.full(max(threads, 1), -1)
+    def run_pool_singles(team, weights, width, values, batch, key, base, rows, column, out, stride, tile, streaming):
+        counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
         given = (
             lanes, whole, counter, weights, width, values, batch, key, base, rows, column, out, stride, tile,
             streaming, bad,
         )  # fmt: skip
-        run_team(launch, threads, pool_singles, given)
+        run_team(team, pool_singles, given)
         return bad.max()
 
     @njit(nogil=True, cache=True)
     def run_pool_bags(
-        launch, threads, weights, width, values, offsets, sample_weights, weighted, batch, filled, key, base, rows,
+        team, weights, width, values, offsets, sample_weights, weighted, batch, filled, key, base, rows,
         column, mean, out, stride, tile,
     ):  # fmt: skip
-        counter, bad = np.zeros(1, np.int64), np.full(max(threads, 1), -1)
+        counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
         given = (
             lanes, whole, counter, weights, width, values, offsets, sample_weights, weighted, batch, filled, key, base,
             rows, column, mean, out, stride, tile, bad,
         )  # fmt: skip
-        run_team(launch, threads, pool_bags, given)
+        run_team(team, pool_bags, given)
         return bad.max()
 
     @njit(nogil=True, cache=True)
-    def run_gather(launch, threads, weights, width, values, base, rows, out, tile):
-        counter, bad = np.zeros(1, np.int64), np.full(max(threads, 1), -1)
-        run_team(launch, threads, gather, (lanes, whole, counter, weights, width, values, base, rows, out, tile, bad))
+    def run_gather(team, weights, width, values, base, rows, out, tile):
+        counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
+        run_team(team, gather, (lanes, whole, counter, weights, width, values, base, rows, out, tile, bad))
         return bad.max()
 
     @njit(nogil=True, cache=True)
     def run_weight_gradient(
-        launch, threads, weights, width, values, offsets, batch, key, base, column, mean, gradient, stride, out
+        team, weights, width, values, offsets, batch, key, base, column, mean, gradient, stride, out
     ):
         counter = np.zeros(1, np.int64)
         given = (
             lanes, whole, counter, weights, width, values, offsets, batch, key, base, column, mean, gradient, stride,
             out,
         )  # fmt: skip
-        run_team(launch, threads, weight_gradient, given)
+        run_team(team, weight_gradient, given)
 
     return SimpleNamespace(
         pool_singles=run_pool_singles,

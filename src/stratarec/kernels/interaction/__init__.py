@@ -18,7 +18,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import cpu, runs
 from stratarec.kernels.interaction.reference import dot_interaction as _reference
 from stratarec.kernels.memory import RECYCLER
-from stratarec.kernels.team import launcher
+from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads
 from stratarec.kernels.vector import blocks
 
@@ -137,7 +137,7 @@ class _Interaction(torch.autograd.Function):
         front = flat[:0] if dense is None else _flat(dense)
         out = RECYCLER.empty(batch, columns)
         cpu.kernels(*blocks(width)).forward(
-            launcher(), team_threads(), front, flat, first, batch, vectors, width, out.view(-1).numpy(), columns
+            team_of(team_threads()), front, flat, first, batch, vectors, width, out.view(-1).numpy(), columns
         )
         ctx.saved = (front, flat, None if dense is None else dense.dtype, pooled.dtype)
         ctx.shape = (first, batch, features, vectors, width, columns)
@@ -151,7 +151,7 @@ class _Interaction(torch.autograd.Function):
         dense_out = torch.empty(batch * first, width)
         pooled_out = RECYCLER.empty(batch, features, width)
         cpu.kernels(*blocks(width)).backward(
-            launcher(), team_threads(), front, flat, first, batch, vectors, width, _flat(gradient), columns,
+            team_of(team_threads()), front, flat, first, batch, vectors, width, _flat(gradient), columns,
             dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(),
         )  # fmt: skip
         return (dense_out.to(dense_type) if first else None), pooled_out.to(pooled_type)
@@ -177,7 +177,7 @@ class _RunInteraction(torch.autograd.Function):
         )  # fmt: skip
         ctx.types, ctx.shape = (None if dense is None else dense.dtype, pooled.dtype), pooled.shape
         runs.kernels(*blocks(width)).forward(
-            launcher(), threads, *ctx.given, own_out.view(-1).numpy(), common_out.view(-1).numpy(), own_out.shape[1],
+            team_of(threads), *ctx.given, own_out.view(-1).numpy(), common_out.view(-1).numpy(), own_out.shape[1],
             common_out.shape[1], _tile(len(common_out), threads),
         )  # fmt: skip
         return own_out, common_out
@@ -190,7 +190,7 @@ class _RunInteraction(torch.autograd.Function):
         dense_out = torch.empty(batch if dense_type else 0, width)
         pooled_out, threads = RECYCLER.empty(batch, features, width), team_threads()
         runs.kernels(*blocks(width)).backward(
-            launcher(), threads, *ctx.given, _flat(own), _flat(common), own.shape[1], common.shape[1],
+            team_of(threads), *ctx.given, _flat(own), _flat(common), own.shape[1], common.shape[1],
             dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(), _tile(len(common), threads),
         )  # fmt: skip
         return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type), None, None

@@ -122,26 +122,24 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """Both passes for vectors in blocks of `lanes`, compiled at their first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_forward(launch, threads, dense, pooled, first, batch, vectors, width, out, columns):
-        counter, scratches = np.zeros(1, np.int64), np.empty((threads, vectors * width + 16), np.float32)
+    def run_forward(team, dense, pooled, first, batch, vectors, width, out, columns):
+        counter, scratches = np.zeros(1, np.int64), np.empty((team.threads, vectors * width + 16), np.float32)
         given = (
             lanes, whole, counter, dense, pooled, first, batch, vectors, width, out, columns, scratches,
         )  # fmt: skip
-        run_team(launch, threads, forward, given)
+        run_team(team, forward, given)
 
     @njit(nogil=True, cache=True)
-    def run_backward(
-        launch, threads, dense, pooled, first, batch, vectors, width, gradient, columns, dense_out, pooled_out
-    ):
+    def run_backward(team, dense, pooled, first, batch, vectors, width, gradient, columns, dense_out, pooled_out):
         # Four rows at a time: the last rows may be beyond the vectors, and what is computed there is not used.
         rows = (vectors + 3) // 4 * 4
-        counter, scratches = np.zeros(1, np.int64), np.empty((threads, rows * width + 16), np.float32)
-        squares = np.zeros((threads, rows * vectors + 16), np.float32)
-        totals = np.empty((threads, rows * width + 16), np.float32)
+        counter, scratches = np.zeros(1, np.int64), np.empty((team.threads, rows * width + 16), np.float32)
+        squares = np.zeros((team.threads, rows * vectors + 16), np.float32)
+        totals = np.empty((team.threads, rows * width + 16), np.float32)
         given = (
             lanes, whole, counter, dense, pooled, first, batch, vectors, width, gradient, columns, dense_out,
             pooled_out, scratches, squares, totals,
         )  # fmt: skip
-        run_team(launch, threads, backward, given)
+        run_team(team, backward, given)
 
     return SimpleNamespace(forward=run_forward, backward=run_backward)

@@ -164,27 +164,33 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def run_forward(
-        launch, threads, dense, pooled, first, width, features, own, common, starts, own_out, common_out, columns,
+        team, dense, pooled, first, width, features, own, common, starts, own_out, common_out, columns,
         common_columns, tile,
     ):  # fmt: skip
-        counter, scratches = np.zeros(1, np.int64), np.empty((threads, (features + first) * width + 16), np.float32)
+        counter, scratches = (
+            np.zeros(1, np.int64),
+            np.empty((team.threads, (features + first) * width + 16), np.float32),
+        )
         given = (
             lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_out, common_out,
             columns, common_columns, scratches, tile,
         )  # fmt: skip
-        run_team(launch, threads, forward, given)
+        run_team(team, forward, given)
 
     @njit(nogil=True, cache=True)
     def run_backward(
-        launch, threads, dense, pooled, first, width, features, own, common, starts, own_gradients, common_gradients,
+        team, dense, pooled, first, width, features, own, common, starts, own_gradients, common_gradients,
         columns, common_columns, dense_out, pooled_out, tile,
     ):  # fmt: skip
-        counter, scratches = np.zeros(1, np.int64), np.empty((threads, (features + first) * width + 16), np.float32)
+        counter, scratches = (
+            np.zeros(1, np.int64),
+            np.empty((team.threads, (features + first) * width + 16), np.float32),
+        )
         totals = np.empty_like(scratches)
         given = (
             lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_gradients,
             common_gradients, columns, common_columns, dense_out, pooled_out, scratches, totals, tile,
         )  # fmt: skip
-        run_team(launch, threads, backward, given)
+        run_team(team, backward, given)
 
     return SimpleNamespace(forward=run_forward, backward=run_backward)

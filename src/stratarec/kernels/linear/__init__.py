@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stratarec.kernels.linear import cpu
-from stratarec.kernels.team import launcher
+from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads, tile_size
 from stratarec.kernels.vector import LANES
 
@@ -57,7 +57,7 @@ class _LinearRelu(torch.autograd.Function):
         runs = torch.addmm(bias.to(kind), inputs[1], weights[1].t()).float()
         threads = team_threads()
         tile = tile_size(len(runs), threads)
-        _kernels(out).relu(launcher(), threads, _flat(out), _flat(runs), starts.numpy(), out.shape[1], tile)
+        _kernels(out).relu(team_of(threads), _flat(out), _flat(runs), starts.numpy(), out.shape[1], tile)
         ctx.save_for_backward(*inputs, *weights, out, starts)
         ctx.columns, ctx.shape = columns, weight.shape
         return out
@@ -70,7 +70,7 @@ class _LinearRelu(torch.autograd.Function):
         gradient = gradient.to(out.dtype).contiguous()
         threads = team_threads()
         _kernels(out).gradient(
-            launcher(), threads, _flat(gradient), _flat(out), starts.numpy(), out.shape[1], _flat(samples),
+            team_of(threads), _flat(gradient), _flat(out), starts.numpy(), out.shape[1], _flat(samples),
             _flat(runs), tile_size(len(runs), threads),
         )  # fmt: skip
         runs = runs.to(out.dtype)

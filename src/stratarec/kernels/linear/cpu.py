@@ -56,13 +56,13 @@ def kernels(lanes: int) -> SimpleNamespace:
     """Both passes in blocks of `lanes`, compiled for each type at its first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def relu(launch, threads, samples, runs, starts, width, tile):
+    def relu(team, samples, runs, starts, width, tile):
         given = (lanes, np.zeros(1, np.int64), samples, runs, starts, width, tile)
-        run_team(launch, threads, relu_tiles, given)
+        run_team(team, relu_tiles, given)
 
     @njit(nogil=True, cache=True)
-    def gradient(launch, threads, gradient, out, starts, width, samples, runs, tile):
+    def gradient(team, gradient, out, starts, width, samples, runs, tile):
         given = (lanes, np.zeros(1, np.int64), gradient, out, starts, width, samples, runs, tile)
-        run_team(launch, threads, gradient_tiles, given)
+        run_team(team, gradient_tiles, given)
 
     return SimpleNamespace(relu=relu, gradient=gradient)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stratarec.kernels.cache import CacheLayout, StageWorkspace, Staging
 from stratarec.kernels.codec.layout import Layout
 from stratarec.kernels.swap import cpu
-from stratarec.kernels.team import launcher
+from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads
 
 # Few enough for threads to end together, enough that the first rows of a piece, not prefetched early, do not count.
@@ -50,7 +50,7 @@ def swap(
     records, written, changed = home
     lists = workspace.arrays
     refused = cpu.swap(
-        launcher(), team_threads(), codec.form, slots, (records.reshape(-1), written, changed), workspace.room,
+        team_of(team_threads()), codec.form, slots, (records.reshape(-1), written, changed), workspace.room,
         staging.rows_in, _PIECE_ROWS, lists["in_row"], lists["in_slot"], lists["in_victim"], layout.first_row,
         layout.table_key, layout.bound, np.uint64(write),
     )  # fmt: skip

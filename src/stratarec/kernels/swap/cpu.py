@@ -89,7 +89,7 @@ def swap_pieces(
 
 @njit(nogil=True, cache=True)
 def swap(
-    launch, threads, form, slots, home, room, count, piece_rows, in_row, in_slot, in_victim, first_row, table_key,
+    team, form, slots, home, room, count, piece_rows, in_row, in_slot, in_victim, first_row, table_key,
     bound, write,
 ):  # fmt: skip
     """All lists; returns the first entry whose victim the codec cannot hold, or -1."""
@@ -101,7 +101,7 @@ def swap(
         np.zeros(1, np.int64), form, slots, home, room, count, pieces, piece_rows, in_row, in_slot, in_victim,
         first_row, table_key, bound, write, refused,
     )  # fmt: skip
-    run_team(launch, threads, swap_pieces, given)
+    run_team(team, swap_pieces, given)
     for entry in refused:
         if entry >= 0:
             return entry

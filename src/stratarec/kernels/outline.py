@@ -1,0 +1,142 @@
+"""Bodies that several threads call, on interfaces of Numba that are not public.
+
+A body becomes a C function with its arguments behind one pointer, which OpenMP or a helper can call, and Numba has no
+public way to call compiled code from there: how results of compilation are found, linked and called may change in any
+of its minor versions. `members` runs a team that shows whether the installed version's are what this module takes them
+to be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from stratarec.kernels.crew import lead
+
+# How the bodies of a team are compiled. They hold no reference to the arrays that they get: counting references costs
+# two locked instructions for every array of every call that LLVM does not inline, most of the time of an update.
+BODY = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
+
+_syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 6))
+_WORD, _COUNT, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
+
+
+@intrinsic
+def take(typingctx, counter):
+    """The next value of ``counter[0]``, counting from what it holds; every caller on any thread gets another."""
+    signature = types.int64(counter)
+
+    def codegen(context, builder, signature, args):
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.atomic_rmw("add", view.data, _WORD(1), "monotonic")
+
+    return signature, codegen
+
+
+def _outline(context, builder, body, arguments, given):
+    """A C function that calls the body with the next member's number and the arguments, and the data that it takes."""
+    kinds = (types.int64, *arguments.types)
+    compiled = body.dispatcher.get_compile_result(types.none(*kinds))
+    context.active_code_library.add_linking_library(compiled.library)
+    kernel = context.declare_function(builder.module, compiled.fndesc)
+    packed = ir.LiteralStructType([_WORD, given.type])
+
+    function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_BYTE]), f"{builder.function.name}.member")
+    function.linkage = "internal"
+    inner = ir.IRBuilder(function.append_basic_block())
+    data = inner.bitcast(function.args[0], packed.as_pointer())
+    member = inner.atomic_rmw("add", inner.gep(data, [_COUNT(0), _COUNT(0)]), _WORD(1), "monotonic")
+    arguments_of = inner.load(inner.gep(data, [_COUNT(0), _COUNT(1)]))
+    parts = [inner.extract_value(arguments_of, place) for place in range(len(arguments.types))]
+    context.call_conv.call_function(inner, kernel, types.none, kinds, [member, *parts])
+    inner.ret_void()
+
+    with builder.goto_entry_block():
+        shared = builder.alloca(packed)
+    builder.store(_WORD(0), builder.gep(shared, [_COUNT(0), _COUNT(0)]))
+    builder.store(given, builder.gep(shared, [_COUNT(0), _COUNT(1)]))
+    return function, builder.bitcast(shared, _BYTE)
+
+
+def _start_openmp(builder, launch, threads, function, data):
+    kind = ir.FunctionType(ir.VoidType(), [function.type, _BYTE, _COUNT, _COUNT]).as_pointer()
+    builder.call(builder.inttoptr(launch, kind), [function, data, builder.trunc(threads, _COUNT), _COUNT(0)])
+
+
+@intrinsic(prefer_literal=True)
+def run_team(typingctx, team, body, arguments):
+    """Call ``body(member, *arguments)`` on this thread and on up to ``team.threads - 1`` others, and wait for them.
+
+    Members count from 0, in the order in which they come. The body must not raise.
+    """
+    body.get_call_type(typingctx, (types.int64, *arguments.types), {})
+    signature = types.void(team, body, arguments)
+
+    def codegen(context, builder, signature, args):
+        launch, threads, board = (builder.extract_value(args[0], place) for place in range(3))
+        function, data = _outline(context, builder, body, arguments, args[2])
+        several = builder.icmp_signed(">", threads, _WORD(1))
+        with builder.if_else(several) as (together, alone):
+            with together, builder.if_else(builder.icmp_unsigned("!=", launch, _WORD(0))) as (borrowed, own):
+                with borrowed:
+                    _start_openmp(builder, launch, threads, function, data)
+                with own:
+                    kind = types.void(team[2], types.int64, types.int64, types.int64)
+                    parts = [board, threads, builder.ptrtoint(function, _WORD), builder.ptrtoint(data, _WORD)]
+                    context.compile_internal(builder, _lead, kind, parts)
+            with alone:
+                builder.call(function, [data])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _lead(board, threads, function, data):
+    lead(board, threads, function, data)
+
+
+@intrinsic(prefer_literal=True)
+def run_openmp(typingctx, launch, threads, body, arguments):
+    """Call ``body(member, *arguments)`` on up to `threads` of OpenMP's threads, which `launch` starts."""
+    body.get_call_type(typingctx, (types.int64, *arguments.types), {})
+    signature = types.void(types.int64, types.int64, body, arguments)
+
+    def codegen(context, builder, signature, args):
+        _start_openmp(builder, *args[:2], *_outline(context, builder, body, arguments, args[3]))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@njit(**BODY)
+def _note(member, counter, taken):
+    taken[member] = take(counter)
+
+
+@njit(nogil=True, cache=True)
+def _run(team, counter, taken):
+    run_team(team, _note, (counter, taken))
+
+
+def members(team: Any) -> list[int]:
+    """What each member of a team took from a counter that started at 1, or 0 for one that never came."""
+    counter, taken = np.ones(1, dtype=np.int64), np.zeros(team.threads, dtype=np.int64)
+    _run(team, counter, taken)
+    return [int(number) for number in taken]
+
+
+@njit(**BODY)
+def _name(member, number, found):
+    found[member] = _syscall(number, 0, 0, 0, 0, 0)
+
+
+@njit(nogil=True, cache=True)
+def thread_ids(launch, threads, number):
+    """The system's numbers of OpenMP's threads, 0 for one that did not come; `number` is that of the call gettid."""
+    found = np.zeros(threads, np.int64)
+    run_openmp(launch, threads, _name, (number, found))
+    return found

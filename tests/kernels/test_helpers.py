@@ -1,0 +1,212 @@
+"""Helpers of a kernel: nobody waits for one that has not come, and everybody for one that is at work."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import njit
+
+from stratarec.kernels import atomics, crew
+from stratarec.kernels.helpers import AVAILABLE, HELPERS, Helpers
+from stratarec.kernels.team import BODY, Team, run_team, take
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="helpers need a POSIX system")
+
+UNCACHED = BODY | {"cache": False}
+
+
+@njit(**UNCACHED)
+def count_tasks(member, counter, done, members):
+    members[member] += 1
+    while True:
+        task = take(counter)
+        if task >= len(done):
+            break
+        done[task] += 1
+
+
+@njit(nogil=True)
+def count(team: Any, done: Any, members: Any) -> None:
+    run_team(team, count_tasks, (np.zeros(1, np.int64), done, members))
+
+
+@njit(**UNCACHED)
+def meet(member, work, met, result):
+    """Return from nobody's part before two have come; the second then works on alone."""
+    atomics.add(met, 0, 1)
+    while atomics.read(met, 0) < 2:
+        atomics.pause()
+    if member == 1:
+        found = np.uint64(1)
+        for _ in range(work):
+            found = found * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        result[0] = found
+
+
+@njit(nogil=True)
+def meeting(team: Any, work: Any, result: Any) -> None:
+    run_team(team, meet, (work, np.zeros(1, np.int64), result))
+
+
+def counted(team: Team, tasks: int = 500) -> Any:
+    """Check that every task was done once; how often each member came."""
+    done, members = np.zeros(tasks, dtype=np.int64), np.zeros(team.threads, dtype=np.int64)
+    count(team, done, members)
+    assert done.tolist() == [1] * tasks
+    assert members[0] == 1
+    assert members.max() == 1
+    return members
+
+
+def own(threads: int) -> Team:
+    return Team(0, threads, HELPERS.ready(threads - 1))
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_every_task_is_done_once_whoever_comes(threads: int) -> None:
+    for _ in range(300):
+        counted(own(threads))
+
+
+def test_helpers_do_come() -> None:
+    came = 0
+    for _ in range(300):
+        came += counted(own(2), 20_000)[1]
+        time.sleep(0.001)
+    assert came > 100
+
+
+def test_nobody_waits_for_a_helper_that_does_not_come() -> None:
+    """The leader rings for one that never wakes; under OpenMP it would wait for ever."""
+    board = np.zeros(crew.WORDS, dtype=np.int64)
+    listen, ring = os.pipe()
+    board[crew.HELPERS] = 1
+    board[crew.FIRST_HELPER + crew.ASLEEP], board[crew.FIRST_HELPER + crew.RING] = 1, ring
+    board[crew.FIRST_HELPER + crew.THREAD] = 2**30
+    assert counted(Team(0, 2, board)).tolist() == [1, 0]
+    assert os.read(listen, 100) == np.ones(1, dtype=np.int64).tobytes(), "the helper was rung for"
+    os.close(listen)
+    os.close(ring)
+
+
+def test_a_late_helper_finds_the_job_closed() -> None:
+    board = np.zeros(crew.WORDS, dtype=np.int64)
+    counted(Team(0, 2, board))
+    job = crew.FIRST_JOB
+    assert board[job + crew.FUNCTION] != 0, "what the leader wrote is still there"
+    for state in (board[job], crew.TAKEN, crew.TAKEN | crew.PLACE, crew.TAKEN | crew.OPEN):
+        board[job] = state
+        assert not crew.help_with(board, job)
+        assert board[job] == state
+
+
+@pytest.mark.parametrize("work", [0, 1000, 30_000_000])
+def test_a_helper_at_work_is_waited_for(work: int) -> None:
+    """With much work the leader tires of spinning, sleeps, and is woken."""
+    seed = 1
+    for _ in range(work if work <= 1000 else 0):
+        seed = (seed * 6364136223846793005 + 1442695040888963407) % 2**64
+    for _ in range(20 if work <= 1000 else 3):
+        result = np.zeros(1, dtype=np.uint64)
+        meeting(own(2), work, result)
+        assert result[0] == seed if work <= 1000 else result[0] != 0
+    assert not HELPERS.board[crew.FIRST_JOB : crew.FIRST_HELPER : crew.LINE].any(), "every line was given back"
+
+
+def test_more_leaders_than_lines() -> None:
+    """Leaders without a line work alone."""
+    failures: list[BaseException] = []
+
+    def lead(seed: int) -> None:
+        draws = random.Random(seed)
+        try:
+            for _ in range(40):
+                counted(own(draws.choice([2, 3])), draws.choice([1, 50, 20_000]))
+                time.sleep(draws.choice([0, 0, 0.0002, 0.003]))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=lead, args=(seed,)) for seed in range(2 * crew.JOBS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not any(thread.is_alive() for thread in threads), "a leader hangs"
+    assert not failures
+    assert not HELPERS.board[crew.FIRST_JOB : crew.FIRST_HELPER : crew.LINE].any()
+
+
+def test_helpers_that_were_stopped_are_done_without() -> None:
+    helpers = Helpers()
+    assert counted(Team(0, 3, helpers.ready(2))).sum() >= 1
+    helpers.stop()
+    assert counted(Team(0, 3, helpers.ready(2))).tolist() == [1, 0, 0]
+
+
+TRAIN = """
+import hashlib, os, sys, threading, time
+import torch
+torch.set_num_threads(2)
+from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
+from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.kernels import helpers
+
+def train(threads=(2,), rest=0.0):
+    table = EmbeddingBagConfig(name="a", num_embeddings=5000, embedding_dim=16, feature_names=("f",))
+    tables = TieredEmbeddingBagCollection([table], seed=3)
+    draws = torch.Generator().manual_seed(1)
+    for step in range(6):
+        torch.set_num_threads(threads[step % len(threads)])
+        bag = JaggedTensor(values=torch.randint(5000, (6000,), generator=draws), offsets=torch.arange(0, 6001, 3))
+        tables(KeyedJagged.from_features({"f": bag})).pooled.square().sum().backward()
+        time.sleep(rest)
+    torch.set_num_threads(2)
+    return hashlib.sha256(tables.table("a")["weight"].numpy().tobytes()).hexdigest()
+"""
+
+
+def script(body: str) -> str:
+    """What a process prints that ends with code 0 within a minute."""
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN + body], capture_output=True, text=True, check=False, timeout=60
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_pauses_and_other_numbers_of_threads_give_the_same_bits() -> None:
+    found = script("print(len({train(), train((1,)), train((2, 1, 3)), train(rest=0.03), train((2, 4), 0.03)}))")
+    assert found == "1"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_has_helpers_of_its_own() -> None:
+    """Those of its parent are gone, as are torch's threads, in the middle of other threads' kernels."""
+    found = script("""
+before = train(rest=0.02)
+other = threading.Thread(target=lambda: [train() for _ in range(5)])
+other.start()
+reading, writing = os.pipe()
+child = os.fork()
+if not child:
+    bits = train(rest=0.02)
+    os.write(writing, f"{bits} {len(helpers.HELPERS._threads)}".encode())
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+other.join()
+print(os.read(reading, 200).decode() == f"{before} 1", train() == before)
+""")
+    assert found == "True True"
+
+
+@pytest.mark.parametrize("rest", [0, 0.2])
+def test_an_interpreter_ends_whether_its_helpers_spin_or_sleep(rest: float) -> None:
+    assert script(f"train(); time.sleep({rest}); print('done')") == "done"
