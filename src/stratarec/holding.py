@@ -64,11 +64,15 @@ def held(path: Path, *, shared: bool = False) -> Iterator[None]:
         if shared:
             yield
             return
-        note = _sign(path)
+        # The directory may have another name in the end, or another one its name.
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            _sign(path)
             yield
         finally:
-            _forget(path, note)
+            with contextlib.suppress(OSError):
+                os.unlink(HOLDER, dir_fd=folder)
+            os.close(folder)
 
 
 def lock(file: IO[bytes], *, shared: bool = False) -> bool:
@@ -91,18 +95,10 @@ def _busy(path: Path) -> StorageError:
     return StorageError(f"{path} is in use by {who}: wait for it, or end it")
 
 
-def _sign(path: Path) -> Holder:
+def _sign(path: Path) -> None:
     note = Holder(pid=os.getpid(), host=socket.gethostname(), since=time.strftime("%Y-%m-%d %H:%M:%S"))
     with contextlib.suppress(StorageError):  # it is for people alone
         write_sealed(path / HOLDER, note.to_dict())
-    return note
-
-
-def _forget(path: Path, note: Holder) -> None:
-    """Remove what `_sign` wrote, unless the directory is another one by now."""
-    with contextlib.suppress(OSError, DatasetError):
-        if read_sealed(path / HOLDER, Holder, "remove it") == note:
-            (path / HOLDER).unlink()
 
 
 def _is_open(path: Path, file: IO[bytes]) -> bool:

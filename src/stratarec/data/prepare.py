@@ -181,7 +181,7 @@ class _Run:
         recover(self.final, DATASET, lambda path: (path / MANIFEST).is_file())
         if overwrite:
             check_replaceable(self.final, DATASET)
-            if self.final.exists():
+            if state(self.final, DATASET) == "ours":
                 with held(self.final):  # whoever reads it is in the way now, and not only in the end
                     pass
         elif state(self.final, DATASET) == "free" and self.final.exists():
