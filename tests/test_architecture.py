@@ -15,6 +15,7 @@ ROOT = Path(stratarec.__file__).parent
 ROOMS = [
     ("testing",),
     ("cli",),
+    ("checking",),
     ("training",),
     ("recipe",),
     ("training.config",),
@@ -47,7 +48,9 @@ ROOMS = [
     ("jagged",),
     ("kernels",),
     ("tensors",),
-    ("artifacts", "hashes", "ownership", "replacing"),
+    ("hashes", "replacing"),
+    ("holding",),
+    ("artifacts", "ownership"),
     ("checks", "files", "finite", "progress", "sizes", "comparing", "limited_yaml"),
     ("naming", "opening"),
     ("errors",),

@@ -60,7 +60,7 @@ MISTAKES = [
     (["train"], r"the following arguments are required: recipe; see stratarec train --help"),
     (["train", "none.yaml"], r"cannot read the recipe none\.yaml: No such file or directory"),
     (["train", "folder"], r"cannot read the recipe folder: Is a directory"),
-    (["train", "/dev/null"], r"/dev/null is empty, expected a mapping"),
+    (["train", "/dev/null"], r"cannot read the recipe /dev/null: it is a device, expected a file"),
     (["train", "list.yaml"], r"list\.yaml: expected a mapping with name, data, model and train, got list"),
     (["train", "café.yaml"], r"café\.yaml is not valid YAML: line 1, column 8: expected the node content"),
     (["train", "no kind.yaml"], r"no kind\.yaml: model\.kind is missing, expected one of dlrm, dcnv2"),

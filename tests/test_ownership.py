@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -19,8 +20,9 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET
 from stratarec.data.prepare import WORK, prepare
 from stratarec.errors import ConfigError, StorageError, StrataError, TrainingError
+from stratarec.holding import held
 from stratarec.opening import temporary_name
-from stratarec.ownership import MARKER, claim, held, kind_of, state
+from stratarec.ownership import MARKER, claim, kind_of, state
 from stratarec.recipe import Recipe
 from stratarec.replacing import aside, set_aside
 from stratarec.training.directory import RUN
@@ -289,7 +291,7 @@ def test_two_at_a_time_in_one_directory_are_refused(
     before = contents(home)
     with held(busy):
         assert main([command, "-q", "r.yaml", *arguments]) == 2
-        assert "is in use by another process" in capsys.readouterr().err
+        assert f"is in use by process {os.getpid()} on {socket.gethostname()} since 20" in capsys.readouterr().err
     assert contents(home) == before
     assert main([command, "-q", "r.yaml", *arguments]) == 0
 

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 
 from stratarec.errors import DatasetError, StrataError
-from stratarec.files import write_json
-from stratarec.opening import open_regular
-
-LARGEST = 1 << 28
-"""Bytes of the largest JSON file that is read; a data set of a million row groups has a tenth of it."""
+from stratarec.files import read_json, write_json
 
 _SEAL = "hash"
 # Characters of a value that a message repeats.
@@ -72,7 +67,7 @@ def read_sealed(path: Path, model: type[M], advice: str, error: type[StrataError
 def unsealed(path: Path, known: int, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
     """What `write_sealed` wrote, of the format `known`; its fields are not checked."""
     content = read_object(path, advice, error)
-    if content.get("format") != known:
+    if content.get("format") != known or isinstance(content["format"], bool):
         raise error(f"{path}: format {_short(content.get('format'))}, expected {known}; {advice}")
     if content.pop(_SEAL, None) != digest(content):
         raise error(f"{path} was changed after it was written: its hash does not match; {advice}")
@@ -107,33 +102,16 @@ def _short(value: object) -> str:
 
 
 def read_object(path: Path, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
-    """The JSON object in a regular file of bounded size."""
+    """The JSON object in a regular file of bounded size, reached through no link."""
+    if path.is_symlink():
+        raise error(f"cannot read {path}: it is a link, which may lead anywhere; {advice}")
     try:
-        text = _read(path)
-    except OSError as fault:
-        raise error(f"cannot read {path}: {fault.strerror or fault}; {advice}") from fault
-    try:
-        content = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError) as fault:
-        reason = "nested too deeply" if isinstance(fault, RecursionError) else " ".join(str(fault).split())
-        raise error(f"{path} is damaged: not JSON ({reason}); {advice}") from fault
+        content = read_json(path)
+    except DatasetError as fault:
+        raise error(f"{fault}; {advice}") from fault
     if not isinstance(content, dict):
         raise error(f"{path}: expected an object, got {_short(content)}; {advice}")
     return content
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
-def _read(path: Path) -> bytes:
-    if path.is_symlink():
-        raise OSError("it is a link, which may lead anywhere")
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > LARGEST:
-            raise OSError(f"it has {size:,} bytes, expected at most {LARGEST:,}")
-        return file.read(LARGEST)
 
 
 def own_file(root: Path, relative: str) -> Path:

@@ -175,6 +175,15 @@ def export(args: argparse.Namespace) -> None:
         _say(f"exported {run(trained, output, program=args.program)}")
 
 
+def check(args: argparse.Namespace) -> None:
+    """Everything that can be checked of what StrataRec wrote."""
+    from stratarec.checking import check as run
+
+    for line in run(Path(args.path)):
+        print(line)
+    print(f"{args.path} is whole")
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; the usage is in --help."""
 
@@ -266,6 +275,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("data", nargs="?", help="another prepared data set with the same vocabularies")
     command.add_argument("--split", choices=_SPLITS, default="test", help="split to score (default: test)")
     command.add_argument("-o", "--output", help="Parquet file (default: in the run)")
+
+    command = add(
+        "check",
+        check,
+        "Read all of a data set, run, export or plan and check it: hashes, checksums, types, ranges.",
+        "stratarec check runs/demo",
+    )
+    command.add_argument("path", help="what StrataRec wrote")
 
     command = add(
         "export",

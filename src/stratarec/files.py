@@ -10,13 +10,16 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import polars as pl
 import xxhash
 
 from stratarec.errors import DatasetError, StorageError
 from stratarec.opening import create, open_regular, temporary_name
+
+LARGEST_JSON = 1 << 28
+"""Bytes of the largest JSON file that is read; what describes a million row groups has a tenth of it."""
 
 
 def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
@@ -113,11 +116,18 @@ def write_text(path: Path, text: str) -> None:
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
 def read_json(path: Path) -> Any:
     """The value in `path`; a damaged or missing file is a `DatasetError` that names it."""
     try:
         with open_regular(path) as file:
-            return json.loads(file.read().decode())
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_JSON:
+                raise DatasetError(f"cannot read {path}: it has {size:,} bytes, expected at most {LARGEST_JSON:,}")
+            return json.loads(file.read(size).decode(), parse_constant=_no_number)
     except OSError as error:
         raise DatasetError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from stratarec.errors import StorageError
 from stratarec.files import storage_error, sync, sync_tree
-from stratarec.ownership import MARKER, Kind, check_replaceable, entries, held, kind_of, state
+from stratarec.holding import held
+from stratarec.ownership import MARKER, Kind, check_replaceable, entries, kind_of, state
 
 
 def remove(path: Path) -> None:

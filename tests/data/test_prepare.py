@@ -154,7 +154,7 @@ def test_ids_are_ranked_by_training_lookups(tmp_path: Path) -> None:
     dataset = prepare(clicks_config(tmp_path))
     train = decoded(dataset, "train")
     lookups = Counter(train["item_id"].to_list()) + Counter(i for bag in train["history"] for i in bag)
-    table = pl.read_parquet(dataset.path / "vocabulary/item_id.parquet")
+    table = pl.read_parquet(dataset.path / dataset.vocabularies["item_id"].path)
     known = table.head(dataset.vocabularies["item_id"].values)
     assert known["count"].to_list() == sorted(known["count"].to_list(), reverse=True)
     assert dict(zip(known["value"], known["count"], strict=True)) == dict(lookups)

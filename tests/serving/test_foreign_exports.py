@@ -27,7 +27,7 @@ from stratarec import Scorer
 from stratarec.artifacts import write_sealed
 from stratarec.cli import main
 from stratarec.data.prepare import prepare
-from stratarec.errors import ExportError
+from stratarec.errors import DatasetError, ExportError
 from stratarec.files import file_hash
 from stratarec.recipe import Recipe
 from stratarec.serving.manifest import Manifest
@@ -534,20 +534,47 @@ def test_weights_that_overflow_give_an_error_and_no_score(copy: Path) -> None:
         Scorer.open(copy).score(FRAME)
 
 
-def test_a_vocabulary_that_is_a_link_is_not_exported(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(whole.parent / "run", tmp_path / "run"))
-    data = Path(shutil.copytree(whole.parent / "data", tmp_path / "data"))
-    content = json.loads((run / "recipe.json").read_text())
-    content["data"]["path"] = str(data)
-    (run / "recipe.json").write_text(json.dumps(content))
-    assert main(["export", "-q", str(run), "-o", str(tmp_path / "fine")]) == 0
-    path = next((data / "vocabulary").iterdir())
-    path.rename(tmp_path / "secret")
+def test_a_vocabulary_that_is_a_link_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log().write_parquet(tmp_path / "log.parquet")
+    made = recipe(tmp_path)
+    Trainer(made, prepare(made.data)).train()
+    path = next((tmp_path / "data" / "vocabulary").iterdir())
+    with open_run(tmp_path / "run") as trained:
+        path.rename(tmp_path / "secret")
+        path.symlink_to(tmp_path / "secret")
+        with pytest.raises(DatasetError, match="is a link"):
+            export(trained, tmp_path / "out")
+        path.unlink()
+        path.write_bytes((tmp_path / "secret").read_bytes()[:-1] + b"x")
+        with pytest.raises(DatasetError, match="its hash does not match"):
+            export(trained, tmp_path / "out")
+    path.unlink()
     path.symlink_to(tmp_path / "secret")
-    capsys.readouterr()
-    assert main(["export", "-q", str(run), "-o", str(tmp_path / "out")]) == 2
+    assert main(["export", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 2
     assert "is a link" in capsys.readouterr().err
-    assert not list(tmp_path.glob("*out*"))
-    assert not list(tmp_path.glob(".*"))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data", "log.parquet", "run", "secret"]
+
+
+def test_changed_bytes_with_hashes_that_fit_give_scores_or_one_error(copy: Path) -> None:
+    """Whoever can change a file can make its hash fit: what reads it must stand that."""
+    draws, seen = random.Random(11), {"scores": 0, "refused": 0}
+    for path in files(copy):
+        if path.name in ("manifest.json", "program.pt2", "README.txt"):
+            continue
+        whole = path.read_bytes()
+        for _ in range(FLIPS):
+            content = bytearray(whole)
+            for _ in range(draws.choice((1, 1, 3))):
+                content[draws.randrange(len(content))] = draws.choice((0, 1, 127, 128, 255, draws.randrange(256)))
+            path.write_bytes(content[: draws.choice((len(content), len(content), draws.randrange(len(content)))) or 1])
+            reseal(copy)
+            try:
+                found = Scorer.open(copy).score(FRAME)
+            except ExportError as error:
+                seen["refused"] += "\n" not in str(error) and len(str(error)) < 1000
+            else:
+                seen["scores"] += bool(((found >= 0) & (found <= 1)).all())
+        path.write_bytes(whole)
+        reseal(copy)
+    assert sum(seen.values()) == 4 * FLIPS
+    assert min(seen.values()) > 0

@@ -49,9 +49,10 @@ from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, merge_counts
 from stratarec.data.writing import write_shard, write_vocabulary
 from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
 from stratarec.files import make_directory, read_frame, read_json, reading, storage_error, write_atomic, write_json
+from stratarec.holding import held
 from stratarec.naming import file_name
 from stratarec.opening import remove_leftovers
-from stratarec.ownership import Kind, check_replaceable, claim, held, mark, named_directory, state
+from stratarec.ownership import Kind, check_replaceable, claim, entries, mark, named_directory, state
 from stratarec.progress import Progress, SilentProgress
 from stratarec.replacing import empty, recover, remove, replace
 
@@ -180,6 +181,9 @@ class _Run:
         recover(self.final, DATASET, lambda path: (path / MANIFEST).is_file())
         if overwrite:
             check_replaceable(self.final, DATASET)
+            if state(self.final, DATASET) == "ours":
+                with held(self.final):  # whoever reads it is in the way now, and not only in the end
+                    pass
         elif state(self.final, DATASET) == "free" and self.final.exists():
             raise DatasetError(f"{self.final} exists and is no prepared data set; name another data.path")
         return self.final.exists()
@@ -244,7 +248,7 @@ class _Run:
         """Make the work directory ready; true when an earlier run's work goes on."""
         path = self.work / "plan.json"
         resumed = self._is_ours(path) and not any(entry.is_symlink() for entry in self.work.rglob("*"))
-        if not resumed and sum(1 for _ in self.work.iterdir()) > 1:
+        if not resumed and len(entries(self.work)) > 1:
             self._start_anew(f"{self.work} is of other logs, settings or another version")
         make_directory(self.work / "source")
         if not resumed:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,13 @@ from stratarec.files import (
     temporary_directory,
 )
 from stratarec.finite import check_finite
+from stratarec.holding import lock
 from stratarec.models import CTRModel
+from stratarec.opening import open_regular, temporary_name
 from stratarec.tensors import read_tensors, write_tensors
 from stratarec.training.state import FORMAT, NETWORK, OPTIMIZER, State
 
+_STATE = "state.json"
 _FILES = (NETWORK, OPTIMIZER)
 _ADVICE = "use another checkpoint"
 _STEP = re.compile(r"step-\d{8,12}")
@@ -80,7 +84,7 @@ def save(
             write_tensors(temporary / name, tensors)
         hashes = {name: file_hash(temporary / name) for name in _FILES}
         tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
-        write_sealed(temporary / "state.json", {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
+        write_sealed(temporary / _STATE, {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
         replace_directory(temporary, final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -126,7 +130,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """``state.json`` of a checkpoint, each field of which is what `State` says."""
     if path.is_symlink():
         raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
-    found = read_sealed(path / "state.json", State, _ADVICE, CheckpointError)
+    found = read_sealed(path / _STATE, State, _ADVICE, CheckpointError)
     if of_step(path.parent, found.step) != path:
         raise CheckpointError(f"{path} is the checkpoint of step {found.step}; {_ADVICE}")
     return found.model_dump(mode="json", exclude_unset=True)
@@ -156,8 +160,21 @@ def steps(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.glob("step-*")
-        if _STEP.fullmatch(path.name) and not path.is_symlink() and (path / "state.json").is_file()
+        if _STEP.fullmatch(path.name) and not path.is_symlink() and (path / _STATE).is_file()
     )
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep a checkpoint from being pruned while it is read; `CheckpointError` where it is gone already."""
+    try:
+        file = open_regular(path / _STATE)
+    except OSError as error:
+        raise CheckpointError(f"{path} is gone: {error.strerror}; {_ADVICE}") from error
+    with file:
+        if not lock(file, shared=True) or not (path / _STATE).is_file():
+            raise CheckpointError(f"{path} is being removed; {_ADVICE}")
+        yield
 
 
 def recover(folder: Path) -> None:
@@ -171,10 +188,19 @@ def recover(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
-    """Remove all but the last `keep` checkpoints and those `protected`."""
+    """Remove all but the last `keep` checkpoints and those `protected`; one that is being read stays for now."""
     for path in steps(folder)[:-keep]:
         if path not in protected:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError), open_regular(path / _STATE) as file:
+        if lock(file):
+            # Gone at once: half of it would still look like a checkpoint.
+            leaving = temporary_name(path)
+            os.rename(path, leaving)
+            remove_tree(leaving)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

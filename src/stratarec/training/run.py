@@ -15,6 +15,7 @@ from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
+from stratarec.holding import held
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
 from stratarec.ownership import kind_of
@@ -110,14 +111,12 @@ class TrainedModel:
     dataset: Dataset
     model: CTRModel
     checkpoint: Path
-    scratch: tuple[Scratch, ...] = ()
-    """Where stores with files have them."""
+    resources: ExitStack
+    """What `close` gives back."""
 
     def close(self) -> None:
-        """Give back what the tables take, files too; the model is of no use afterwards."""
-        self.model.embeddings.close()
-        for each in self.scratch:
-            each.close()
+        """Give back what the tables take, files too, and the data set; the model is of no use afterwards."""
+        self.resources.close()
 
     def __enter__(self) -> TrainedModel:
         return self
@@ -145,8 +144,30 @@ def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: 
     if not (path / RECIPE).is_file():
         what = f"it is a {kind_of(path)}" if kind_of(path) not in ("", "run") else f"it has no {RECIPE}"
         raise CheckpointError(f"{path} is no run: {what}; name the directory that `train` wrote")
-    recipe = read_recipe(path)
-    found = chosen_checkpoint(path)
+    with ExitStack() as stack:
+        recipe, found = read_recipe(path), _hold_chosen(path, stack)
+        return _open(path, recipe, found, data, same_samples=same_samples)
+
+
+# How often a run may prune what is about to be read.
+_TRIES = 10
+
+
+def _hold_chosen(path: Path, stack: ExitStack) -> Path:
+    """The chosen checkpoint of a run that may go on meanwhile, which stays until `stack` is closed."""
+    for tries in range(_TRIES):
+        found = chosen_checkpoint(path)
+        try:
+            stack.enter_context(checkpoint.held(found))
+        except CheckpointError:
+            if tries == _TRIES - 1:
+                raise
+        else:
+            break
+    return found
+
+
+def _open(path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, same_samples: bool) -> TrainedModel:
     known = checkpoint.read_state(found)["identity"]
     own = _open_data(path, recipe, data)
     _check_model(found, identity(recipe, own), known)
@@ -162,14 +183,14 @@ def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: 
     # Stores with files are read in a directory of this process alone: the run itself may still be training.
     prefix, token = f"{recipe.place}-reading-", uuid.uuid4().hex[:12]
     with ExitStack() as stack:
-        scratch = tuple(Scratch(path, prefix, token) for path in _store_paths(recipe, plan))
-        for each in scratch:
-            stack.callback(each.close)
+        stack.enter_context(held(own.path, shared=True))
+        for place in _store_paths(recipe, plan):
+            stack.enter_context(Scratch(place, prefix, token))
         model = new_model(recipe, own, plan, prefix + token)
         stack.callback(model.embeddings.close)
         checkpoint.load(found).into(model)
-        stack.pop_all()
-    return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, scratch=scratch)
+        resources = stack.pop_all()
+    return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, resources=resources)
 
 
 def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:

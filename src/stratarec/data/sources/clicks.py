@@ -224,7 +224,7 @@ class ClicksSource:
         make_directory(workspace / "done")
         done = {int(path.stem) for path in (workspace / "done").glob("*.json")}
         # Pieces are finished in order, so the finished ones are a prefix.
-        for piece in parquet_pieces(self._files, columns, start=len(done)):
+        for piece in parquet_pieces(self._files, columns, config.max_row_group_bytes, start=len(done)):
             bad = BadRows(self._on_bad_row)
             frame = self._typed(piece.frame, self._files[piece.file].path, piece.first_row, bad)
             frame = frame.with_columns(pl.lit(piece.file, dtype=pl.Int32).alias(FILE))
