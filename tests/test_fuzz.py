@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzzing.artefacts import make
 
 import stratarec
-from fuzzing.artefacts import make
 
 CASES = int(os.environ.get("STRATAREC_FUZZ", "160"))
 SEED = int(os.environ.get("STRATAREC_FUZZ_SEED", "11"))
@@ -37,12 +37,13 @@ def run_cases(root: Path, work: Path, first: int, last: int) -> list[dict[str, A
         command = [sys.executable, "-m", "fuzzing.worker", *map(str, (root, work, SEED, first, last))]
         paths = [str(Path(stratarec.__file__).parents[1]), str(Path(__file__).parent)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
         lines = [json.loads(line) for line in ended.stdout.splitlines()]
         found += [line for line in lines if "fault" in line]
         if not ended.returncode:
             break
-        assert lines and "fault" not in lines[-1], ended.stderr  # of the fuzzer itself
+        assert lines, ended.stderr
+        assert "fault" not in lines[-1], ended.stderr  # of the fuzzer itself
         found.append({**lines[-1], "kind": "crash", "fault": f"exit {ended.returncode}: {ended.stderr[-3000:]}"})
         first = lines[-1]["case"] + 1
     return found

@@ -1,4 +1,4 @@
-"""Small artefacts of every kind, and what a user does with each: what comes of it is told from what came of it before."""
+"""Small artefacts of every kind, and what a user does with each: what comes of it is compared with what came before."""
 
 from __future__ import annotations
 

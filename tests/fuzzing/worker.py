@@ -18,6 +18,7 @@ from typing import Any
 from fuzzing.artefacts import ROWS, Artefact, artefacts
 from fuzzing.free import is_free
 from fuzzing.mutations import mutate
+
 from stratarec.errors import StrataError
 
 _SECONDS = 30
@@ -39,7 +40,12 @@ def main(root: Path, work: Path, seed: int, first: int, last: int) -> None:
         outcome, what, error = _run(artefact, root, work / f"case-{case}", draws)
         faulthandler.cancel_dump_traceback_later()
         kind, fault = _judge(what, outcome, expected[artefact.name], error)
-        print(json.dumps({"case": case, "fault": fault, "kind": kind, "what": what, "s": round(time.monotonic() - began, 2)}), flush=True)
+        print(
+            json.dumps(
+                {"case": case, "fault": fault, "kind": kind, "what": what, "s": round(time.monotonic() - began, 2)}
+            ),
+            flush=True,
+        )
 
 
 def _run(
