@@ -45,6 +45,8 @@ ROOMS = [
     ("embedding.optimizers",),
     ("embedding.schedules",),
     ("data",),
+    ("batch",),
+    ("inverse",),
     ("jagged",),
     ("kernels",),
     ("tensors",),

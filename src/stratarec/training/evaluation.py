@@ -37,7 +37,7 @@ def logits(
             for batch in loader.epoch(0):
                 check()
                 scores = model(batch).numpy()
-                yield batch.label.numpy(), scores, None if batch.group is None else batch.group.numpy()
+                yield batch.label.numpy(), scores, None if batch.user is None else batch.user.numpy()
                 progress.advance(batch.size)
     finally:
         progress.finish()

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from torch.utils.tensorboard import SummaryWriter
 
+from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
 from stratarec.embedding import Prefetcher, Prepared
 from stratarec.errors import Interrupted, TrainingError
 from stratarec.holding import held
-from stratarec.jagged import Batch
 from stratarec.models.dedup import Lookup
 from stratarec.models.outputs import autocast
 from stratarec.ownership import named_directory, state

@@ -22,11 +22,12 @@ from scipy.special import pdtrc
 from torch import Tensor
 from torch.nn import functional
 
+from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader
 from stratarec.embedding.tiers import TierConfig, cache_sets
 from stratarec.errors import StrataError
-from stratarec.jagged import Batch, InverseJagged
+from stratarec.inverse import InverseJagged
 from stratarec.kernels.compiling import watch_compiling
 from stratarec.models import CTRModel, build_model
 from stratarec.models.outputs import autocast
