@@ -15,7 +15,8 @@ from torch import Tensor
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
 from stratarec.jagged import JaggedTensor, KeyedJagged
-from stratarec.kernels.embedding import reference
+from stratarec.kernels.pooling import reference as pooling
+from stratarec.kernels.update import reference as update
 
 KINDS = ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam")
 
@@ -82,7 +83,7 @@ def test_lookups_equal_the_reference_bit_for_bit(seed: int, width: int, batch: i
     assert found.pooled_keys == ("a1", "a2", "b1", "c1")
     for key, table, mean in (("a1", "a", False), ("a2", "a", False), ("b1", "b", True), ("c1", "c", True)):
         part = features[key]
-        expected = reference.pool(module.table(table)["weight"], part.values, part.offsets, None, mean)
+        expected = pooling.pool(module.table(table)["weight"], part.values, part.offsets, None, mean)
         assert torch.equal(found[key], expected)
     assert torch.equal(found.sequences["as"].values, module.table("a")["weight"][features["as"].values.long()])
     assert torch.equal(found.sequences["as"].offsets, features["as"].offsets)
@@ -96,7 +97,7 @@ def test_weights_scale_lookups_and_get_gradients() -> None:
     part = jagged(np.random.default_rng(0), 20, 12, 4, torch.int64)
     weights = torch.rand(part.values.numel(), requires_grad=True)
     features = KeyedJagged(keys=("x",), values=part.values, offsets=part.offsets, batch_size=12, weights=weights)
-    expected = reference.pool(module.table("t")["weight"], part.values, part.offsets, weights, True)
+    expected = pooling.pool(module.table("t")["weight"], part.values, part.offsets, weights, True)
     pooled = module(features).pooled
     assert torch.equal(pooled, expected.detach())
     target = torch.rand_like(pooled)
@@ -123,9 +124,9 @@ def reference_step(
                         factor = 1.0 if part.weights is None else float(part.weights[i])
                         share = last - first if table.pooling == "mean" else 1
                         lookups.append((int(part.values[i]), gradient[b], factor / share))
-        for row, total in reference.row_gradients(lookups).items():
+        for row, total in update.row_gradients(lookups).items():
             views = {name: view[row] for name, view in state[table.name].items()}
-            reference.update_row(
+            update.update_row(
                 config.kind, views.pop("weight"), total, views, rate=rule.rate, eps=rule.eps, decay=rule.decay,
                 betas=(rule.beta1, rule.beta2), step=rule.step,
             )  # fmt: skip

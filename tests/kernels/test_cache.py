@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratarec.kernels import cache
+from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.cache.reference import TableCache
-from stratarec.kernels.embedding import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform, table_key
 
 ROWS = (500, 90)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from stratarec.kernels import cache, codec, records
+from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec.layout import KINDS, Layout
-from stratarec.kernels.embedding import BagBatch, GroupLayout
 from stratarec.kernels.random import table_key
 from stratarec.kernels.swap import swap
 

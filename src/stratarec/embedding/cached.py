@@ -29,8 +29,8 @@ from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables import Ids, Moment, Tables
 from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.jagged import KeyedJagged
+from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.cache import Staging
-from stratarec.kernels.embedding import BagBatch
 
 
 class CachedTables(Tables):

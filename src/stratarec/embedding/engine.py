@@ -27,13 +27,13 @@ from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Prepared
 from stratarec.embedding.saving import load_tables, save_tables
-from stratarec.embedding.slots import Gradients
 from stratarec.embedding.tables import Moment, Tables
 from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.memory import RECYCLER
+from stratarec.kernels.update import Gradients
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)

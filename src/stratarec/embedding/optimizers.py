@@ -1,6 +1,6 @@
 """Row optimizers: which state a row keeps, and the numbers of one step.
 
-The arithmetic is in `kernels.embedding`, fused into the backward pass.
+The arithmetic is in `kernels.update`, fused into the backward pass.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from stratarec.embedding.schedules import ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
-from stratarec.kernels.embedding import RowUpdate
+from stratarec.kernels.update import RowUpdate
 
 RowOptimizerKind = Literal["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam"]
 

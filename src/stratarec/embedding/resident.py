@@ -14,15 +14,16 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.rows import FloatRows, Indices
-from stratarec.embedding.slots import CpuSlots, Gradients
+from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.stores.chain import Chain
 from stratarec.embedding.stores.memory import allocate_bits, clear_bits, row_chunks, set_rows
 from stratarec.embedding.tables import Ids, Moment, Tables
 from stratarec.errors import TrainingError
 from stratarec.jagged import KeyedJagged
-from stratarec.kernels import embedding as kernel
+from stratarec.kernels.bags import mark_rows
 from stratarec.kernels.random import table_key
 from stratarec.kernels.records import set_bits
+from stratarec.kernels.update import Gradients, RowUpdate
 
 
 class ResidentTables(Tables):
@@ -62,12 +63,12 @@ class ResidentTables(Tables):
         """See `Tables.read`."""
         return self.pool(features, features.values.numpy(), out)
 
-    def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: kernel.RowUpdate) -> None:
+    def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: RowUpdate) -> None:
         """See `Tables.update`."""
         super().update(features, ids, gradients, rule)
         # Before the first checkpoint there is nothing that changes would be counted from.
         if self._chain.started:
-            kernel.mark_rows(self.layout, self.bags(features, ids), self._changed)
+            mark_rows(self.layout, self.bags(features, ids), self._changed)
 
     def table(self, name: str) -> dict[str, Tensor]:
         """See `Tables.table`."""

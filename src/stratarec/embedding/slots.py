@@ -8,8 +8,7 @@ that rows come to and leave.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,28 +18,14 @@ from torch import Tensor
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.rows import FloatRows, Indices
-from stratarec.kernels import cache, swap
-from stratarec.kernels import embedding as kernel
+from stratarec.kernels import cache, pooling, swap, update
+from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform
+from stratarec.kernels.update import Gradients, RowUpdate
 
 Records = NDArray[np.uint8]
 Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
 """Records in addressable memory ``[R, record_bytes]``, the bits of rows that were written, of those that changed."""
-
-
-class Gradients(NamedTuple):
-    """Gradients of what a group of tables gave.
-
-    Parameters
-    ----------
-    pooled : Tensor
-        ``[B, columns]`` float32, contiguous, of all groups' pooled output.
-    rows : sequence of Tensor
-        ``[N_f, D]`` of each of the group's sequence features, in order.
-    """
-
-    pooled: Tensor
-    rows: Sequence[Tensor]
 
 
 class SlotMemory(Protocol):
@@ -57,19 +42,17 @@ class SlotMemory(Protocol):
     def like(self, slots: int) -> SlotMemory:
         """Zeroed slots of the same width and state on the same device."""
 
-    def pool(self, layout: kernel.GroupLayout, bags: kernel.BagBatch, out: Tensor) -> int:
+    def pool(self, layout: GroupLayout, bags: BagBatch, out: Tensor) -> int:
         """Fill the group's columns of `out` ``[B, columns]``; the place of an id outside its table, or -1."""
 
-    def gather(self, layout: kernel.GroupLayout, bags: kernel.BagBatch, feature: int, out: Tensor) -> int:
+    def gather(self, layout: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
         """Fill `out` ``[N, D]`` with the rows of a sequence feature; returns as `pool` does."""
 
-    def update(
-        self, layout: kernel.GroupLayout, bags: kernel.BagBatch, gradients: Gradients, rule: kernel.RowUpdate
-    ) -> None:
+    def update(self, layout: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
         """One step of the row optimizer."""
 
     def weight_gradient(
-        self, layout: kernel.GroupLayout, bags: kernel.BagBatch, pooled: Tensor, out: Tensor
+        self, layout: GroupLayout, bags: BagBatch, pooled: Tensor, out: Tensor
     ) -> None:  # fmt: skip
         """Add the gradients of per-sample weights to `out` ``[N]``."""
 
@@ -118,8 +101,9 @@ class CpuSlots:
         self._optimizer = optimizer
         kept = {"row_state": bool(optimizer.row_state), "full_state": bool(optimizer.full_state)}
         self._rows = FloatRows.allocate(slots, width, **kept)
+        self._slots = update.Slots(self._rows.weights, self._rows.row_state, self._rows.full_state)
         self._kept = kept
-        self._workspace = kernel.Workspace()
+        self._workspace = update.Workspace()
         self.slots, self.width = slots, width
 
     @property
@@ -129,25 +113,19 @@ class CpuSlots:
     def like(self, slots: int) -> CpuSlots:
         return CpuSlots(slots, self.width, self._optimizer)
 
-    def pool(self, layout: kernel.GroupLayout, bags: kernel.BagBatch, out: Tensor) -> int:
-        return kernel.pool(self._rows.weights, layout, bags, out.numpy())
+    def pool(self, layout: GroupLayout, bags: BagBatch, out: Tensor) -> int:
+        return pooling.pool(self._rows.weights, layout, bags, out)
 
-    def gather(self, layout: kernel.GroupLayout, bags: kernel.BagBatch, feature: int, out: Tensor) -> int:
-        return kernel.gather(self._rows.weights, layout, bags, feature, out.numpy())
+    def gather(self, layout: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
+        return pooling.gather(self._rows.weights, layout, bags, feature, out)
 
-    def update(
-        self, layout: kernel.GroupLayout, bags: kernel.BagBatch, gradients: Gradients, rule: kernel.RowUpdate
-    ) -> None:
-        rows = self._rows
-        kernel.update(
-            rows.weights, rows.row_state, rows.full_state, layout, bags, gradients.pooled.numpy(),
-            *_flat(layout, gradients.rows), rule, self._workspace,
-        )  # fmt: skip
+    def update(self, layout: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
+        update.update(self._slots, layout, bags, gradients, rule, self._workspace)
 
     def weight_gradient(
-        self, layout: kernel.GroupLayout, bags: kernel.BagBatch, pooled: Tensor, out: Tensor
+        self, layout: GroupLayout, bags: BagBatch, pooled: Tensor, out: Tensor
     ) -> None:  # fmt: skip
-        kernel.weight_gradient(self._rows.weights, layout, bags, pooled.numpy(), out.numpy())
+        pooling.weight_gradient(self._rows.weights, layout, bags, pooled, out)
 
     def read(self, slots: Indices) -> FloatRows:
         found = FloatRows.allocate(len(slots), self.width, **self._kept)
@@ -194,17 +172,4 @@ class CpuSlots:
         self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
         home: Home, write: int,
     ) -> tuple[int, int] | None:  # fmt: skip
-        slots = self._rows.weights, self._rows.row_state, self._rows.full_state
-        return swap.swap(layout, staging, workspace, codec.layout, slots, home, write)
-
-
-_NO_ROWS = np.zeros(1, dtype=np.float32)
-
-
-def _flat(layout: kernel.GroupLayout, rows: Sequence[Tensor]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Gradients of the sequence features one after another, and where each feature's start."""
-    if not rows:
-        return _NO_ROWS, layout.nowhere
-    start = np.zeros(len(layout.sequence), dtype=np.int64)
-    start[np.flatnonzero(layout.sequence)] = np.cumsum([0, *(part.numel() for part in rows)])[:-1]
-    return torch.cat([part.reshape(-1) for part in rows]).numpy(), start
+        return swap.swap(layout, staging, workspace, codec.layout, self._slots, home, write)

@@ -19,11 +19,12 @@ from torch import Tensor
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.rows import FloatRows, Indices
-from stratarec.embedding.slots import Gradients, SlotMemory
+from stratarec.embedding.slots import SlotMemory
 from stratarec.errors import ConfigError
 from stratarec.jagged import KeyedJagged
-from stratarec.kernels import embedding as kernel
+from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.memory import RECYCLER
+from stratarec.kernels.update import Gradients, RowUpdate
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
 
@@ -93,7 +94,7 @@ class Tables(ABC):
         ]
         self.sequence_keys = tuple(name for table in configs for name in table.sequence_features)
         sizes = [len(table.feature_names) + len(table.sequence_features) for table in configs]
-        self.layout = kernel.GroupLayout(
+        self.layout = GroupLayout(
             width=memory.width,
             base=np.repeat(np.array(first_slot, dtype=np.int64), sizes),
             rows=np.repeat(np.array(slots, dtype=np.int64), sizes),
@@ -135,7 +136,7 @@ class Tables(ABC):
         """Fill these tables' columns of `out`; returns the rows of their sequence features."""
         return self._pool(self.bags(features, ids), self.memory, self.layout, out)
 
-    def _pool(self, bags: kernel.BagBatch, memory: SlotMemory, layout: kernel.GroupLayout, out: Tensor) -> list[Tensor]:
+    def _pool(self, bags: BagBatch, memory: SlotMemory, layout: GroupLayout, out: Tensor) -> list[Tensor]:
         self.check(bags, memory.pool(layout, bags, out))
         rows = []
         for feature in self._sequences:
@@ -145,7 +146,7 @@ class Tables(ABC):
             rows.append(gathered)
         return rows
 
-    def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: kernel.RowUpdate) -> None:
+    def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: RowUpdate) -> None:
         """Apply the row optimizer, given the gradients of what `pool` returned."""
         self.memory.update(self.layout, self.bags(features, ids), gradients, rule)
 
@@ -153,10 +154,10 @@ class Tables(ABC):
         """Add the gradients of per-sample weights to `out`."""
         self.memory.weight_gradient(self.layout, self.bags(features, ids), pooled, out)
 
-    def bags(self, features: KeyedJagged, ids: Ids) -> kernel.BagBatch:
+    def bags(self, features: KeyedJagged, ids: Ids) -> BagBatch:
         """These tables' share of a batch; `ids` are the batch's own or those that `stage` gave."""
         key = self._key_places(features.keys)
-        return kernel.BagBatch(
+        return BagBatch(
             values=ids,
             offsets=None if features.offsets is None else features.offsets.numpy(),
             weights=None if features.weights is None else features.weights.detach().numpy(),
@@ -173,7 +174,7 @@ class Tables(ABC):
             self._keys = keys
         return self._places
 
-    def check(self, bags: kernel.BagBatch, place: int) -> None:
+    def check(self, bags: BagBatch, place: int) -> None:
         """`ConfigError` that names feature and table of the id at `place`, unless that is -1."""
         if place < 0:
             return

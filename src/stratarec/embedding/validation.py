@@ -6,7 +6,7 @@ import torch
 
 from stratarec.errors import ConfigError
 from stratarec.jagged import KeyedJagged
-from stratarec.kernels.embedding import first_falling
+from stratarec.kernels.bags import first_falling
 
 _ID_TYPES = (torch.int32, torch.int64)
 

@@ -12,6 +12,7 @@ what else is there. So data on the leader's stack outlive every helper that look
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 from numba import njit, types
@@ -36,15 +37,19 @@ RING, LISTEN = 8, 9
 # The state of a job: helpers inside, how many more may enter, and what else is so.
 INSIDE, PLACE, PLACES, OPEN, WAITING, TAKEN = 0xFFFF, 1 << 16, 0xFFFF << 16, 1 << 32, 1 << 33, 1 << 34
 
-# Pauses (of 15 to 55 ns) before a helper without a job sleeps: kernels of a step follow one another closely, and
+# How long a helper without a job looks for another before it sleeps: kernels of a step follow one another closely, and
 # waking takes 50 us. Every so often it lets others have the core, torch's threads above all.
-HELPER_PAUSES, YIELD_PAUSES = 20000, 63
-# Pauses before a leader whose helper lost its core sleeps, too: then that core's other work can move to this one.
-LEADER_PAUSES = 20000
+HELPER_SPINS_NS = 2_000_000
+# How long a leader whose helper lost its core spins before it sleeps, too: then that core's other work can move here.
+LEADER_SPINS_NS = 300_000
+# Pauses, of 10 to 60 ns, between two looks at the clock.
+_PAUSES = 64
 
 _BODY = {"nogil": True, "cache": True, "error_model": "numpy"}
 _CPU_SET_WORDS = 16
 
+_clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
+_CLOCK = time.CLOCK_MONOTONIC if hasattr(time, "CLOCK_MONOTONIC") else 0
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
 _yield = types.ExternalFunction("sched_yield", types.int32())
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
@@ -64,6 +69,14 @@ def listen(board, line):
     word = np.zeros(1, np.int64)
     while _read(np.int32(board[line + LISTEN]), np.int64(word.ctypes.data), 8) != 8:
         pass
+
+
+@njit(**_BODY)
+def now():
+    """Nanoseconds of the system's clock."""
+    read = np.empty(2, np.int64)
+    _clock(np.int32(_CLOCK), np.int64(read.ctypes.data))
+    return read[0] * 1_000_000_000 + read[1]
 
 
 if sys.platform == "linux":
@@ -116,10 +129,14 @@ def claim(board):
 def close(board, job):
     """Let nobody else in, wait for those inside, and give the line back."""
     inside = atomics.keep(board, job, ~OPEN) & INSIDE
-    pauses = 0
-    while inside and pauses < LEADER_PAUSES:
+    pauses, until = 0, np.int64(0)
+    while inside:
         atomics.pause()
         pauses += 1
+        if pauses % _PAUSES == 0:
+            until = until if until else now() + LEADER_SPINS_NS
+            if now() > until:
+                break
         inside = atomics.read(board, job) & INSIDE
     if inside and atomics.mark(board, job, WAITING) & INSIDE:
         listen(board, job)
@@ -157,6 +174,19 @@ def help_with(board, job):
 
 
 @njit(**_BODY)
+def look_out(board, posted):
+    """Wait a little for another job than the first `posted`; whether there is one."""
+    until = now() + HELPER_SPINS_NS
+    while now() < until:
+        for _ in range(_PAUSES):
+            if atomics.read(board, POSTED) != posted:
+                return True
+            atomics.pause()
+        _yield()
+    return False
+
+
+@njit(**_BODY)
 def serve(board, line):
     """What a helper does until it is told to stop."""
     while atomics.read(board, STOPPED) == 0:
@@ -164,13 +194,7 @@ def serve(board, line):
         helped = False
         for job in range(FIRST_JOB, FIRST_HELPER, LINE):
             helped |= help_with(board, job)
-        pauses = 0
-        while not helped and pauses < HELPER_PAUSES and atomics.read(board, POSTED) == posted:
-            atomics.pause()
-            if pauses & YIELD_PAUSES == 0:
-                _yield()
-            pauses += 1
-        if helped or pauses < HELPER_PAUSES:
+        if helped or look_out(board, posted):
             continue
         atomics.write(board, line + ASLEEP, 1)
         news = atomics.read(board, POSTED) != posted or atomics.read(board, STOPPED)

@@ -17,6 +17,9 @@ _LIMITS = threading.local()
 # More tiles than threads even out what one of them is late with.
 _TILES_PER_THREAD = 4
 
+# That another thread looks up in less time than starting it takes.
+_ROWS_PER_THREAD = 512
+
 
 def limit_threads(most: int) -> None:
     """Let kernels that the calling Python thread starts use at most so many threads."""
@@ -27,6 +30,11 @@ def team_threads() -> int:
     """``torch.get_num_threads()`` within the calling Python thread's limit: for kernels that a team runs."""
     limit = getattr(_LIMITS, "most", numba.config.NUMBA_NUM_THREADS)
     return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, limit))
+
+
+def threads_for(rows: int) -> int:
+    """`team_threads`, or fewer where there are too few rows of a table to look up for so many to gain by it."""
+    return min(team_threads(), 1 + rows // _ROWS_PER_THREAD)
 
 
 def use_torch_threads() -> int:

@@ -8,6 +8,7 @@ over a row's gradients never leaves the registers.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from llvmlite import ir
 from numba import types
@@ -16,14 +17,17 @@ from numba.extending import intrinsic, models, register_model
 LANES = 16
 """float32 values in a cache line and in the widest vector register."""
 
+_WIDEST = 256
+
 _FLOAT = ir.FloatType()
 _I32 = ir.IntType(32)
 _I16 = ir.IntType(16)
 
 
+@cache
 def blocks(width: int) -> tuple[int, bool]:
     """The constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the row."""
-    whole = (width % LANES == 0 and width <= 256) or width in (1, 2, 4, 8)
+    whole = (width % LANES == 0 and width <= _WIDEST) or width in (1, 2, 4, 8)
     lanes = width if whole else next(lanes for lanes in (256, 128, 64, 32, 16, 8, 4, 2, 1) if width % lanes == 0)
     return lanes, whole
 

@@ -13,7 +13,7 @@ from stratarec.embedding.rows import Indices
 from stratarec.embedding.tiers import TableTier, cache_sets
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import cache as kernel
-from stratarec.kernels.embedding import BagBatch, GroupLayout
+from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import table_key
 
 MOST_ROWS = 2**31 - 2

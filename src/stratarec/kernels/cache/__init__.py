@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.kernels.bags import BagBatch, GroupLayout, lookups_by_table
 from stratarec.kernels.cache import cpu
-from stratarec.kernels.embedding import BagBatch, GroupLayout, lookups_by_table, offsets_or_empty
 from stratarec.kernels.lanes import PADDING
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.team import team_of
@@ -169,10 +169,9 @@ def stage(
     lists = workspace.prepare(lookups_by_table(group, lookups), layout)
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
-        team_of(team_threads()), lookups.values, offsets_or_empty(lookups), lookups.offsets is None,
-        lookups.batch, lookups.key, group.table_start, group.table_features, layout.rows, layout.slot_start,
-        layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.reach,
-        POLICIES[layout.policy], batch, horizon, out, workspace.room, workspace.order,
+        team_of(team_threads()), lookups.compiled, lookups.key, group.table_start, group.table_features, layout.rows,
+        layout.slot_start, layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts,
+        state.reach, POLICIES[layout.policy], batch, horizon, out, workspace.room, workspace.order,
         lists["pending"], lists["in_row"], lists["in_slot"], lists["in_victim"], lists["out_row"], lists["out_slot"],
         done.rows_in, done.victims, done.released, done.stuck, bad,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
+from stratarec.kernels.bags.cpu import Bags
 from stratarec.kernels.lanes import LANES, find_equal, least
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import GOLDEN, mix, row_key, unit
@@ -122,7 +123,7 @@ def touch(slot, batch, stamps, counts, policy):
 
 @njit(**BODY)
 def find_rows(
-    features, values, offsets, singles, batch_size, key, limit, start, sets, overflow_sets, reach, ways,
+    features, bags, key, limit, start, sets, overflow_sets, reach, ways,
     tags, stamps, counts, policy, batch, out, pending,
 ):  # fmt: skip
     """Translate one table's ids into slots where they are resident; the places of the others go to `pending`.
@@ -131,12 +132,13 @@ def find_rows(
     """
     misses = 0
     for f in features:
-        shift = key[f] * batch_size
-        begin, end = (shift, shift + batch_size) if singles else (offsets[shift], offsets[shift + batch_size])
+        begin, end = key[f] * bags.batch, (key[f] + 1) * bags.batch
+        if not bags.singles:
+            begin, end = bags.offsets[begin], bags.offsets[end]
         for i in range(U(begin), U(end)):
-            later = values[min(i + U(AHEAD), U(end) - U(1))]
+            later = bags.values[min(i + U(AHEAD), U(end) - U(1))]
             prefetch_set(tags, stamps, U(start) + spread(later, sets) * U(ways), ways)
-            row = values[i]
+            row = bags.values[i]
             if row < 0 or row >= limit:
                 return misses, np.int64(i)
             slot = find_slot(tags, start, sets, overflow_sets, ways, row, reach)
@@ -219,7 +221,7 @@ def bring_in(
 
 @njit(**BODY)
 def stage_tables(
-    member, counter, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+    member, counter, bags, key, table_start, table_features, rows, slot_start, sets,
     overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending, in_row,
     in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
 ):  # fmt: skip
@@ -237,7 +239,7 @@ def stage_tables(
         begin, end = room[t], room[t + 1]
         waiting = pending[begin:end]
         misses, bad[t] = find_rows(
-            features, values, offsets, singles, batch_size, key, rows[t], slot_start[t], sets[t], overflow_sets[t],
+            features, bags, key, rows[t], slot_start[t], sets[t], overflow_sets[t],
             reach[t], ways, tags, stamps, counts, policy, batch, out, waiting,
         )  # fmt: skip
         if bad[t] >= 0:
@@ -249,7 +251,7 @@ def stage_tables(
             )  # fmt: skip
             reach[t] *= stay
         rows_in[t], replaced, reach[t], stuck[t] = bring_in(
-            waiting, misses, values, slot_start[t], sets[t], overflow_sets[t], reach[t], ways, tags, stamps,
+            waiting, misses, bags.values, slot_start[t], sets[t], overflow_sets[t], reach[t], ways, tags, stamps,
             counts, policy, batch, horizon, out, in_row[begin:end], in_slot[begin:end], in_victim[begin:end],
             rows_in[t],
         )  # fmt: skip
@@ -258,14 +260,15 @@ def stage_tables(
 
 @njit(nogil=True, cache=True)
 def stage(
-    team, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+    team, bags, key, table_start, table_features, rows, slot_start, sets,
     overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending, in_row,
     in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
 ):  # fmt: skip
     """`stage_tables` by a team."""
+    bags = Bags(*bags)
     counter = np.zeros(1, np.int64)
     given = (
-        counter, values, offsets, singles, batch_size, key, table_start, table_features, rows, slot_start, sets,
+        counter, bags, key, table_start, table_features, rows, slot_start, sets,
         overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending,
         in_row, in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The embedding engine in plain torch: one bag, one lookup and one row at a time.
+"""The row optimizer in plain torch: one lookup and one row at a time.
 
 Everything is float32, in the order that the fast kernels keep, so the two can be compared bit for bit where no
 reduction over the width is involved.
@@ -8,19 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def pool(weight: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, mean: bool) -> Tensor:
-    """``[B, D]`` sum or mean of the rows of each bag; weight ``[R, D]``, values ``[N]``, offsets ``[B + 1]``."""
-    out = torch.zeros(offsets.numel() - 1, weight.shape[1])
-    for b in range(out.shape[0]):
-        first, last = int(offsets[b]), int(offsets[b + 1])
-        for i in range(first, last):
-            row = weight[int(values[i])]
-            out[b] += row if weights is None else weights[i] * row
-        if mean and last > first + 1:
-            out[b] *= torch.tensor(1.0) / (last - first)
-    return out
 
 
 def row_gradients(lookups: list[tuple[int, Tensor, float]]) -> dict[int, Tensor]:

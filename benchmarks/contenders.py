@@ -1,0 +1,147 @@
+"""The same embedding tables in three libraries: ours, FBGEMM's CPU operator and `torch.nn.EmbeddingBag`.
+
+FBGEMM's operator is called directly (`SplitTableBatchedEmbeddingBagsCodegen`, which TorchRec's fused
+`EmbeddingBagCollection` calls), so TorchRec's own overhead is not counted against it. `EmbeddingBag` gets sparse
+gradients and SGD, its cheapest sparse optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.registry import import_peer
+from benchmarks.timing import alternate
+from stratarec.data.sources.synthetic import EXPONENT
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.jagged import KeyedJagged
+
+RATE, EPS = 0.02, 1e-8
+_BATCHES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Tables of one width and what is looked up in them."""
+
+    sizes: Sequence[int]
+    """Rows of each table; each has one feature."""
+    width: int
+    batch: int
+    ids: int = 1
+    """Ids a bag on average; with more than one, bags hold 0 to twice as many."""
+    mean: bool = False
+    skew: str = "criteo"
+    """`uniform` ids, or with Criteo's skew; frequent rows first, as `prepare` ranks them."""
+
+    def bags(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Ids and ``[F B + 1]`` offsets of a batch, both int64."""
+        draws = np.random.default_rng(seed)
+        power = 1.0 if self.skew == "uniform" else EXPONENT
+        lengths = np.ones((len(self.sizes), self.batch), dtype=np.int64)
+        if self.ids > 1:
+            lengths = draws.integers(0, 2 * self.ids + 1, lengths.shape)
+        parts = [
+            np.minimum(rows * draws.random(int(count)) ** power, rows - 1).astype(np.int64)
+            for rows, count in zip(self.sizes, lengths.sum(1), strict=True)
+        ]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(offsets)
+
+
+def build_fbgemm(shape: Shape) -> Any:
+    """FBGEMM's operator with the tables of `shape`, on the CPU."""
+    fbgemm = import_peer("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    common = import_peer("fbgemm_gpu.split_embedding_configs")
+    pooling = import_peer("fbgemm_gpu.split_table_batched_embeddings_ops_common").PoolingMode
+    place = (fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)
+    return fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, shape.width, *place) for rows in shape.sizes],
+        optimizer=common.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        pooling_mode=pooling.MEAN if shape.mean else pooling.SUM,
+        learning_rate=RATE,
+        eps=EPS,
+    )
+
+
+class Contenders:
+    """The same tables three times, and some batches; a step takes the number of a batch."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.keys = tuple(f"f{i}" for i in range(len(shape.sizes)))
+        self.batches = [shape.bags(seed) for seed in range(_BATCHES)]
+        self.gradient = torch.randn(shape.batch, len(shape.sizes) * shape.width) * 1e-3
+        pooling = "mean" if shape.mean else "sum"
+        self.ours = TieredEmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    name=key, num_embeddings=rows, embedding_dim=shape.width, feature_names=(key,), pooling=pooling
+                )
+                for key, rows in zip(self.keys, shape.sizes, strict=True)
+            ],
+            optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS),
+        )
+        self.fbgemm = build_fbgemm(shape)
+        for key, weight in zip(self.keys, self.fbgemm.split_embedding_weights(), strict=True):
+            weight.copy_(self.ours.table(key)["weight"])
+        self.bags = [torch.nn.EmbeddingBag(rows, shape.width, mode=pooling, sparse=True) for rows in shape.sizes]
+        self.sgd = torch.optim.SGD([bag.weight for bag in self.bags], lr=RATE)
+
+    def step_ours(self, step: int) -> Tensor:
+        ids, offsets = self.batches[step % _BATCHES]
+        given = None if self.shape.ids == 1 else offsets
+        jagged = KeyedJagged(keys=self.keys, values=ids, offsets=given, batch_size=self.shape.batch)
+        pooled = self.ours(jagged).pooled
+        pooled.backward(self.gradient)
+        return pooled
+
+    def step_fbgemm(self, step: int) -> Tensor:
+        pooled: Tensor = self.fbgemm(*self.batches[step % _BATCHES])
+        pooled.backward(self.gradient)
+        return pooled
+
+    def step_bags(self, step: int) -> None:
+        self.sgd.zero_grad()
+        ids, offsets = self.batches[step % _BATCHES]
+        batch, parts = self.shape.batch, []
+        for f, bag in enumerate(self.bags):
+            starts = offsets[f * batch : (f + 1) * batch + 1]
+            parts.append(bag(ids[starts[0] : starts[-1]], starts[:-1] - starts[0]))
+        torch.cat(parts, dim=1).backward(self.gradient)
+        self.sgd.step()
+
+    def agree(self, steps: int = 10) -> None:
+        """Ours and FBGEMM's outputs and weights stay the same over some steps, or an error."""
+        for step in range(steps):
+            torch.testing.assert_close(self.step_ours(step), self.step_fbgemm(step), rtol=1e-5, atol=1e-5)
+        for key, weight in zip(self.keys, self.fbgemm.split_embedding_weights(), strict=True):
+            torch.testing.assert_close(self.ours.table(key)["weight"], weight, rtol=1e-5, atol=1e-5)
+
+
+def best_threads(step: Callable[[int], object], most: int, rounds: int = 5) -> int:
+    """The number of threads, up to `most`, at which steps are fastest."""
+    found = {}
+    for threads in range(1, most + 1):
+        torch.set_num_threads(threads)
+        found[threads] = median(alternate({"peer": step}, rounds)["peer"])
+    torch.set_num_threads(most)
+    return min(found, key=lambda threads: found[threads])
+
+
+def on_threads(step: Callable[[int], object], threads: int) -> Callable[[int], None]:
+    """`step` on so many threads, whatever the others run on."""
+
+    def run(number: int) -> None:
+        most = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        step(number)
+        torch.set_num_threads(most)
+
+    return run

@@ -1,0 +1,50 @@
+"""Pool rows of one width group into bags, look them up one by one, and the gradient of per-sample weights.
+
+Shapes: F features, B samples, N ids, D width, R rows of all the group's tables together. A bad id is never read
+through: what finds one says where it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.kernels.backends import backend
+from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.pooling import cpu
+
+Floats = NDArray[np.float32]
+_BACKENDS = {"cpu": cpu}
+
+
+def pool(weights: Floats, group: GroupLayout, bags: BagBatch, out: Tensor) -> int:
+    """Pool every pooled feature of the group into ``out[b, column[f]:column[f] + D]``.
+
+    Parameters
+    ----------
+    weights : ndarray
+        ``[R * D]`` float32.
+    out : Tensor
+        ``[B, columns]`` float32, contiguous, on the device whose kernel is to run.
+
+    Returns
+    -------
+    int
+        Place in `values` of an id outside its table, or -1.
+    """
+    if (isinstance(group.pooled, np.ndarray) and not len(group.pooled)) or not bags.batch:
+        return -1
+    return int(backend(_BACKENDS, out).pool(weights, group, bags, out))
+
+
+def gather(weights: Floats, group: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
+    """``out[i] = row of values[first + i]`` ``[N, D]`` for the ids of one sequence feature; returns as `pool` does."""
+    first, last = bags.span(feature)
+    bad = int(backend(_BACKENDS, out).gather(weights, group, bags.values[first:last], feature, out))
+    return bad if bad < 0 else first + bad
+
+
+def weight_gradient(weights: Floats, group: GroupLayout, bags: BagBatch, gradient: Tensor, out: Tensor) -> None:
+    """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight, given that of the output."""
+    backend(_BACKENDS, out).weight_gradient(weights, group, bags, gradient, out)

@@ -1,0 +1,278 @@
+"""Lookups on the processor: pool or gather rows of one width group.
+
+A group's tables lie one after another in one flat array: row r is ``weights[r * D:(r + 1) * D]``. Inner loops index
+flat arrays with unsigned integers. With signed ones Numba adds a test for negative indices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+from numba import literally, njit
+from numpy.typing import NDArray
+
+from stratarec.kernels.bags.cpu import Bags, Features, share
+from stratarec.kernels.rows import U, ahead_of, prefetch_row
+from stratarec.kernels.team import BODY, run_team, take, team_of
+from stratarec.kernels.threads import team_threads, threads_for, tile_size
+from stratarec.kernels.vector import add, blocks, broadcast, load, multiply, store, stream, total
+
+# Samples that a thread looks up at once: fewer than 64 rows a table start too often.
+_LEAST_TILE, _MOST_TILE = 64, 512
+# Rows of a task at least, where a batch is too small to be cut by samples alone.
+_TASK_ROWS = 128
+# Larger outputs are written past the caches: reading lines only to overwrite them took a tenth to a third of the time.
+_STREAM_BYTES = 4 << 20
+
+
+class Output(NamedTuple):
+    """Where pooled rows go: flat, floats from one sample to the next, and whether past the caches."""
+
+    out: NDArray[np.float32]
+    stride: int
+    streaming: bool
+
+
+class Tile(NamedTuple):
+    """What a task is: so many samples of so many features."""
+
+    samples: int
+    features: int
+
+
+@njit(**BODY)
+def copy_rows(lanes, weights, D, values, span, table, output, target):
+    """``out[target + i * stride:][:D]`` = row of values[first + i]. Returns the place of a bad id, or -1.
+
+    `span` is first and last place in `values`, `table` its first row and its rows.
+    """
+    literally(lanes)
+    origin, limit = table
+    start, last = U(span[0]), U(span[1])
+    final = last - U(1)
+    for i in range(start, min(start + ahead_of(D), last)):
+        prefetch_row(weights, U(origin + values[i]) * D, D)
+    place = U(target)
+    for i in range(start, last):
+        prefetch_row(weights, U(origin + values[min(i + ahead_of(D), final)]) * D, D)
+        index = values[i]
+        if U(index) >= U(limit):
+            return np.int64(i)
+        source = U(origin + index) * D
+        for block in range(U(0), D, U(lanes)):
+            row = load(weights, source + block, lanes)
+            if output.streaming:
+                stream(output.out, place + block, row)
+            else:
+                store(output.out, place + block, row)
+        place += U(output.stride)
+    return np.int64(-1)
+
+
+@njit(**BODY)
+def pool_singles(member, lanes, whole, counter, weights, width, bags, features, output, tile, bad):
+    """out[b * stride + column[f]:][:D] = row of the one id of bag (f, b), a tile at a time."""
+    literally(lanes)
+    D = U(lanes if whole else width)
+    groups = (len(features.key) + tile.features - 1) // tile.features
+    while True:
+        task = take(counter)
+        first = task // groups * tile.samples
+        if first >= bags.batch:
+            break
+        last = min(first + tile.samples, bags.batch)
+        begin = task % groups * tile.features
+        for f in range(begin, min(begin + tile.features, len(features.key))):
+            start = features.key[f] * bags.batch
+            found = copy_rows(
+                lanes, weights, D, bags.values, (start + first, start + last), (features.base[f], features.rows[f]),
+                output, first * output.stride + features.column[f],
+            )  # fmt: skip
+            bad[member] = max(bad[member], found)
+
+
+@njit(**BODY)
+def pool_bag(lanes, weights, D, bags, span, origin, factor, output, target):
+    """out[target:][:D] = the sum of the bag's rows, each by its weight, and all by `factor`."""
+    literally(lanes)
+    begin, end = span
+    for block in range(U(0), D, U(lanes)):
+        row = broadcast(np.float32(0.0), lanes)
+        for i in range(begin, end):
+            part = load(weights, U(origin + bags.values[i]) * D + block, lanes)
+            if bags.weighted:
+                part = multiply(broadcast(bags.weights[i], lanes), part)
+            row = add(row, part)
+        if factor != np.float32(1.0):
+            row = multiply(broadcast(factor, lanes), row)
+        store(output.out, target + block, row)
+
+
+@njit(**BODY)
+def pool_bags(member, lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad):
+    """As `pool_singles` for bags of any length: sum or mean of (weighted) rows; an empty bag gives zeros.
+
+    Of feature f only the first ``filled[f]`` bags are pooled.
+    """
+    literally(lanes)
+    D = U(lanes if whole else width)
+    count = len(features.key)
+    while True:
+        task = take(counter)
+        # A feature's long bags must not all fall to one member: a task is a tile of one feature.
+        f, first = task % count, task // count * tile.samples
+        if first >= bags.batch:
+            break
+        shift = features.key[f] * bags.batch
+        limit, origin = features.rows[f], features.base[f]
+        stop = bags.offsets[shift + bags.batch] - 1
+        for bag in range(shift + first, shift + min(first + tile.samples, filled[f])):
+            target = U((bag - shift) * output.stride + features.column[f])
+            begin, end = U(bags.offsets[bag]), U(bags.offsets[bag + 1])
+            for i in range(begin, end):
+                prefetch_row(weights, U(origin + bags.values[min(i + ahead_of(D), U(stop))]) * D, D)
+                if U(bags.values[i]) >= U(limit):
+                    bad[member] = i
+                    end = begin
+            factor = share(end - begin, features.mean[f])
+            pool_bag(lanes, weights, D, bags, (begin, end), origin, factor, output, target)
+
+
+@njit(**BODY)
+def gather_tiles(member, lanes, whole, counter, weights, width, values, table, output, tile, bad):
+    """out[i * D:][:D] = row of values[i]: an unpooled lookup in one table."""
+    literally(lanes)
+    D = U(lanes if whole else width)
+    while True:
+        first = take(counter) * tile
+        if first >= len(values):
+            break
+        span = (first, min(first + tile, len(values)))
+        found = copy_rows(lanes, weights, D, values, span, table, output, first * output.stride)
+        bad[member] = max(bad[member], found)
+
+
+@njit(**BODY)
+def weigh_tiles(member, lanes, whole, counter, weights, width, bags, features, gradient, tile, out):
+    """out[i] += gradient of bag(i) . row(values[i]) (divided by the bag's length for mean pooling)."""
+    literally(lanes)
+    D = U(lanes if whole else width)
+    count = len(features.key)
+    while True:
+        task = take(counter)
+        f, first = task % count, task // count * tile
+        if first >= bags.batch:
+            break
+        shift = features.key[f] * bags.batch
+        for bag in range(shift + first, shift + min(first + tile, bags.batch)):
+            factor = share(bags.offsets[bag + 1] - bags.offsets[bag], features.mean[f])
+            target = U((bag - shift) * gradient.stride + features.column[f])
+            for i in range(U(bags.offsets[bag]), U(bags.offsets[bag + 1])):
+                source = U(features.base[f] + bags.values[i]) * D
+                product = np.float32(0.0)
+                for block in range(U(0), D, U(lanes)):
+                    one, other = load(gradient.out, target + block, lanes), load(weights, source + block, lanes)
+                    product += total(multiply(one, other))
+                out[i] += factor * product
+
+
+@cache
+def kernels(lanes: int, whole: bool) -> SimpleNamespace:
+    """The lookups for rows in blocks of `lanes`; each is compiled at its first call and kept on disk.
+
+    They take plain tuples, which reach compiled code in a third of the time that named ones need.
+    """
+
+    @njit(nogil=True, cache=True)
+    def run_pool_singles(team, weights, width, bags, features, output, tile):
+        bags, features, output, tile = Bags(*bags), Features(*features), Output(*output), Tile(*tile)
+        counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
+        run_team(team, pool_singles, (lanes, whole, counter, weights, width, bags, features, output, tile, bad))
+        return bad.max()
+
+    @njit(nogil=True, cache=True)
+    def run_pool_bags(team, weights, width, bags, filled, features, output, tile):
+        bags, features, output, tile = Bags(*bags), Features(*features), Output(*output), Tile(*tile)
+        counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
+        run_team(team, pool_bags, (lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad))
+        return bad.max()
+
+    @njit(nogil=True, cache=True)
+    def run_gather(team, weights, width, values, table, output, tile):
+        output = Output(*output)
+        counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
+        run_team(team, gather_tiles, (lanes, whole, counter, weights, width, values, table, output, tile, bad))
+        return bad.max()
+
+    @njit(nogil=True, cache=True)
+    def run_weight_gradient(team, weights, width, bags, features, gradient, tile, out):
+        bags, features, gradient = Bags(*bags), Features(*features), Output(*gradient)
+        given = (lanes, whole, np.zeros(1, np.int64), weights, width, bags, features, gradient, tile, out)
+        run_team(team, weigh_tiles, given)
+
+    return SimpleNamespace(
+        pool_singles=run_pool_singles,
+        pool_bags=run_pool_bags,
+        gather=run_gather,
+        weight_gradient=run_weight_gradient,
+    )
+
+
+def pool(weights, group, bags, out):
+    """`pooling.pool` for arrays."""
+    features, given = group.pooled_features(bags), out.numpy()
+    threads, run = threads_for(len(bags.values)), kernels(*blocks(group.width))
+    stride, tile = given.shape[1], _tile(bags.batch, threads)
+    if bags.offsets is None and bags.weights is None:
+        streaming = given.nbytes >= _STREAM_BYTES and group.lines and not (stride % 16 or given.ctypes.data % 64)
+        output = given.reshape(-1), stride, streaming
+        shape = _shape(tile, bags.batch, len(features[0]), threads)
+        return run.pool_singles(team_of(threads), weights, group.width, bags.compiled, features, output, shape)
+    filled = np.full(len(features[0]), bags.batch) if bags.filled is None else bags.filled[group.pooled]
+    output = given.reshape(-1), stride, False
+    return run.pool_bags(
+        team_of(threads), weights, group.width, _with_offsets(bags).compiled, filled, features, output,
+        (tile, 1),
+    )  # fmt: skip
+
+
+def gather(weights, group, values, feature, out):
+    """`pooling.gather` for arrays."""
+    threads = threads_for(len(values))
+    table = (group.base[feature], group.rows[feature])
+    return kernels(*blocks(group.width)).gather(
+        team_of(threads), weights, group.width, values, table, (out.numpy().reshape(-1), group.width, False),
+        _tile(len(values), threads),
+    )  # fmt: skip
+
+
+def weight_gradient(weights, group, bags, gradient, out):
+    """`pooling.weight_gradient` for arrays."""
+    threads, given = team_threads(), gradient.numpy()
+    kernels(*blocks(group.width)).weight_gradient(
+        team_of(threads), weights, group.width, _with_offsets(bags).compiled, group.pooled_features(bags),
+        (given.reshape(-1), given.shape[1], False), _tile(bags.batch, threads), out.numpy(),
+    )  # fmt: skip
+
+
+def _tile(count, threads):
+    return tile_size(count, threads, least=_LEAST_TILE, most=_MOST_TILE)
+
+
+def _shape(tile, batch, features, threads):
+    """Tiles of all features; of some of them where that would be too few tasks to share."""
+    tiles = -(-batch // tile)
+    if threads == 1 or tiles >= 4 * threads:
+        return tile, features
+    share = -(-features * tiles // (4 * threads))
+    return tile, min(max(share, -(-_TASK_ROWS // min(tile, batch))), features)
+
+
+def _with_offsets(bags):
+    if bags.offsets is not None:
+        return bags
+    return replace(bags, offsets=np.arange(len(bags.values) + 1, dtype=np.int64))

@@ -1,0 +1,89 @@
+"""Sum the gradients of every distinct row of one width group and apply the row optimizer in place.
+
+Shapes: F features, B samples, N ids, D width, R rows of all the group's tables together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.kernels.backends import backend
+from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.update import cpu
+
+_BACKENDS = {"cpu": cpu}
+
+
+class Slots(NamedTuple):
+    """Rows and their state, float32.
+
+    Parameters
+    ----------
+    weights : ndarray
+        ``[R * D]``.
+    row_state, full_state : ndarray
+        ``[R]`` and ``[R * D]``, or of any size where the rule keeps no such state.
+    """
+
+    weights: NDArray[np.float32]
+    row_state: NDArray[np.float32]
+    full_state: NDArray[np.float32]
+
+
+class Gradients(NamedTuple):
+    """Gradients of what a group of tables gave.
+
+    Parameters
+    ----------
+    pooled : Tensor
+        ``[B, columns]`` float32, contiguous, of all groups' pooled output.
+    rows : sequence of Tensor
+        ``[N_f, D]`` of each of the group's sequence features, in order.
+    """
+
+    pooled: Tensor
+    rows: Sequence[Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowUpdate:
+    """Which row optimizer, and its numbers at this step."""
+
+    kind: str
+    rate: float
+    eps: float
+    decay: float
+    beta1: float
+    beta2: float
+    step: int
+
+
+class Workspace:
+    """Scratch of `update` that is kept from step to step; it grows to the largest batch met."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+        """What the device's kernels keep."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it has taken."""
+        return 0 if self.kept is None else int(self.kept.nbytes)
+
+
+def update(
+    slots: Slots, group: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate, workspace: Workspace
+) -> None:
+    """One step of the row optimizer, in place; gradients are summed in ascending order of lookup position.
+
+    Notes
+    -----
+    The bits do not depend on the number of threads: every row is summed and updated by one thread.
+    """
+    backend(_BACKENDS, gradients.pooled).update(slots, group, bags, gradients, rule, workspace)

@@ -1,0 +1,216 @@
+"""The row optimizer's step on the processor.
+
+A row's gradients are summed in ascending order of lookup position, starting from the first, by one thread: its bits
+depend neither on the number of threads nor on which of the two ways below its table takes.
+
+- A table that fits the second cache beside what it is summed in is summed there directly, lookup after lookup.
+- For any other table the lookups are first grouped by row (an open-addressing map, then a stable counting sort), and
+  each row's sum stays in registers.
+
+Tables' arrays are those of `pooling.cpu`. A lookup's gradient starts at its `source`; in a table with one feature of
+one unweighted id a bag it is ``b * stride + column``, and nothing needs to be listed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+from numba import literally, njit
+from numpy.typing import NDArray
+
+from stratarec.kernels.bags import lookups_by_table
+from stratarec.kernels.bags.cpu import Bags, Features
+from stratarec.kernels.rows import U, ahead_of, prefetch_row
+from stratarec.kernels.team import BODY, run_team, take, team_of
+from stratarec.kernels.threads import threads_for
+from stratarec.kernels.update.lists import Given, Scratch, group, list_lookups, list_singles, sort_by_row
+from stratarec.kernels.update.rules import Rule, compiled, prefetch_state, update_row
+from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, Tasks, kept_for
+from stratarec.kernels.vector import add, blocks, broadcast, load, multiply, store
+
+
+class Sources(NamedTuple):
+    """Where gradients are: `plain` ones follow from the lookup's number, others are listed and maybe `scaled`."""
+
+    plain: bool
+    scaled: bool
+    column: np.uint64
+    stride: np.uint64
+    of: NDArray[np.int64]
+    scale: NDArray[np.float32]
+    pooled: NDArray[np.float32]
+    rows: NDArray[np.float32]
+
+
+@njit(**BODY)
+def gradient_of(lanes, i, block, sources):
+    """A block of the i-th lookup's scaled gradient."""
+    literally(lanes)
+    if sources.plain:
+        return load(sources.pooled, i * sources.stride + sources.column + block, lanes)
+    source = sources.of[i]
+    if source < 0:
+        return load(sources.rows, U(~source) + block, lanes)
+    found = load(sources.pooled, U(source) + block, lanes)
+    return multiply(broadcast(sources.scale[i], lanes), found) if sources.scaled else found
+
+
+@njit(**BODY)
+def prefetch_gradient(i, D, sources):
+    """Ask for the i-th lookup's gradient; those of sequences follow one another, which the machine sees itself."""
+    if sources.plain:
+        prefetch_row(sources.pooled, i * sources.stride + sources.column, D)
+    elif sources.of[i] >= 0:
+        prefetch_row(sources.pooled, U(sources.of[i]), D)
+
+
+@njit(**BODY)
+def sum_dense(lanes, ids, lookups, D, own, sources):
+    """``dense[r * D:][:D] += gradient`` for every lookup of row r, in order."""
+    literally(lanes)
+    for i in range(lookups):
+        prefetch_gradient(min(i + ahead_of(D), lookups - U(1)), D, sources)
+        row = U(ids[i])
+        own.touched[row] = 1
+        for block in range(U(0), D, U(lanes)):
+            place = row * D + block
+            store(own.dense, place, add(load(own.dense, place, lanes), gradient_of(lanes, i, block, sources)))
+
+
+@njit(**BODY)
+def apply_dense(lanes, limit, origin, D, slots, own, rule):
+    """Update the rows that `sum_dense` touched and leave its arrays as it found them."""
+    literally(lanes)
+    for row in range(U(limit)):
+        if own.touched[row]:
+            own.touched[row] = 0
+            update_row(lanes, rule, slots, origin + row, D, own.dense, row * D)
+            for block in range(U(0), D, U(lanes)):
+                store(own.dense, row * D + block, broadcast(NOTHING, lanes))
+
+
+@njit(**BODY)
+def sum_row(lanes, span, D, own, sources):
+    """``row_sum`` = the gradients of the lookups that ``order[span]`` lists, in that order."""
+    literally(lanes)
+    begin, end = span
+    for block in range(U(0), D, U(lanes)):
+        found = gradient_of(lanes, U(own.order[begin]), block, sources)
+        for i in range(begin + U(1), end):
+            found = add(found, gradient_of(lanes, U(own.order[i]), block, sources))
+        store(own.row_sum, block, found)
+
+
+@njit(**BODY)
+def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, rule):
+    """Sum each distinct row's gradients in order and update the row."""
+    literally(lanes)
+    begin = U(0)
+    for u in range(distinct):
+        ahead = origin + U(own.row_of[min(u + ahead_of(D) // U(2), distinct - U(1))])
+        prefetch_state(rule.kind, slots, ahead, D)
+        end = U(own.count_of[u])
+        for i in range(begin, end):
+            prefetch_gradient(U(own.order[min(i + ahead_of(D), lookups - U(1))]), D, sources)
+        sum_row(lanes, (begin, end), D, own, sources)
+        begin = end
+        update_row(lanes, rule, slots, origin + U(own.row_of[u]), D, own.row_sum, U(0))
+
+
+@njit(**BODY)
+def own_part(work, m):
+    """A member's row of every array of the workspace."""
+    return Scratch(
+        work.index_of[m], work.slot_of[m], work.listed[m], work.source_of[m], work.scale_of[m], work.order[m],
+        work.row_of[m], work.count_of[m], work.row_sum[m], work.dense[m], work.touched[m],
+    )  # fmt: skip
+
+
+@njit(**BODY)
+def update_tables(
+    member, lanes, whole, counter, width, slots, bags, features, tables, tasks, gradients, work, rule
+):  # fmt: skip
+    """Take tasks until none is left: a table, or a part of its rows.
+
+    No row belongs to two tasks. `tables` has start, features and number of lookups of each.
+    """
+    literally(lanes)
+    D, own = U(lanes if whole else width), own_part(work, member)
+    table_start, table_features, table_lookups = tables
+    while True:
+        task = take(counter)
+        if task >= len(tasks.table):
+            break
+        table, part = tasks.table[task], (tasks.part[task], tasks.parts[task])
+        these = table_features[table_start[table] : table_start[table + 1]]
+        f = these[0]
+        origin, limit, lookups = U(features.base[f]), features.rows[f], U(table_lookups[table])
+        simple = bags.singles and not bags.weighted and len(these) == 1 and not features.sequence[f]
+        plain, first = simple and part[1] == 1, features.key[f] * bags.batch
+        ids = bags.values[first : first + bags.batch] if plain else own.listed
+        if not plain:
+            if simple:
+                lookups = list_singles(bags, first, features.column[f], part, gradients, own)
+            else:
+                lookups = list_lookups(these, part, bags, features, gradients, width, own)
+        if lookups == 0:
+            continue
+        sources = Sources(
+            plain, not simple, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
+            gradients.pooled, gradients.rows,
+        )  # fmt: skip
+        for i in range(min(ahead_of(D), lookups)):
+            prefetch_gradient(i, D, sources)
+        if limit * width <= DENSE_FLOATS and limit <= 4 * lookups:
+            sum_dense(lanes, ids, lookups, D, own, sources)
+            apply_dense(lanes, limit, origin, D, slots, own, rule)
+            continue
+        distinct = group(ids, lookups, limit, own)
+        sort_by_row(lookups, distinct, own)
+        apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, rule)
+
+
+@cache
+def kernels(lanes: int, whole: bool) -> SimpleNamespace:
+    """The update for rows in blocks of `lanes`, compiled at its first call and kept on disk."""
+
+    @njit(nogil=True, cache=True)
+    def run_update(team, width, slots, bags, features, tables, tasks, gradients, work, rule):
+        given = (
+            lanes, whole, np.zeros(1, np.int64), width, slots, Bags(*bags), Features(*features), tables, Tasks(*tasks),
+            Given(*gradients), Scratch(*work), Rule(*rule),
+        )  # fmt: skip
+        run_team(team, update_tables, given)
+
+    return SimpleNamespace(update=run_update)
+
+
+def update(slots, layout, bags, gradients, rule, workspace):
+    """`update.update` for arrays."""
+    counts = lookups_by_table(layout, bags)
+    if not counts.any():
+        return
+    threads, kept = threads_for(int(counts.sum())), kept_for(workspace)
+    tables = (layout.table_start, layout.table_features, counts)
+    tasks = kept.tasks(layout, counts, threads)
+    work = kept.scratch(threads, int(counts.max()), layout.width, bags.values.dtype)
+    kernels(*blocks(layout.width)).update(
+        team_of(threads), layout.width, tuple(slots), bags.compiled, layout.features(bags), tables, tuple(tasks),
+        _given(layout, gradients), tuple(work), compiled(rule),
+    )  # fmt: skip
+
+
+_NO_ROWS = np.zeros(1, dtype=np.float32)
+
+
+def _given(layout, gradients):
+    """Gradients of the sequence features one after another, and where each feature's start."""
+    pooled, rows, start = gradients.pooled.numpy(), _NO_ROWS, layout.nowhere
+    if gradients.rows:
+        start = np.zeros(len(layout.sequence), dtype=np.int64)
+        start[np.flatnonzero(layout.sequence)] = np.cumsum([0, *(part.numel() for part in gradients.rows)])[:-1]
+        rows = np.concatenate([part.numpy().reshape(-1) for part in gradients.rows])
+    return pooled.reshape(-1), pooled.shape[1], rows, start

@@ -1,0 +1,113 @@
+"""What an update keeps from step to step on the processor: the order of its tasks and each thread's scratch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.kernels.bags import GroupLayout
+from stratarec.kernels.memory import allocate
+from stratarec.kernels.update.lists import Scratch
+
+DENSE_FLOATS = 1 << 17
+"""Floats of a member's dense sums; half of a second cache of 1 MiB, the rows themselves being the other half."""
+NOTHING = np.float32(-0.0)
+"""Adding to it gives any number's own bits, as starting from that number would; +0.0 would change -0.0."""
+_PAGE_FLOATS = 1024
+
+
+class Tasks(NamedTuple):
+    """Table, part and number of parts of each task, in the order in which threads take them."""
+
+    table: NDArray[np.int64]
+    part: NDArray[np.int64]
+    parts: NDArray[np.int64]
+
+
+def schedule(costs: list[float], threads: int) -> Tasks:
+    """Tables in descending order of cost; large ones are cut into parts by row."""
+    fair = sum(costs) / max(threads, 1)
+    tasks = []
+    for table, cost in enumerate(costs):
+        parts = threads if cost > fair / 2 else 1
+        tasks += [(-cost / parts, table, part, parts) for part in range(parts)]
+    dealt = np.array([task for _, *task in sorted(tasks)], dtype=np.int64).reshape(-1, 3)
+    return Tasks(*(dealt[:, column].copy() for column in range(3)))
+
+
+def shapes(lookups: int, width: int, ids: np.dtype[Any]) -> dict[str, tuple[int, Any]]:
+    """Elements and type of each array of a thread's scratch for up to `lookups` lookups of a table."""
+    capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
+    return {
+        "index_of": (2 * capacity, np.int32),
+        "slot_of": (capacity, np.int32),
+        "listed": (capacity, ids),
+        "source_of": (capacity, np.int64),
+        "scale_of": (capacity, np.float32),
+        "order": (capacity, np.int32),
+        "row_of": (capacity, np.uint64),
+        "count_of": (capacity, np.int32),
+        # Whole pages: no cache line is shared between threads, no row straddles two.
+        "row_sum": (-(-width // _PAGE_FLOATS) * _PAGE_FLOATS, np.float32),
+        "dense": (DENSE_FLOATS, np.float32),
+        "touched": (DENSE_FLOATS, np.uint8),
+    }
+
+
+def scratch_bytes(threads: int, lookups: int, width: int) -> int:
+    """Bytes of the scratch of an update of up to `lookups` lookups of a table, their ids being int64."""
+    sizes = shapes(lookups, width, np.dtype(np.int64)).values()
+    return threads * sum(size * int(np.dtype(kind).itemsize) for size, kind in sizes)
+
+
+class Kept:
+    """The scratch of the largest batch met, and the tasks of the last one."""
+
+    def __init__(self) -> None:
+        self._arrays: Scratch | None = None
+        self._tasks: dict[tuple[int, bytes], Tasks] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the scratch."""
+        return 0 if self._arrays is None else sum(array.nbytes for array in self._arrays)
+
+    def tasks(self, group: GroupLayout, counts: NDArray[np.int64], threads: int) -> Tasks:
+        """`schedule` for these numbers of lookups; kept, since batches without jagged features repeat them."""
+        key = (threads, counts.tobytes())
+        if key not in self._tasks:
+            rows = group.rows[group.table_features[group.table_start[:-1]]]
+            # A lookup adds one gradient row; a distinct row also reads and writes a row of the table.
+            costs = (counts + 2 * np.minimum(counts, rows)).astype(float).tolist()
+            self._tasks = {key: schedule(costs, threads)}
+        return self._tasks[key]
+
+    def scratch(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> Scratch:
+        """Arrays for `threads` threads and up to `lookups` lookups of a table, whose ids are of type `ids`."""
+        have = self._arrays
+        if have is not None and have.order.shape[0] >= threads and have.order.shape[1] >= lookups:
+            if have.listed.dtype != ids:
+                self._arrays = have = have._replace(listed=np.empty(have.order.shape, dtype=ids))
+            return have
+        arrays: dict[str, Any] = {
+            name: allocate(threads * size).reshape(threads, size)
+            if kind is np.float32
+            else np.empty((threads, size), kind)
+            for name, (size, kind) in shapes(lookups, width, ids).items()
+        }
+        made = Scratch(**arrays)
+        made.index_of.fill(-1)
+        made.dense.fill(NOTHING)
+        made.touched.fill(0)
+        self._arrays = made
+        return made
+
+
+def kept_for(workspace: Any) -> Kept:
+    """What the workspace keeps, made when it is first used."""
+    if workspace.kept is None:
+        workspace.kept = Kept()
+    kept: Kept = workspace.kept
+    return kept
