@@ -72,7 +72,8 @@ def plan(args: argparse.Namespace) -> None:
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
-    made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
+    with dataset.held():
+        made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
     if args.json:
         print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
     else:
@@ -94,7 +95,8 @@ def profile(args: argparse.Namespace) -> None:
     beside = dataset.path.resolve()
     output = Path(args.output or beside.with_name(f"{beside.name}-profile.html"))
     check_output(output)
-    found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
+    with dataset.held():
+        found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
     print_profile(found)
     write_profile(output, found)
     _say(f"report {output}")

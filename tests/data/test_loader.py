@@ -43,10 +43,10 @@ def equal(one: Batch, other: Batch) -> bool:
     pairs.append((one.user, other.user))
     for left, right in [
         (one.sparse, other.sparse),
-        *((a.bags(), b.bags()) for a, b in zip(one.users, other.users, strict=True)),
+        *((a.bags(), b.bags()) for a, b in zip(one.groups, other.groups, strict=True)),
     ]:
         pairs += [(left.values, right.values), (left.bag_offsets(), right.bag_offsets())]
-    pairs += [(a.inverse, b.inverse) for a, b in zip(one.users, other.users, strict=True)]
+    pairs += [(a.inverse, b.inverse) for a, b in zip(one.groups, other.groups, strict=True)]
     return all(torch.equal(left, right) for left, right in pairs)
 
 

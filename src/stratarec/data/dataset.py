@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ from stratarec.data.splits import SPLITS
 from stratarec.errors import DatasetError
 from stratarec.files import reading
 from stratarec.hashes import file_hashes
+from stratarec.holding import held
 from stratarec.ownership import MARKER, kind_of
 
 Verify = Literal["full", "all", "used"]
@@ -86,6 +88,22 @@ class Dataset:
         if verify != "used":
             dataset._require(files, fresh=verify == "full")
         return dataset
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the data set from being replaced while it is read.
+
+        Raises
+        ------
+        StorageError
+            When it is being replaced.
+        DatasetError
+            When it was, since it was opened, by one that holds something else.
+        """
+        with held(self.path, shared=True):
+            if Manifest.read(self.path).fingerprint != self.fingerprint:
+                raise DatasetError(f"{self.path} was prepared anew while it was opened; start again")
+            yield
 
     def _check_size(self, entry: StoredFile) -> None:
         try:

@@ -15,7 +15,6 @@ from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
-from stratarec.holding import held
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
 from stratarec.ownership import kind_of
@@ -183,7 +182,7 @@ def _open(path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, s
     # Stores with files are read in a directory of this process alone: the run itself may still be training.
     prefix, token = f"{recipe.place}-reading-", uuid.uuid4().hex[:12]
     with ExitStack() as stack:
-        stack.enter_context(held(own.path, shared=True))
+        stack.enter_context(own.held())
         for place in _store_paths(recipe, plan):
             stack.enter_context(Scratch(place, prefix, token))
         model = new_model(recipe, own, plan, prefix + token)

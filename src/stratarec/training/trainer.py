@@ -24,7 +24,6 @@ from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
 from stratarec.embedding import Prefetcher, Prepared
 from stratarec.errors import Interrupted, TrainingError
-from stratarec.holding import held
 from stratarec.models.dedup import Lookup
 from stratarec.models.outputs import autocast
 from stratarec.ownership import named_directory, state
@@ -143,7 +142,7 @@ class Trainer:
         try:
             with (
                 torch_settings(threads=self.config.threads, seed=self.config.seed),
-                held(self.dataset.path, shared=True),
+                self.dataset.held(),
                 self.directory.opened(resume=resume, overwrite=overwrite) as found,
             ):
                 if resume and found is None:
