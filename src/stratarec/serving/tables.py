@@ -11,7 +11,8 @@ from torch import Tensor
 
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.jagged import KeyedJagged
-from stratarec.kernels import embedding as kernel
+from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.pooling import gather, pool
 from stratarec.models.dedup import History, Windows
 
 Floats = NDArray[np.float32]
@@ -33,7 +34,7 @@ class ReadOnlyTables:
         self, configs: Sequence[EmbeddingBagConfig], weights: Mapping[str, Floats], histories: Sequence[str]
     ) -> None:
         self._histories = tuple(histories)
-        self._tables: list[tuple[tuple[str, ...], kernel.GroupLayout, Floats]] = []
+        self._tables: list[tuple[tuple[str, ...], GroupLayout, Floats]] = []
         column = 0
         for table in configs:
             names = (*table.feature_names, *table.sequence_features)
@@ -49,26 +50,26 @@ class ReadOnlyTables:
         pooled, offsets = torch.empty(features.batch_size, self.columns), features.bag_offsets()
         rows: dict[str, Tensor] = {}
         for names, layout, weights in self._tables:
-            bags = kernel.BagBatch(
+            bags = BagBatch(
                 values=features.values.numpy(),
                 offsets=offsets.numpy(),
                 weights=None,
                 batch=features.batch_size,
                 key=np.array([features.keys.index(name) for name in names], dtype=np.int64),
             )
-            wrong = [kernel.pool(weights, layout, bags, pooled.numpy())]
+            wrong = [pool(weights, layout, bags, pooled)]
             for place in np.flatnonzero(layout.sequence):
                 first, last = bags.span(int(place))
                 rows[names[place]] = torch.empty(last - first, layout.width)
-                wrong.append(kernel.gather(weights, layout, bags, int(place), rows[names[place]].numpy()))
+                wrong.append(gather(weights, layout, bags, int(place), rows[names[place]]))
             assert max(wrong) < 0, "an id outside its table"
         return pooled, [_history(rows[name], features, name) for name in self._histories]
 
 
-def _layout(table: EmbeddingBagConfig, column: int) -> kernel.GroupLayout:
+def _layout(table: EmbeddingBagConfig, column: int) -> GroupLayout:
     pooled, unpooled = len(table.feature_names), len(table.sequence_features)
     features = pooled + unpooled
-    return kernel.GroupLayout(
+    return GroupLayout(
         width=table.embedding_dim,
         base=np.zeros(features, dtype=np.int64),
         rows=np.full(features, table.num_embeddings, dtype=np.int64),
