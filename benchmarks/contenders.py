@@ -23,7 +23,6 @@ from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEm
 from stratarec.jagged import KeyedJagged
 
 RATE, EPS = 0.02, 1e-8
-_BATCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +70,12 @@ def build_fbgemm(shape: Shape) -> Any:
 
 
 class Contenders:
-    """The same tables three times, and some batches; a step takes the number of a batch."""
+    """The same tables three times, and some batches, which steps take in turn."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, batches: int = 8) -> None:
         self.shape = shape
         self.keys = tuple(f"f{i}" for i in range(len(shape.sizes)))
-        self.batches = [shape.bags(seed) for seed in range(_BATCHES)]
+        self.batches = [shape.bags(seed) for seed in range(batches)]
         self.gradient = torch.randn(shape.batch, len(shape.sizes) * shape.width) * 1e-3
         pooling = "mean" if shape.mean else "sum"
         self.ours = TieredEmbeddingBagCollection(
@@ -95,7 +94,7 @@ class Contenders:
         self.sgd = torch.optim.SGD([bag.weight for bag in self.bags], lr=RATE)
 
     def step_ours(self, step: int) -> Tensor:
-        ids, offsets = self.batches[step % _BATCHES]
+        ids, offsets = self.batches[step % len(self.batches)]
         given = None if self.shape.ids == 1 else offsets
         jagged = KeyedJagged(keys=self.keys, values=ids, offsets=given, batch_size=self.shape.batch)
         pooled = self.ours(jagged).pooled
@@ -103,13 +102,13 @@ class Contenders:
         return pooled
 
     def step_fbgemm(self, step: int) -> Tensor:
-        pooled: Tensor = self.fbgemm(*self.batches[step % _BATCHES])
+        pooled: Tensor = self.fbgemm(*self.batches[step % len(self.batches)])
         pooled.backward(self.gradient)
         return pooled
 
     def step_bags(self, step: int) -> None:
         self.sgd.zero_grad()
-        ids, offsets = self.batches[step % _BATCHES]
+        ids, offsets = self.batches[step % len(self.batches)]
         batch, parts = self.shape.batch, []
         for f, bag in enumerate(self.bags):
             starts = offsets[f * batch : (f + 1) * batch + 1]

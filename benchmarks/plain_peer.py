@@ -11,10 +11,12 @@ import os
 import subprocess
 import sys
 import time
-from statistics import median
+from dataclasses import asdict
 from typing import IO, Any
 
 import torch
+
+from benchmarks.contenders import Shape, best_threads, build_fbgemm
 
 TUNING = ("THP_MEM_ALLOC_ENABLE", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 
@@ -22,7 +24,7 @@ TUNING = ("THP_MEM_ALLOC_ENABLE", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 class PlainPeer:
     """The parent's handle of the child."""
 
-    def __init__(self, sizes: list[int], width: int, batch: int, skew: str, most_threads: int) -> None:
+    def __init__(self, shape: Shape, most_threads: int) -> None:
         self._child = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.plain_peer"],
             stdin=subprocess.PIPE,
@@ -30,8 +32,7 @@ class PlainPeer:
             text=True,
             env={name: value for name, value in os.environ.items() if name not in TUNING},
         )
-        order = {"sizes": sizes, "width": width, "batch": batch, "skew": skew, "most_threads": most_threads}
-        self.threads = int(self._ask(json.dumps(order)))
+        self.threads = int(self._ask(json.dumps({"shape": asdict(shape), "most_threads": most_threads})))
 
     def _ask(self, line: str) -> str:
         sender, receiver = self._child.stdin, self._child.stdout
@@ -57,24 +58,18 @@ class PlainPeer:
 
 def serve(orders: IO[str], answers: IO[str]) -> None:
     """Read what to build, answer the number of threads that is fastest, then make a step a line."""
-    from benchmarks.embedding import FEATURES, build_fbgemm, make_ids
-
     order: dict[str, Any] = json.loads(orders.readline())
-    batch, width = order["batch"], order["width"]
-    peer = build_fbgemm(order["sizes"], width)
-    batches = [make_ids(order["sizes"], batch, order["skew"], seed) for seed in range(8)]
-    offsets, gradient = torch.arange(FEATURES * batch + 1), torch.randn(batch, FEATURES * width) * 1e-3
+    shape = Shape(**order["shape"])
+    peer = build_fbgemm(shape)
+    batches = [shape.bags(seed) for seed in range(8)]
+    gradient = torch.randn(shape.batch, len(shape.sizes) * shape.width) * 1e-3
 
     def step(number: int) -> float:
         began = time.perf_counter()
-        peer(batches[number % 8], offsets).backward(gradient)
+        peer(*batches[number % 8]).backward(gradient)
         return time.perf_counter() - began
 
-    found = {}
-    for threads in range(1, order["most_threads"] + 1):
-        torch.set_num_threads(threads)
-        found[threads] = median([step(number) for number in range(7)][2:])
-    best = min(found, key=lambda threads: found[threads])
+    best = best_threads(step, order["most_threads"])
     torch.set_num_threads(best)
     print(best, file=answers, flush=True)
     for line in orders:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.embedding import EPS, FEATURES, RATE, Contenders, make_ids
+from benchmarks.contenders import EPS, RATE, Contenders, Shape
 from benchmarks.precision_quality import SHARES, criteo_shape
 from benchmarks.timing import alternate, spread
 from benchmarks.train import take_turns, tiered_sides
@@ -98,29 +98,20 @@ def _look_up(collection: TieredEmbeddingBagCollection, first: int, last: int) ->
 def embedding_cell(width: int, batch: int, rounds: int, cap: int) -> dict[str, Any]:
     """The embedding step: int8 + 5 % against FBGEMM's and our float32."""
     sizes = [min(rows, cap) for rows in CRITEO_ROWS]
-    pair = Contenders(sizes, width, batch)
+    pair = Contenders(Shape(sizes=sizes, width=width, batch=batch), batches=64)
     tiered = TieredEmbeddingBagCollection(
         pair.ours.tables,
         optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS),
         tiers=tiers_of(pair.ours.tables, "int8", SHARES["int8"]),
     )
-    gradient = torch.randn(batch, FEATURES * width) * 1e-3
-    batches = [make_ids(sizes, batch, "criteo", seed) for seed in range(64)]
 
     def step_int8(step: int) -> None:
-        jagged = KeyedJagged(keys=pair.keys, values=batches[step % 64], offsets=None, batch_size=batch)
-        tiered(jagged).pooled.backward(gradient)
+        jagged = KeyedJagged(keys=pair.keys, values=pair.batches[step % 64][0], offsets=None, batch_size=batch)
+        tiered(jagged).pooled.backward(pair.gradient)
 
     for step in range(64):
         step_int8(step)
-    times = alternate(
-        {
-            "int8": step_int8,
-            "fp32": lambda step: pair.step_ours(batches[step % 64], gradient),
-            "fbgemm": lambda step: pair.step_fbgemm(batches[step % 64], gradient),
-        },
-        rounds,
-    )
+    times = alternate({"int8": step_int8, "fp32": pair.step_ours, "fbgemm": pair.step_fbgemm}, rounds)
     found = {name: spread(values)["median_ms"] for name, values in times.items()}
     rows_in = sum(tables.traffic.rows_in for tables in tiered.engine.tables)
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -120,3 +121,47 @@ def test_kernels_and_errors_import_nothing_of_the_project_above_them() -> None:
             name for name in imports(ast.parse(path.read_text())) if not name.startswith(("kernels", "errors"))
         }
         assert not strangers, f"{path} imports {strangers}"
+
+
+def functions(path: Path) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+
+
+def test_faces_of_kernels_take_eight_arguments_at_most() -> None:
+    faces = [*(ROOT / "kernels").glob("*/__init__.py"), *(ROOT / "kernels").glob("*.py")]
+    assert len(faces) > 20
+    for path in faces:
+        for found in functions(path):
+            count = len(found.args.posonlyargs) + len(found.args.args) + len(found.args.kwonlyargs)
+            assert count <= 8, f"{module_name(path)}.{found.name} takes {count} arguments: bundle some"
+
+
+def test_functions_and_modules_stay_small() -> None:
+    def lines(node: ast.FunctionDef) -> int:
+        said = 1 if ast.get_docstring(node) else 0
+        first = node.body[said] if len(node.body) > said else node.body[0]
+        return (node.end_lineno or 0) - first.lineno + 1
+
+    assert median(lines(found) for path in MODULES for found in functions(path)) <= 6
+    sizes = [len(path.read_text().splitlines()) for path in MODULES]
+    assert median(sizes) <= 100, "modules are one concept each"
+    assert max(sizes) <= 600
+
+
+def test_benchmarks_import_one_another_in_no_circle() -> None:
+    folder = ROOT.parents[1] / "benchmarks"
+    if not folder.is_dir():
+        pytest.skip("an installed package has no benchmarks")
+    graph = {
+        path.stem: {
+            node.module.removeprefix("benchmarks.")
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("benchmarks.")
+        }
+        for path in folder.glob("*.py")
+    }
+    done: set[str] = set()
+    while len(done) < len(graph):
+        ready = {name for name, needs in graph.items() if name not in done and not (needs & graph.keys()) - done}
+        assert ready, f"a circle among {sorted(graph.keys() - done)}"
+        done |= ready

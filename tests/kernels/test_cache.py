@@ -156,7 +156,7 @@ def test_initial_values_are_those_of_a_table_in_memory(full):
     row_state = np.full(40, np.nan, dtype=np.float32)
     full_state = np.full(40 * 4 if full else 1, np.nan, dtype=np.float32)
     absent = np.array([True, True, False])
-    cache.initialize(place, moves, absent, weights, row_state, full_state, 4, row_state=True, full_state=full)
+    cache.initialize(place, moves, absent, (weights, row_state, full_state), 4, row_state=True, full_state=full)
     assert (weights.reshape(-1, 4)[[5, 2]] == want[[3, 89]]).all()
     assert (row_state[[5, 2]] == 0).all()
     assert np.isnan(row_state[9])

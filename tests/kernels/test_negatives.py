@@ -21,7 +21,7 @@ def random_log(seed: int, clicks: int, users: int, splits: int) -> Log:
 
 def draw(log: Log, first: int, last: int, window: int, wanted: int, number: int | None = None) -> np.ndarray:
     number = first if number is None else number
-    return draw_negatives(*log, first=first, last=last, window=window, wanted=wanted, key=7, number=number)
+    return draw_negatives(*log, clicks=(first, last), window=window, wanted=wanted, key=7, number=number)
 
 
 @settings(deadline=None)  # the first call compiles

@@ -57,12 +57,12 @@ def move_plainly(
     place: cache.CacheLayout, moves: tuple[cache.Moves, cache.Moves], form: Layout, side: Side, write: int
 ):
     (outgoing, incoming), (home, written, changed) = moves, side.home
-    assert codec.encode(form, *side.slots, outgoing.slots, home, outgoing.rows, outgoing.keys, write) < 0
+    assert codec.encode(form, side.slots, outgoing.slots, home, outgoing.rows, outgoing.keys, write) < 0
     for bits in (written, changed):
         records.set_bits(bits, outgoing.rows)
-    codec.decode(form, home, incoming.rows, *side.slots, incoming.slots)
+    codec.decode(form, home, incoming.rows, side.slots, incoming.slots)
     absent = ~records.test_bits(written, incoming.rows)
-    cache.initialize(place, incoming, absent, *side.slots, form.width, row_state=True, full_state=form.full_state)
+    cache.initialize(place, incoming, absent, side.slots, form.width, row_state=True, full_state=form.full_state)
 
 
 def nothing_of(moves: cache.Moves) -> cache.Moves:

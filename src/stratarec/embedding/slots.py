@@ -163,9 +163,8 @@ class CpuSlots:
         codec.decode(records, places, self._rows, slots)
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
-        rows = self._rows
         cache.initialize(
-            layout, moves, absent, rows.weights, rows.row_state, rows.full_state, self.width, **self._kept
+            layout, moves, absent, self._slots, self.width, **self._kept
         )  # fmt: skip
 
     def swap(

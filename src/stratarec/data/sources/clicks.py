@@ -289,7 +289,7 @@ class _Ahead:
     def draw(self, first: int, last: int, window: int, number: int) -> NDArray[np.int64]:
         """``[last - first, K]`` clicks whose items are negatives, -1 where there are none."""
         return draw_negatives(
-            self.times, self._users, self._splits, first=first, last=last, window=window,
+            self.times, self._users, self._splits, clicks=(first, last), window=window,
             wanted=self._config.negatives, key=self._key, number=number,
         )  # fmt: skip
 

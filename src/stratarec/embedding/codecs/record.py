@@ -157,7 +157,7 @@ class RecordCodec:
         if keys.shape != slots.shape or keys.dtype != np.uint64:
             raise ConfigError(f"keys are {keys.dtype} of shape {keys.shape}, expected uint64 of shape {slots.shape}")
         return kernels.encode(
-            self.layout, level.weights, level.row_state, level.full_state, slots, records, places, keys, write
+            self.layout, (level.weights, level.row_state, level.full_state), slots, records, places, keys, write
         )
 
     def decode(self, records: Records, places: Indices, level: FloatRows, slots: Indices) -> None:
@@ -169,7 +169,7 @@ class RecordCodec:
             As `encode`.
         """
         self._check(level, slots, records, places)
-        kernels.decode(self.layout, records, places, level.weights, level.row_state, level.full_state, slots)
+        kernels.decode(self.layout, records, places, (level.weights, level.row_state, level.full_state), slots)
 
     def _check(self, level: FloatRows, slots: Indices, records: Records, places: Indices) -> None:
         if records.ndim != 2 or records.dtype != np.uint8 or not records.flags.c_contiguous:

@@ -242,9 +242,7 @@ def initialize(
     layout: CacheLayout,
     incoming: Moves,
     absent: NDArray[np.bool_],
-    weights: NDArray[np.float32],
-    row_state_values: NDArray[np.float32],
-    full_state_values: NDArray[np.float32],
+    level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
     width: int,
     *,
     row_state: bool,
@@ -252,6 +250,6 @@ def initialize(
 ) -> None:
     """Initial values in the slots of rows that were never written: those that `kernels.random.fill_uniform` gives."""
     cpu.initialize(
-        incoming.slots, incoming.keys, layout.bound, incoming.tables, absent, weights, row_state_values,
-        full_state_values, width, row_state, full_state, use_torch_threads() * 4,
+        incoming.slots, incoming.keys, layout.bound, incoming.tables, absent, *level, width, row_state, full_state,
+        use_torch_threads() * 4,
     )  # fmt: skip

@@ -15,21 +15,23 @@ from stratarec.kernels.threads import team_threads
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
+Level = tuple[Floats, Floats, Floats]
 
 # More chunks than threads even out rows that are already in cache.
 _CHUNKS_PER_THREAD = 4
 
 
 def encode(
-    layout: Layout, weights: Floats, row_state: Floats, full_state: Floats, slots: Indices,
-    records: NDArray[np.uint8], places: Indices, keys: NDArray[np.uint64], write: int,
+    layout: Layout, level: Level, slots: Indices, records: NDArray[np.uint8], places: Indices,
+    keys: NDArray[np.uint64], write: int,
 ) -> int:  # fmt: skip
     """``records[places[i]] = encoded slots[i]``; -1, or the first entry that the layout cannot hold.
 
     Parameters
     ----------
-    weights, row_state, full_state : ndarray
-        Flat float32 ``[S * D]``, ``[S]`` and ``[S * D]``; the states of any size where the layout keeps none.
+    level : tuple of ndarray
+        Weights, row state and full state, flat float32 ``[S * D]``, ``[S]`` and ``[S * D]``; the states of any size
+        where the layout keeps none.
     slots, places : ndarray
         ``[n]`` int64; places are distinct.
     records : ndarray
@@ -39,19 +41,18 @@ def encode(
     """
     threads = team_threads()
     bad = cpu.encode(
-        team_of(threads), layout.form, weights, row_state, full_state, slots, records.reshape(-1), places, keys,
+        team_of(threads), layout.form, *level, slots, records.reshape(-1), places, keys,
         np.uint64(write), threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip
     return int(bad) if bad < len(slots) else -1
 
 
 def decode(
-    layout: Layout, records: NDArray[np.uint8], places: Indices, weights: Floats, row_state: Floats,
-    full_state: Floats, slots: Indices,
+    layout: Layout, records: NDArray[np.uint8], places: Indices, level: Level, slots: Indices
 ) -> None:  # fmt: skip
     """``slots[i] = decoded records[places[i]]``; shapes as `encode`, slots are distinct."""
     threads = team_threads()
     cpu.decode(
-        team_of(threads), layout.form, records.reshape(-1), places, weights, row_state, full_state, slots,
+        team_of(threads), layout.form, records.reshape(-1), places, *level, slots,
         threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip

@@ -13,8 +13,7 @@ def draw_negatives(
     users: NDArray[np.uint64],
     splits: NDArray[np.int8],
     *,
-    first: int,
-    last: int,
+    clicks: tuple[int, int],
     window: int,
     wanted: int,
     key: int,
@@ -25,13 +24,13 @@ def draw_negatives(
     Parameters
     ----------
     times : ndarray
-        ``[N]`` rising times; the window of every click from `first` to `last` must be inside.
+        ``[N]`` rising times; the window of every one of `clicks` must be inside.
     users : ndarray
         ``[N]`` hashes of users.
     splits : ndarray
         ``[N]`` number of the split that each click belongs to.
-    first, last : int
-        The clicks to draw for; those behind `last` are there to be drawn.
+    clicks : pair of int
+        First and last of the clicks to draw for; those behind are there to be drawn.
     window : int
         Length of the window ``[t, t + window]`` behind a click at t, in the unit of `times`.
     wanted : int
@@ -44,6 +43,7 @@ def draw_negatives(
     ndarray
         ``[last - first, K]`` places in `times`; a row of -1 for a click that no other user's click follows.
     """
+    first, last = clicks
     order = np.argsort(splits, kind="stable")
     edges = np.searchsorted(splits[order], np.arange(int(splits.max(initial=0)) + 2))
     drawn = np.full((last - first, wanted), -1, dtype=np.int64)

@@ -71,11 +71,6 @@ class Workspace:
         self.kept: Any = None
         """What the device's kernels keep."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it has taken."""
-        return 0 if self.kept is None else int(self.kept.nbytes)
-
 
 def update(
     slots: Slots, group: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate, workspace: Workspace

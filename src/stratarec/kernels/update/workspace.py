@@ -56,23 +56,12 @@ def shapes(lookups: int, width: int, ids: np.dtype[Any]) -> dict[str, tuple[int,
     }
 
 
-def scratch_bytes(threads: int, lookups: int, width: int) -> int:
-    """Bytes of the scratch of an update of up to `lookups` lookups of a table, their ids being int64."""
-    sizes = shapes(lookups, width, np.dtype(np.int64)).values()
-    return threads * sum(size * int(np.dtype(kind).itemsize) for size, kind in sizes)
-
-
 class Kept:
     """The scratch of the largest batch met, and the tasks of the last one."""
 
     def __init__(self) -> None:
         self._arrays: Scratch | None = None
         self._tasks: dict[tuple[int, bytes], Tasks] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the scratch."""
-        return 0 if self._arrays is None else sum(array.nbytes for array in self._arrays)
 
     def tasks(self, group: GroupLayout, counts: NDArray[np.int64], threads: int) -> Tasks:
         """`schedule` for these numbers of lookups; kept, since batches without jagged features repeat them."""
