@@ -27,12 +27,13 @@ from torch.nn import functional
 
 from benchmarks.peers import TorchRecDLRM, fused_collection
 from benchmarks.train import copy_dense
-from stratarec.data.dataset import MANIFEST, Dataset
+from stratarec.batch import Batch
+from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.manifest import MANIFEST
 from stratarec.data.prepare import prepare
 from stratarec.embedding import ScheduleConfig
 from stratarec.errors import ConfigError
-from stratarec.jagged import Batch
 from stratarec.models import DLRMConfig
 from stratarec.recipe import Recipe
 from stratarec.training.memory import peak_rss_bytes

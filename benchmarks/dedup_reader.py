@@ -62,7 +62,7 @@ def factors(dataset: Dataset, size: int, batches: int = 20) -> dict[str, dict[st
 
     The formula is for whole sessions.
     """
-    repeats = Repeats.from_dict(dataset.about["repeats"])
+    repeats = Repeats.from_dict(dataset.about.repeats.to_dict())
     names = {features[0]: features for features in dataset.groups.values()}
     runs, sessions = (measured(dataset, size, unit, batches) for unit in ("run", "session"))
     return {

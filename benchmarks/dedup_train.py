@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.sessions import pair, recipe, with_run
+from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import GroupMode
 from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.jagged import Batch
 from stratarec.models.dedup import Lookup
 from stratarec.training.settings import torch_settings
 from stratarec.training.trainer import Trainer

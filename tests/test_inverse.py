@@ -7,8 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stratarec.batch import Batch
 from stratarec.errors import ConfigError
-from stratarec.jagged import Batch, InverseJagged, JaggedTensor, JaggedWindows, KeyedJagged
+from stratarec.inverse import InverseJagged, JaggedWindows
+from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.kernels.batches import outside, outside_windows, reference
 
 Samples = list[list[list[int]]]
 IDS = st.lists(st.integers(0, 3), max_size=3)
@@ -155,3 +158,39 @@ def test_impossible_groups_are_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ConfigError, match="per-sample weights"):
         InverseJagged.from_keyed(weighted)
+
+
+@given(places=st.lists(st.integers(-3, 9), max_size=6), lengths=st.lists(st.integers(-2, 9), max_size=6))
+def test_checks_of_places_agree_with_plain_torch(places: list[int], lengths: list[int]) -> None:
+    found = torch.tensor(places, dtype=torch.int64)
+    assert outside(found, 6) == reference.outside(found, 6)
+    start, length = (
+        torch.tensor(each[: min(len(places), len(lengths))], dtype=torch.int64) for each in (places, lengths)
+    )
+    assert outside_windows(start, length, 6) == reference.outside_windows(start, length, 6)
+
+
+def test_windows_that_wrap_around_are_outside() -> None:
+    start, length = torch.tensor([2**63 - 1]), torch.tensor([2**63 - 1])
+    assert outside_windows(start, length, 6) == reference.outside_windows(start, length, 6) == 0
+
+
+def test_a_batch_moves_with_all_that_it_holds() -> None:
+    group = InverseJagged(unique=keyed([[[1]], [[2, 3]]], ("h",)), inverse=torch.tensor([1, 0, 1], dtype=torch.int32))
+    windows = JaggedWindows(
+        key="w", values=torch.arange(4), start=torch.tensor([0, 2]), length=torch.tensor([2, 2])
+    )  # fmt: skip
+    sparse = keyed([[[5]], [[6]], [[]]], ("item",))
+    batch = Batch(
+        label=torch.zeros(3),
+        dense=torch.zeros(3, 2),
+        sparse=sparse,
+        groups=(group, InverseJagged(unique=windows, inverse=torch.tensor([1, 1, 0]))),
+        user=torch.arange(3),
+    )
+    moved = batch.to("cpu").expanded()
+    assert samples_of(moved.sparse) == samples_of(batch.expanded().sparse)
+    away = batch.replace(groups=()).to("meta")
+    assert {tensor.device.type for tensor in (away.label, away.dense, away.user, away.sparse.values)} == {"meta"}  # type: ignore[union-attr]
+    assert away.sparse.offsets is not None
+    assert away.sparse.offsets.is_meta

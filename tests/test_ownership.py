@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -15,10 +16,13 @@ import yaml
 
 from recipes import last, tiny
 from stratarec.cli import main
-from stratarec.data.dataset import DATASET, Dataset
+from stratarec.data.dataset import Dataset
+from stratarec.data.manifest import DATASET
 from stratarec.data.prepare import WORK, prepare
 from stratarec.errors import ConfigError, StorageError, StrataError, TrainingError
-from stratarec.ownership import MARKER, claim, held, kind_of, state
+from stratarec.holding import held
+from stratarec.opening import temporary_name
+from stratarec.ownership import MARKER, claim, kind_of, state
 from stratarec.recipe import Recipe
 from stratarec.replacing import aside, set_aside
 from stratarec.training.directory import RUN
@@ -120,8 +124,8 @@ def test_what_a_user_put_into_ours_stops_the_replacement(
     assert f"{place} also holds notes.txt" in capsys.readouterr().err
     assert contents(home) == before
     (home / place / "notes.txt").unlink()
-    for name in (".stratarec.json.tmp", ".result.json.tmp" if command == "train" else ".dataset.json.tmp"):
-        (home / place / name).write_text("half wri")  # what a process leaves that was killed as it wrote
+    for name in ("stratarec.json", "result.json" if command == "train" else "dataset.json"):
+        temporary_name(home / place / name).write_text("half wri")  # what a process leaves that was killed as it wrote
     assert main([command, "-q", "--overwrite", "r.yaml"]) == 0
 
 
@@ -287,7 +291,7 @@ def test_two_at_a_time_in_one_directory_are_refused(
     before = contents(home)
     with held(busy):
         assert main([command, "-q", "r.yaml", *arguments]) == 2
-        assert "is in use by another process" in capsys.readouterr().err
+        assert f"is in use by process {os.getpid()} on {socket.gethostname()} since 20" in capsys.readouterr().err
     assert contents(home) == before
     assert main([command, "-q", "r.yaml", *arguments]) == 0
 

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stratarec.batch import Batch as Batch
     from stratarec.data.dataset import Dataset as Dataset
     from stratarec.data.loader import Loader as Loader
     from stratarec.data.loader import LoaderConfig as LoaderConfig
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
     from stratarec.embedding import RowOptimizerConfig as RowOptimizerConfig
     from stratarec.embedding import TieredEmbeddingBagCollection as TieredEmbeddingBagCollection
     from stratarec.errors import StrataError as StrataError
-    from stratarec.jagged import Batch as Batch
-    from stratarec.jagged import InverseJagged as InverseJagged
+    from stratarec.inverse import InverseJagged as InverseJagged
     from stratarec.jagged import JaggedTensor as JaggedTensor
     from stratarec.jagged import KeyedJagged as KeyedJagged
     from stratarec.recipe import Recipe as Recipe
+    from stratarec.serving.scorer import Scorer as Scorer
     from stratarec.training.trainer import Trainer as Trainer
 
 # Loaded when first used: importing the package alone must not cost what torch costs.
 _HOMES = {
-    "Batch": "jagged",
+    "Batch": "batch",
     "Dataset": "data.dataset",
     "EmbeddingBagConfig": "embedding",
-    "InverseJagged": "jagged",
+    "InverseJagged": "inverse",
     "JaggedTensor": "jagged",
     "KeyedJagged": "jagged",
     "Loader": "data.loader",
@@ -40,6 +41,7 @@ _HOMES = {
     "PrepareConfig": "data.prepare",
     "Recipe": "recipe",
     "RowOptimizerConfig": "embedding",
+    "Scorer": "serving.scorer",
     "StrataError": "errors",
     "TieredEmbeddingBagCollection": "embedding",
     "Trainer": "training.trainer",

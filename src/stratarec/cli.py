@@ -14,12 +14,14 @@ import sys
 import tempfile
 import textwrap
 import traceback
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from stratarec.errors import Interrupted, StrataError
+from stratarec.naming import visible
 
 # Heavy imports (torch, numba) are inside the functions, so that --help answers at once.
 
@@ -44,9 +46,9 @@ def prepare(args: argparse.Namespace) -> None:
         rate = f", {dataset.positives[split] / samples:.2%} positive" if samples else ""
         print(f"{split:6} {samples:>12,} samples{rate}")
     print(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
-    if dataset.about["bad_rows"]:
-        print(f"left out {dataset.about['bad_rows']:,} bad rows")
-    print(f"prepared {dataset.path}")
+    if dataset.about.bad_rows:
+        print(f"left out {dataset.about.bad_rows:,} bad rows")
+    _say(f"prepared {dataset.path}")
 
 
 def plan(args: argparse.Namespace) -> None:
@@ -65,12 +67,13 @@ def plan(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     for path in filter(None, (args.output, args.report)):
         check_output(Path(path))
-    dataset = Dataset.open(recipe.data.path, verify="sizes")
+    dataset = Dataset.open(recipe.data.path, verify="used")
     check_prepared(recipe.data, dataset)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
-    made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
+    with dataset.held():
+        made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
     if args.json:
         print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
     else:
@@ -88,14 +91,15 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.profiling.duplication import profile as run
     from stratarec.reporting.duplication import print_profile, write_profile
 
-    dataset = Dataset.open(args.dataset, verify="sizes")
+    dataset = Dataset.open(args.dataset, verify="used")
     beside = dataset.path.resolve()
     output = Path(args.output or beside.with_name(f"{beside.name}-profile.html"))
     check_output(output)
-    found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
+    with dataset.held():
+        found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
     print_profile(found)
     write_profile(output, found)
-    print(f"report {output}")
+    _say(f"report {output}")
 
 
 def train(args: argparse.Namespace) -> None:
@@ -127,9 +131,9 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
         from stratarec.reporting.placement import print_comparison
 
         print_comparison(result["memory"])  # type: ignore[arg-type]
-    print(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
-    print(f"report           {run / 'report.html'}")
-    print(f"TensorBoard      {run / 'tensorboard'}")
+    _say(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
+    _say(f"report           {run / 'report.html'}")
+    _say(f"TensorBoard      {run / 'tensorboard'}")
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -158,11 +162,11 @@ def predict(args: argparse.Namespace) -> None:
     check_output(output)
     with open_run(args.run, args.data) as trained:
         rows = run(trained, args.split, output, make_progress(quiet=args.quiet))
-    print(f"{rows:,} scores in {output}")
+    _say(f"{rows:,} scores in {output}")
 
 
 def export(args: argparse.Namespace) -> None:
-    """Tables and program for use elsewhere."""
+    """A trained model for use elsewhere."""
     from stratarec.training.export import check_new
     from stratarec.training.export import export as run
     from stratarec.training.run import open_run
@@ -170,14 +174,23 @@ def export(args: argparse.Namespace) -> None:
     output = Path(args.output or Path(args.run) / "export")
     check_new(output)
     with open_run(args.run, same_samples=False) as trained:
-        print(f"exported {run(trained, output)}")
+        _say(f"exported {run(trained, output, program=args.program)}")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Everything that can be checked of what StrataRec wrote."""
+    from stratarec.checking import check as run
+
+    for line in run(Path(args.path)):
+        print(line)
+    print(f"{args.path} is whole")
 
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; the usage is in --help."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"stratarec: {message}; see {self.prog} --help\n")
+        self.exit(2, f"stratarec: {visible(_short(message))}; see {self.prog} --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -266,13 +279,26 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("-o", "--output", help="Parquet file (default: in the run)")
 
     command = add(
+        "check",
+        check,
+        "Read all of a data set, run, export or plan and check it: hashes, checksums, types, ranges.",
+        "stratarec check runs/demo",
+    )
+    command.add_argument("path", help="what StrataRec wrote")
+
+    command = add(
         "export",
         export,
-        "Write safetensors tables and a torch.export program.",
+        "Write a model as data for use elsewhere: configuration, weights, tables, vocabularies. See stratarec.Scorer.",
         "stratarec export runs/demo -o out",
     )
     command.add_argument("run", help="directory that `train` wrote")
     command.add_argument("-o", "--output", help="directory (default: export in the run)")
+    command.add_argument(
+        "--program",
+        action="store_true",
+        help="also write program.pt2, which torch opens without StrataRec; opening one runs whatever its writer put in",
+    )
     return parser
 
 
@@ -282,10 +308,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A name that the terminal's encoding lacks must not end a run.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    code = 0
+    code, format_warning = 0, warnings.formatwarning
+    warnings.formatwarning = _warning
     try:
         code = _run(arguments)
     finally:
+        warnings.formatwarning = format_warning
         code = code or _flush()
     return code
 
@@ -304,19 +332,23 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return _CLOSED_PIPE
     except Exception as error:
-        shortage = _shortage(error)
-        return _complain(shortage, 2) if shortage else _complain(_report(error), _DEFECT)
+        refusal = _refusal(error)
+        return _complain(refusal, 2) if refusal else _complain(_report(error), _DEFECT)
     return 0
 
 
-def _shortage(error: Exception) -> str:
-    """What the machine ran out of, if that is what the error says; Python, the system and torch say it differently."""
+def _refusal(error: Exception) -> str:
+    """What the machine ran out of or refuses, if that is what the error says; it comes in several forms."""
     number = error.errno if isinstance(error, OSError) else 0
-    said = str(error)[:_LONGEST]
+    said = _short(str(error))
     if number == errno.ENOMEM or isinstance(error, MemoryError) or "can't allocate memory" in said:
         advice = "use smaller batches or tables, or let `stratarec plan` place them within memory.dram"
         return f"out of memory ({said}); {advice}"
-    return f"cannot write: {said}" if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else ""
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
+        return f"cannot write: {said}"
+    if number in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EIO):
+        return f"cannot use a path: {said}"
+    return ""
 
 
 def _flush() -> int:
@@ -334,15 +366,28 @@ def _flush() -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"stratarec: {' '.join(message.split())}", file=sys.stderr)
+    print(f"stratarec: {visible(' '.join(message.split()))}", file=sys.stderr)
     return code
+
+
+def _say(line: str) -> None:
+    """Print a line that has a name or path in it."""
+    print(visible(line))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> str:
+    return f"stratarec: {category.__name__}: {visible(' '.join(str(message).split()))}\n"
 
 
 def _report(error: Exception) -> str:
     """What went wrong in a line, once the whole of it is in a file of its own."""
     trace = "".join(traceback.format_exception(error))
     about = f"stratarec {version('stratarec')}, Python {platform.python_version()}, {platform.platform()}"
-    said = f"unexpected {type(error).__name__}: {str(error)[:_LONGEST]}"
+    said = f"unexpected {type(error).__name__}: {_short(str(error))}"
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="stratarec-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"

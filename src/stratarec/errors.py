@@ -4,9 +4,16 @@ Every message says what was got, what was expected, and the file, row, field or 
 it as one line and exits with code 2.
 """
 
+# Characters of a message: what a file says may be of any length. Its end says what to do.
+_HEAD, _TAIL = 1000, 400
+
 
 class StrataError(Exception):
-    """Anything that StrataRec refuses, with a message that says what to do instead."""
+    """Anything that StrataRec refuses, with a message that says what to do instead: one line, of bounded length."""
+
+    def __init__(self, message: str) -> None:
+        line = "\\n".join(message.splitlines())
+        super().__init__(line if len(line) <= _HEAD + _TAIL else f"{line[:_HEAD]} ... {line[-_TAIL:]}")
 
 
 class ConfigError(StrataError, ValueError):
@@ -23,6 +30,10 @@ class DatasetError(StrataError, RuntimeError):
 
 class CheckpointError(StrataError, RuntimeError):
     """A checkpoint that is missing, damaged, or of another model."""
+
+
+class ExportError(StrataError, RuntimeError):
+    """An exported model that is missing, damaged, or not what its manifest says."""
 
 
 class StorageError(StrataError, OSError):

@@ -10,12 +10,16 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 import polars as pl
 import xxhash
 
 from stratarec.errors import DatasetError, StorageError
+from stratarec.opening import create, open_regular, temporary_name
+
+LARGEST_JSON = 1 << 28
+"""Bytes of the largest JSON file that is read; what describes a million row groups has a tenth of it."""
 
 
 def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
@@ -67,13 +71,8 @@ def sync_tree(folder: Path) -> None:
         sync(Path(inside))
 
 
-def temporary_name(path: Path) -> Path:
-    """Where `path` is written before it is whole."""
-    return path.with_name(f".{path.name}.tmp")
-
-
-def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then sync it and rename it to `path`.
+def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a new temporary file beside `path`, then sync it and rename it to `path`.
 
     Raises
     ------
@@ -81,18 +80,24 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         When the file cannot be written; `path` is then as it was.
     """
     check_output(path)
-    temporary = temporary_name(path)
+    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        sync(temporary)
-        os.replace(temporary, path)
+        name = temporary_name(path)
+        with create(name) as file:
+            temporary = name  # ours from here on
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+        temporary = None
         sync(path.parent)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise storage_error(path, error) from error
     finally:
-        with suppress(OSError):  # it is not there, or never could be
-            temporary.unlink()
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -108,21 +113,32 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` in UTF-8, atomically."""
-    write_atomic(path, lambda temporary: _fill(temporary, text))
+    write_atomic(path, lambda file: file.write(text.encode()))
 
 
-def _fill(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def read_json(path: Path) -> Any:
     """The value in `path`; a damaged or missing file is a `DatasetError` that names it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_JSON:
+                raise DatasetError(f"cannot read {path}: it has {size:,} bytes, expected at most {LARGEST_JSON:,}")
+            return json.loads(file.read(size).decode(), parse_constant=_no_number)
     except OSError as error:
         raise DatasetError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise DatasetError(f"{path} is damaged: not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise DatasetError(f"{path} is damaged: not JSON ({reason})") from error
+
+
+def read_frame(path: Path) -> pl.DataFrame:
+    """The one Parquet file `path`, whatever marks there are in its name."""
+    with open_regular(path) as file:
+        return pl.read_parquet(file)
 
 
 @contextmanager
@@ -153,6 +169,24 @@ def make_directory(path: Path) -> None:
         raise storage_error(path, error) from error
 
 
+def temporary_directory(final: Path) -> Path:
+    """A new directory beside `final`, in which that is made; `StorageError` where it cannot be."""
+    make_directory(final.parent)
+    path = temporary_name(final)
+    try:
+        path.mkdir()
+    except OSError as error:
+        raise storage_error(final, error) from error
+    return path
+
+
+def remove_tree(path: Path) -> None:
+    """Delete what can be deleted of a directory; anything else at `path` stays."""
+    # rmtree opens what it is given: it would wait for the writer of a pipe.
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def replace_directory(temporary: Path, final: Path) -> None:
     """Sync everything in `temporary` and rename it to `final`; an older `final` is removed after the swap.
 
@@ -161,12 +195,12 @@ def replace_directory(temporary: Path, final: Path) -> None:
     try:
         sync_tree(temporary)
         old = final.with_name(f".{final.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
+        remove_tree(old)
         if final.exists():
             os.replace(final, old)
         os.replace(temporary, final)
         sync(final.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_tree(old)
     except OSError as error:
         raise storage_error(final, error) from error
 
@@ -174,7 +208,7 @@ def replace_directory(temporary: Path, final: Path) -> None:
 def file_hash(path: Path) -> str:
     """xxh3_128 of a file's bytes."""
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()

@@ -8,18 +8,19 @@ its kind, is left as it is.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.files import make_directory, read_json, storage_error, temporary_name, write_json
+from stratarec.files import make_directory, read_json, storage_error, write_json
+from stratarec.opening import is_leftover
 
 MARKER = "stratarec.json"
+HOLDER = ".holder.json"
 FORMAT = 1
 
 
@@ -59,7 +60,8 @@ def kind_of(path: Path) -> str:
         found = read_json(path / MARKER)
     except DatasetError:  # absent or damaged
         return ""
-    return str(found.get("kind", "")) if isinstance(found, dict) and found.get("format") == FORMAT else ""
+    kind = found.get("kind") if isinstance(found, dict) and found.get("format") == FORMAT else ""
+    return kind if isinstance(kind, str) else ""
 
 
 def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
@@ -71,6 +73,8 @@ def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
         When it is anything else: a file, a place of its own such as a home directory, a directory of another kind or of
         somebody else, or a part of one of ours.
     """
+    if path.is_symlink():  # `named_directory` has followed those that a user made
+        raise StorageError(f"{path} is a link, expected a directory or nothing; move it elsewhere")
     try:
         found = entries(path)
     except FileNotFoundError:
@@ -102,9 +106,9 @@ def check_replaceable(path: Path, kind: Kind) -> None:
         return
     _check_place(path, kind)
     ours = [MARKER, *kind.content]
-    ours += [temporary_name(Path(name)).name for name in ours]  # of writes that never finished
     for entry in entries(path):
-        if not any(fnmatch(entry, pattern) for pattern in ours):
+        # Writes that never finished leave files of ours, too.
+        if not any(fnmatch(entry, pattern) for pattern in ours) and not is_leftover(entry, ours):
             raise StorageError(
                 f"{path} also holds {entry}, which is no part of a {kind.name}: move it away, or name another "
                 f"{kind.field}"
@@ -113,8 +117,7 @@ def check_replaceable(path: Path, kind: Kind) -> None:
 
 def entries(path: Path) -> list[str]:
     """What lies in `path`, leftovers of a write that never finished aside."""
-    unfinished = {temporary_name(path / MARKER).name}
-    return sorted(entry for entry in os.listdir(path) if entry not in unfinished)
+    return sorted(entry for entry in os.listdir(path) if entry != HOLDER and not is_leftover(entry, (MARKER, HOLDER)))
 
 
 def _check_place(path: Path, kind: Kind) -> None:
@@ -171,32 +174,3 @@ def mark(path: Path, kind: Kind) -> None:
     """Write the marker of a directory that is ours already by being new."""
     about = f"A {kind.name} of StrataRec, which replaces this directory when it is told to overwrite it."
     write_json(path / MARKER, {"kind": kind.name, "format": FORMAT, "about": about})
-
-
-@contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Keep other processes from working in a marked directory; `StorageError` where one does already."""
-    busy = StorageError(f"{path} is in use by another process or trainer: wait for it, or end it")
-    try:
-        file = (path / MARKER).open("rb")
-    except FileNotFoundError as error:
-        raise busy from error
-    except OSError as error:
-        raise storage_error(path, error) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise busy from error
-        except OSError:  # a file system without locks
-            pass
-        if not _is_open(path / MARKER, file):  # whoever held it has replaced or removed the directory
-            raise busy
-        yield
-
-
-def _is_open(path: Path, file: IO[bytes]) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except OSError:
-        return False

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-import yaml
 from pydantic.fields import FieldInfo
 
+from stratarec import limited_yaml
 from stratarec.data.prepare import PrepareConfig
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
 from stratarec.models import DLRMConfig, ModelConfig
+from stratarec.naming import file_name, visible
+from stratarec.opening import open_regular
 from stratarec.planning.config import MemoryConfig
 from stratarec.training.config import TrainConfig
 
@@ -43,9 +45,10 @@ class Recipe:
     """Where its tables live; by default float32 in DRAM."""
 
     def __post_init__(self) -> None:
-        # Directories are named after it.
-        if self.name in ("", ".", "..") or any(mark in self.name for mark in "/\\\0\n"):
-            raise ConfigError(f"name is {self.name!r}, expected a name that a directory can have")
+        if self.name in ("", ".", "..") or "/" in self.name or visible(self.name) != self.name:
+            raise ConfigError(f"name is {self.name!r}, expected a name without '/' and control characters, and no path")
+        if len(self.name) > _LONGEST:
+            raise ConfigError(f"name is {_short(self.name)}, expected at most {_LONGEST} characters")
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -57,13 +60,16 @@ class Recipe:
             Naming the file, the field, what was got and what was expected.
         """
         content = _read_yaml(Path(path))
-        for override in overrides:
+        for override in overrides if isinstance(content, dict) else ():
             _apply(content, override)
         return cls.from_dict(content, str(path))
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any], origin: str = "recipe") -> Recipe:
+    def from_dict(cls, content: object, origin: str = "recipe") -> Recipe:
         """A recipe from plain data, as `to_dict` gives."""
+        if not isinstance(content, Mapping):
+            got = type(content).__name__
+            raise ConfigError(f"{origin}: expected a mapping with name, data, model and train, got {got}")
         _check_keys(content, cls, origin, "")
         check_finite(content, f"{origin}: ")
         try:
@@ -77,9 +83,14 @@ class Recipe:
         return _adapter().dump_python(self, mode="json")  # type: ignore[no-any-return]
 
     @property
+    def place(self) -> str:
+        """What directories of this recipe are called."""
+        return file_name(self.name)
+
+    @property
     def run(self) -> Path:
         """Directory of the run."""
-        return Path(self.train.run or f"runs/{self.name}")
+        return Path(self.train.run) if self.train.run else Path("runs") / self.place
 
 
 @cache
@@ -93,68 +104,39 @@ _TOO_LARGE = 1 << 63
 _LONGEST = 120
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, where YAML would quietly keep the last."""
-
-
-def _mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-    for place, key in enumerate(keys):
-        if key in keys[:place]:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} stands twice", node.value[place][0].start_mark
-            )
-    return loader.construct_mapping(node, deep=True)
-
-
-_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path) -> Any:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+        with open_regular(path) as file:
+            text = file.read(limited_yaml.LARGEST + 1)
+        if len(text) > limited_yaml.LARGEST:
+            raise ConfigError(f"{path} is no recipe: it has more than {limited_yaml.LARGEST:,} bytes")
+        content = limited_yaml.load(text.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the recipe {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8") from error
-    except _YAML_ERRORS as error:
-        raise ConfigError(f"{path} is not valid YAML: {_yaml_problem(error)}") from error
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if content is None:
         raise ConfigError(f"{path} is empty, expected a mapping with name, data, model and train")
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected a mapping with name, data, model and train, got {type(content).__name__}")
     return content
-
-
-# PyYAML lets errors of numbers and dates through, and calls itself for each level.
-_YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)
-
-
-def _yaml_problem(error: Exception) -> str:
-    """What is wrong with a text and where, in one line."""
-    if isinstance(error, RecursionError):
-        return "sections are nested too deeply"
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
-        return " ".join(str(error).split())
-    mark = error.problem_mark
-    place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
-    hint = "; indent with spaces" if "'\\t'" in error.problem else ""
-    return f"{place}{' '.join(error.problem.split())}{hint}"
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or "" in key.split("."):
-        raise ConfigError(f"override {override!r}: expected field=value, such as train.batch_size=4096")
+        raise ConfigError(f"override {_short(override)}: expected field=value, such as train.batch_size=4096")
     try:
-        value = yaml.safe_load(text)
-    except _YAML_ERRORS as error:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML: {_yaml_problem(error)}") from error
+        value = limited_yaml.load(text)
+    except ValueError as error:
+        raise ConfigError(f"override {_short(override)}: the value is not valid YAML: {error}") from error
     *path, last = key.split(".")
     for name in path:
         inner = content.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"override {override!r}: {name} is not a section")
+            raise ConfigError(f"override {_short(override)}: {name} is not a section")
         content = inner
     content[last] = value
 
@@ -194,7 +176,7 @@ def _check_leaf(value: Any, kind: Any, origin: str, where: str) -> None:
     elif isinstance(value, str) and "\0" in value:
         expected = "text without zero bytes"
     if expected:
-        raise ConfigError(f"{origin}: {where} is {value!r}, expected {expected}")
+        raise ConfigError(f"{origin}: {where} is {_short(value)}, expected {expected}")
 
 
 def _chosen(value: Any, kind: Any, origin: str, where: str) -> Any:
@@ -228,6 +210,8 @@ def _explain(error: pydantic.ValidationError, content: Any) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return _in_place(message, place, first["input"])
+    # What pydantic calls these is what they are in Python; in a recipe they are something else.
+    message = {"tuple_type": "expected a list", "dataclass_type": "expected a section"}.get(first["type"], message)
     got = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
     return f"{place}: {message[0].lower()}{message[1:]}{got}"
 
@@ -263,5 +247,8 @@ def _in_place(message: str, place: str, section: Any) -> str:
 
 def _short(value: Any) -> str:
     """A value as it was got, in one line of a length that can be read."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no more than some thousand digits
+        return "a number of too many digits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from stratarec.errors import StorageError
 from stratarec.files import storage_error, sync, sync_tree
-from stratarec.ownership import MARKER, Kind, check_replaceable, entries, held, kind_of, state
+from stratarec.holding import held
+from stratarec.ownership import MARKER, Kind, check_replaceable, entries, kind_of, state
 
 
 def remove(path: Path) -> None:
@@ -81,7 +82,7 @@ def put_back(path: Path, kind: Kind) -> None:
 def recover(path: Path, kind: Kind, stands: Callable[[Path], bool]) -> None:
     """Settle a replacement that was interrupted: it is finished if what is at `path` now `stands`, else undone."""
     old = aside(path)
-    if kind_of(old) != kind.name:
+    if old.is_symlink() or kind_of(old) != kind.name:
         return
     with contextlib.ExitStack() as stack:
         for folder in (old, path):  # whoever is replacing it now holds both

@@ -6,9 +6,12 @@ The library's own writer first copies every tensor into one buffer, which would 
 from __future__ import annotations
 
 import json
+import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,29 +29,68 @@ _NAMES = {
 }
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors in the safetensors format: the same tensors give the same bytes, in whatever order they come.
+class Spec(NamedTuple):
+    """Type and shape of a tensor in a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor | Pieces) -> Spec:
+        return cls(tensor.dtype, tuple(tensor.shape))
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """A tensor of which a part at a time is in memory.
+
+    Parameters
+    ----------
+    dtype, shape
+        Of all of it.
+    parts : callable
+        Gives its rows, some at a time.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: Callable[[], Iterable[Tensor]]
+
+
+def header(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int]]:
+    """What a file of such tensors begins with, and the place of each tensor in the file, in order.
 
     They lie as the library's own writer lays them: wide types first, which keeps each aligned, then by name.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, dict[str, object]] = {}
+    content: dict[str, dict[str, object]] = {}
     place = 0
-    for name, tensor in ordered:
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [place, place + size],
+    for name, spec in sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        content[name] = {
+            "dtype": _NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [place, place + spec.nbytes],
         }
-        place += size
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        place += spec.nbytes
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
+    front = struct.pack("<Q", len(text)) + text
+    return front, {name: len(front) + entry["data_offsets"][0] for name, entry in content.items()}  # type: ignore[index]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Pieces]) -> None:
+    """Write named tensors in the safetensors format: the same tensors give the same bytes, in any order."""
+    front, places = header({name: Spec.of(tensor) for name, tensor in tensors.items()})
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, tensor in ordered:
-            if tensor.numel():
-                file.write(tensor.detach().contiguous().reshape(-1).numpy().data)
+        file.write(front)
+        for name in places:
+            tensor = tensors[name]
+            for part in tensor.parts() if isinstance(tensor, Pieces) else (tensor,):
+                if part.numel():
+                    file.write(part.detach().contiguous().reshape(-1).numpy().data)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.data import dataset as storage
+from stratarec.artifacts import write_sealed
+from stratarec.batch import Batch
+from stratarec.data import writing as storage
 from stratarec.data.blocks import cut_sessions
-from stratarec.data.dataset import Dataset, file_hash
+from stratarec.data.dataset import Dataset
 from stratarec.data.groups import Repeats, dedup_factor
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.names import ROW
@@ -29,8 +31,7 @@ from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.data.window import _join_runs
 from stratarec.errors import ConfigError, DataError, DatasetError
-from stratarec.files import read_json, write_json
-from stratarec.jagged import Batch
+from stratarec.files import file_hash, read_json
 from stratarec.kernels.dedup import find_runs
 from stratarec.progress import SilentProgress
 
@@ -113,9 +114,9 @@ def samples_of(batches: list[Batch], keys: list[str]) -> Counter[str]:
     for batch in batches:
         plain = batch.expanded(keys)
         bags = [plain.sparse[key].to_list() for key in keys]
-        assert batch.group is not None
+        assert batch.user is not None
         found.update(
-            str((plain.label[b].item(), plain.dense[b].tolist(), batch.group[b].item(), [bag[b] for bag in bags]))
+            str((plain.label[b].item(), plain.dense[b].tolist(), batch.user[b].item(), [bag[b] for bag in bags]))
             for b in range(batch.size)
         )
     return found
@@ -186,11 +187,11 @@ def test_runs_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], u
         """Runs of samples that agree in every group with ids, and of one user."""
         options: dict[str, Any] = {"batch_size": 10_000, "unit": unit, "window_row_groups": 100, "shuffle": shuffle}
         (batch,) = Loader(grouped, "train", LoaderConfig(**options)).epoch(0)
-        assert batch.group is not None
+        assert batch.user is not None
         starts = np.array([0, batch.size])
         for group in batch.groups:
             starts = find_runs(group.inverse.numpy(), starts)
-        return len(starts), int((batch.group.diff() != 0).sum())
+        return len(starts), int((batch.user.diff() != 0).sum())
 
     stored, shuffled = runs(False), runs(True)
     # Runs that were neighbours may have met others of equal values, and parted from them.
@@ -213,8 +214,8 @@ def test_sessions_stay_together_unless_samples_are_shuffled(pair: tuple[Dataset,
     def switches(unit: Any) -> int:
         loader = Loader(grouped, "train", LoaderConfig(batch_size=10_000, unit=unit, window_row_groups=100))
         (batch,) = loader.epoch(0)
-        assert batch.group is not None
-        return int((batch.group.diff() != 0).sum())
+        assert batch.user is not None
+        return int((batch.user.diff() != 0).sum())
 
     assert switches("session") < 0.2 * switches("sample")
     for unit in ("session", "run"):
@@ -274,7 +275,7 @@ def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 6: column 'session': got nothing, expected a value"):
         prepare(config(tmp_path, "strict", schema()))
     skipped = prepare(config(tmp_path, "skipping", schema(), on_bad_row="skip"))
-    assert skipped.about["bad_rows"] == 1
+    assert skipped.about.bad_rows == 1
     assert sum(skipped.samples(split) for split in skipped.splits) == len(frame) - 1
 
 
@@ -336,8 +337,7 @@ def test_pointers_out_of_range_are_named(tmp_path: Path, table: str, column: str
     manifest = read_json(dataset.path / "dataset.json")
     entry = manifest["splits"]["train"][0]["tables"]
     entry.update(bytes=path.stat().st_size, hash=file_hash(path))
-    manifest["hash"] = storage._manifest_hash(manifest)
-    write_json(dataset.path / "dataset.json", manifest)
+    write_sealed(dataset.path / "dataset.json", {key: manifest[key] for key in manifest if key != "hash"})
     reopened = Dataset.open(dataset.path)
     with pytest.raises(DatasetError, match=message) as caught:
         list(Loader(reopened, "train", LoaderConfig()).epoch(0))

@@ -99,7 +99,7 @@ STALE: dict[str, Callable[[Path], object]] = {
     "a chunk's other fields": lambda work: change_json(work / "staged" / "00000000.json", renamed("times")),
     "a lost chunk": lambda work: (work / "staged" / "00000000.json").unlink(),
     "damaged rows": lambda work: (work / "staged" / "00000000.arrow").write_bytes(b"no more"),
-    "damaged counts": lambda work: (work / "counts" / "00000-C1.parquet").write_bytes(b"PAR1 no more"),
+    "damaged counts": lambda work: next((work / "counts").glob("00000-*C1.parquet")).write_bytes(b"PAR1 no more"),
     "other moments": lambda work: change_json(work / "counts" / "00000.json", renamed("moments")),
     "no positives": lambda work: change_json(work / "counts" / "00000.json", renamed("positives")),
     "a shard's other fields": lambda work: change_json(

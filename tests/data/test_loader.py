@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.data import dataset as storage
+from stratarec.batch import Batch
+from stratarec.data import writing as storage
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import DatasetError
-from stratarec.jagged import Batch
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def equal(one: Batch, other: Batch) -> bool:
     pairs = [(one.label, other.label), (one.dense, other.dense)]
-    assert one.group is not None
-    assert other.group is not None
-    pairs.append((one.group, other.group))
+    assert one.user is not None
+    assert other.user is not None
+    pairs.append((one.user, other.user))
     for left, right in [
         (one.sparse, other.sparse),
         *((a.bags(), b.bags()) for a, b in zip(one.groups, other.groups, strict=True)),
@@ -60,11 +60,11 @@ def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
     """Every sample as a tuple, in any order."""
     found: list[tuple[object, ...]] = []
     for batch in (expanded(batch) for batch in batches):
-        assert batch.group is not None
+        assert batch.user is not None
         bags = [batch.sparse[key].to_list() for key in batch.sparse.keys]
         found += [
             (label, group, *batch.dense[b].tolist(), *(tuple(bag[b]) for bag in bags))
-            for b, (label, group) in enumerate(zip(batch.label.tolist(), batch.group.tolist(), strict=True))
+            for b, (label, group) in enumerate(zip(batch.label.tolist(), batch.user.tolist(), strict=True))
         ]
     return sorted(found)
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from recipes import tiny
+from stratarec.artifacts import write_sealed
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import check_prepared, input_difference
@@ -75,7 +76,9 @@ def root(trained: Path, tmp_path: Path) -> Path:
     """A copy of all that in which the run names its own data set."""
     shutil.copytree(trained, tmp_path / "copy")
     recipe = tmp_path / "copy" / "run" / "recipe.json"
-    recipe.write_text(recipe.read_text().replace(str(trained), str(tmp_path / "copy")))
+    content = json.loads(recipe.read_text().replace(str(trained), str(tmp_path / "copy")))
+    del content["hash"]
+    write_sealed(recipe, content)
     return tmp_path / "copy"
 
 

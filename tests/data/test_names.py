@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -12,6 +13,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
@@ -19,7 +21,9 @@ from stratarec.errors import ConfigError
 
 ODD = [
     "label", "count", "value", "id", "__row", "__file", "__split", "__group", "__time", "__session", "__partition",
-    "__place", "a.b", "samples", "session", "@", "x" * 200,
+    "__place", "a.b", "samples", "session", "@", "x" * 200, "*", "c*", "^c", "c$", "[", "[/x]", "a/b", "/", "..", "%2F",
+    "a%2Fb", "../../../evil", "/etc/passwd", "~", " ", "-rf", "$HOME", "<script>", "{}", "\\", "汉", "é" * 100,
+    "pa\u202eth",
 ]  # fmt: skip
 
 
@@ -80,7 +84,10 @@ def test_a_feature_may_have_any_ordinary_name(tmp_path: Path, name: str, groups:
     assert samples(dataset, name) == sorted(expected)
 
 
-@pytest.mark.parametrize("group", ["history.events", "sessions", "events", "found_1", "pointers"])
+@pytest.mark.parametrize(
+    "group",
+    ["history.events", "sessions", "events", "found_1", "pointers", "*", "a/b", "..", "[/x]", "number/x"],
+)
 def test_a_group_may_have_any_ordinary_name(tmp_path: Path, group: str) -> None:
     frame = log(tmp_path / "log.parquet", "item")
     dataset = prepared(tmp_path, "item", group=group)
@@ -103,15 +110,15 @@ def test_key_columns_may_have_names_that_features_may_not(tmp_path: Path) -> Non
     ("name", "expected"),
     [
         ("", "that is not empty"),
-        ("a/b", "without '/'"),
+        ("__metadata__", "that safetensors does not keep for itself"),
         ("a\x00b", "without control characters"),
         ("line\nbreak", "without control characters"),
         ("@sessions", "without '@' at its beginning"),
         ("@", "without '@' at its beginning"),
         ("x" * 201, "of at most 200 bytes"),
         ("é" * 101, "of at most 200 bytes"),
-        ("*", "that is no pattern"),
         ("^a.*$", "that is no pattern"),
+        ("\x1b[31mred", "without control characters"),
     ],
 )
 def test_names_that_cannot_be_are_refused_with_their_field(name: str, expected: str) -> None:
@@ -119,14 +126,14 @@ def test_names_that_cannot_be_are_refused_with_their_field(name: str, expected: 
     for field, make in {
         "schema.dense[1].name": lambda: Schema(dense=(DenseFeature(name="d"), DenseFeature(name=name))),
         "schema.sparse[1].name": lambda: Schema(sparse=(fine, SparseFeature(name=name))),
-        "schema.sparse[0].vocabulary": lambda: Schema(sparse=(SparseFeature(name="c", vocabulary=name or "/"),)),
-        "schema.dense[0].group": lambda: Schema(dense=(DenseFeature(name="d", group=name or "/"),)),
-        "schema.sparse[0].group": lambda: Schema(sparse=(SparseFeature(name="c", group=name or "/"),)),
+        "schema.sparse[0].vocabulary": lambda: Schema(sparse=(SparseFeature(name="c", vocabulary=name or "@"),)),
+        "schema.dense[0].group": lambda: Schema(dense=(DenseFeature(name="d", group=name or "@"),)),
+        "schema.sparse[0].group": lambda: Schema(sparse=(SparseFeature(name="c", group=name or "@"),)),
     }.items():
         with pytest.raises(ConfigError) as caught:
             make()
         # An empty vocabulary or group is the usual one.
-        shown, wanted = (name, expected) if name or field.endswith(".name") else ("/", "without '/'")
+        shown, wanted = (name, expected) if name or field.endswith(".name") else ("@", "without '@'")
         assert str(caught.value).startswith(f"{field} is {shown!r}, expected a name {wanted}")
         assert "\n" not in str(caught.value)
 
@@ -138,7 +145,7 @@ def test_names_that_cannot_be_are_refused_with_their_field(name: str, expected: 
         ({"time": "@row"}, r"schema\.time is '@row', expected a name that is none of StrataRec's own columns"),
         ({"user": "label"}, r"schema\.user is 'label', which is the label column"),
         ({"session": "tags"}, r"schema\.session is 'tags', a feature of several values"),
-        ({"session": "*"}, r"schema\.session is '\*', expected a name that is no pattern"),
+        ({"session": "a\x1bb"}, r"schema\.session is 'a\\x1bb', expected a name without control characters"),
     ],
 )
 def test_keys_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
@@ -165,3 +172,80 @@ def test_a_history_uses_the_vocabulary_of_what_it_is_a_history_of(tmp_path: Path
     dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=SplitConfig(valid=0.0, test=0.0)))
     assert list(dataset.table_rows()) == ["items"]
     assert dataset.schema.sparse[1].vocabulary == "items"
+
+
+def test_names_are_no_patterns_over_other_names(tmp_path: Path) -> None:
+    """The values of each column are its own, and so are the counts."""
+    names = ["C*", "C1", "C[1]", "C?", "*", "C/1", "C%2F1", "..", "C 1", "C-1", "é", "É", "C.1", "C"]
+    frame = pl.DataFrame(
+        {name: [f"{place}-{row % (place + 2)}" for row in range(60)] for place, name in enumerate(names)}
+    ).with_columns(pl.Series("click", [row % 2 for row in range(60)]))
+    frame.write_parquet(tmp_path / "log.parquet")
+    schema = Schema(label="click", sparse=tuple(SparseFeature(name=name) for name in names))
+    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
+    dataset = prepare(
+        PrepareConfig(
+            source=source, path=str(tmp_path / "data"), split=SplitConfig(valid=0.0, test=0.0),
+            vocabulary=VocabularyConfig(min_count=1), shard_samples=25,
+        )
+    )  # fmt: skip
+    table = dataset.read_row_group("train", 0, 0)
+    for name in names:
+        stored = pl.read_parquet(dataset.path / dataset.vocabularies[name].path)
+        assert set(stored["value"].drop_nulls()) == set(frame[name])
+        assert stored["count"].sum() == 60
+        assert [stored["value"][int(each)] for each in table[name].to_pylist()] == frame[name].to_list()
+    assert sorted(path.name for path in (dataset.path / "vocabulary").iterdir()) == sorted(
+        f"{place:04d}{slug}.parquet"
+        for place, slug in enumerate(
+            ["-C", "-C1", "-C-1", "-C", "", "-C-1", "-C-2F1", "", "-C-1", "-C-1", "-e", "-E", "-C-1", "-C"]
+        )
+    )
+
+
+@pytest.mark.parametrize("times", ["*", "[", "a/b"])
+def test_keys_are_no_patterns_either(tmp_path: Path, times: str) -> None:
+    frame = log(tmp_path / "log.parquet", "item").rename({"time": times, "who": f"{times}w", "visit": f"{times}v"})
+    frame.sample(fraction=1.0, shuffle=True, seed=1).write_parquet(tmp_path / "log.parquet")
+    history = SparseFeature(name="history", kind="history", of="item", max_length=50)
+    schema = Schema(
+        label="click", sparse=(SparseFeature(name="item"), history), time=times, user=f"{times}w", session=f"{times}v"
+    )
+    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
+    dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=SplitConfig(valid=0.0, test=0.0)))
+    table = dataset.read_row_group("train", 0, 0)
+    seconds = table["@time"].to_pylist()
+    positives = {second: second % 2 for second in range(60)}
+    assert sorted(seconds) == list(range(60))
+    for second, items in zip(seconds, table["history"].to_pylist(), strict=True):
+        assert len(items) == sum(positives[each] for each in range(second // 12 * 12, second))
+
+
+def test_a_click_log_may_have_columns_of_any_name(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {
+            "[u]": rows.integers(0, 20, 500), "a/b": rows.integers(0, 30, 500),
+            "t*": np.sort(rows.integers(0, 20_000, 500)), "*": rows.integers(0, 9, 500),
+        }
+    )  # fmt: skip
+    found = {}
+    for root, names in (("odd", frame.columns), ("plain", ["user", "item", "time", "ctx"])):
+        (tmp_path / root).mkdir()
+        renamed = frame.rename(dict(zip(frame.columns, names, strict=True)))
+        renamed.write_parquet(tmp_path / root / "log.parquet")
+        user, item, time, context = names
+        source = ClicksConfig(
+            paths=(str(tmp_path / root / "log.parquet"),),
+            user=user,
+            item=item,
+            time=time,
+            session="",
+            contexts=(context,),
+        )
+        dataset = prepare(
+            PrepareConfig(source=source, path=str(tmp_path / root / "data"), split=SplitConfig(valid=0.0, test=0.0))
+        )
+        table = dataset.read_row_group("train", 0, 0)
+        found[root] = [table[name].to_pylist() for name in table.column_names]
+    assert found["odd"] == found["plain"]

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from stratarec.data import dataset as storage
+from stratarec.batch import Batch
+from stratarec.data import writing as storage
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import PrepareConfig, prepare
@@ -25,7 +26,6 @@ from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.staging import split_rows
 from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.jagged import Batch
 
 NAMES = [
     "label", "count", "value", "id", "row", "start", "__row", "__file", "__split", "__group", "__time", "__session",
@@ -217,7 +217,7 @@ def expanded(batch: Batch, keys: list[str]) -> list[tuple[Any, ...]]:
     """Label, dense values, bags and user of each sample."""
     plain = batch.expanded(keys)
     bags = [plain.sparse[key].to_list() for key in keys]
-    users = [0] * batch.size if batch.group is None else batch.group.tolist()
+    users = [0] * batch.size if batch.user is None else batch.user.tolist()
     columns = (plain.label.tolist(), map(tuple, plain.dense.tolist()), users)
     return [
         (*row, tuple(tuple(values[place]) for values in bags))

@@ -154,7 +154,7 @@ def test_ids_are_ranked_by_training_lookups(tmp_path: Path) -> None:
     dataset = prepare(clicks_config(tmp_path))
     train = decoded(dataset, "train")
     lookups = Counter(train["item_id"].to_list()) + Counter(i for bag in train["history"] for i in bag)
-    table = pl.read_parquet(dataset.path / "vocabulary/item_id.parquet")
+    table = pl.read_parquet(dataset.path / dataset.vocabularies["item_id"].path)
     known = table.head(dataset.vocabularies["item_id"].values)
     assert known["count"].to_list() == sorted(known["count"].to_list(), reverse=True)
     assert dict(zip(known["value"], known["count"], strict=True)) == dict(lookups)
@@ -238,9 +238,9 @@ def test_bad_rows_are_counted_and_one_class_is_refused(tmp_path: Path) -> None:
     source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
     config = PrepareConfig(source=source, path=str(tmp_path / "data"), on_bad_row="skip")
     dataset = prepare(config)
-    assert dataset.about["bad_rows"] == 20
+    assert dataset.about.bad_rows == 20
     for example, expected in zip(
-        dataset.about["bad_examples"], ("2: column 'd': got inf", "3: column 'y': got 2"), strict=False
+        dataset.about.bad_examples, ("2: column 'd': got inf", "3: column 'y': got 2"), strict=False
     ):
         assert f"row {expected}, expected" in example
     with pytest.raises(DataError, match=r"row 2: column 'd': got inf, expected a finite number"):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,10 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
+from stratarec.data.matching import settings as settings_of
+from stratarec.data.prepare import PrepareConfig
+from stratarec.data.sources import text
 from stratarec.data.sources.avazu import CATEGORIES, AvazuConfig, AvazuSource
 from stratarec.data.sources.base import OnBadRow
+from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.criteo import DENSE, SPARSE, CriteoConfig, CriteoSource
-from stratarec.errors import DataError
+from stratarec.errors import ConfigError, DataError
 
 
 def line(label: str = "1", dense: str = "5", sparse: str = "a9", fields: int = 40) -> bytes:
@@ -263,3 +271,105 @@ def test_the_first_bad_line_is_named_whatever_is_wrong_with_it(tmp_path: Path) -
     path.write_bytes(b"\n".join(rows) + b"\n")
     with pytest.raises(DataError, match="line 2: got 3 fields"):
         read(source(path))
+
+
+def packed(content: bytes, codec: str, repeats: int = 1) -> bytes:
+    """`repeats` times the content, compressed piece by piece: the pieces of these formats may stand in a row."""
+    return pa.compress(content, codec=codec, asbytes=True) * repeats if codec else content * repeats
+
+
+@pytest.mark.parametrize(("ending", "codec"), [(".gz", "gzip"), (".zst", "zstd"), ("", "")])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_without_an_end_is_refused_before_it_is_read(
+    tmp_path: Path, ending: str, codec: str, end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"log.tsv{ending}"
+    size = 64 << 20
+    path.write_bytes(packed(bytes(size), codec, 64 if codec == "zstd" else 1) + (packed(end, codec) if end else b""))
+    held = 0
+
+    def count(*arguments: Any) -> Iterator[bytes]:
+        nonlocal held
+        for piece in decompressed(*arguments):
+            held += len(piece)
+            yield piece
+
+    decompressed = text._decompressed
+    monkeypatch.setattr(text, "_decompressed", count)
+    began = time.monotonic()
+    for use in (lambda source: source.estimate_rows(), lambda source: list(source.chunks(tmp_path))):
+        with pytest.raises(DataError, match=r"line 1: longer than 1,048,576 bytes; .*data\.source\.max_line_bytes$"):
+            use(CriteoSource(CriteoConfig(paths=(str(path),)), "error"))
+    assert time.monotonic() - began < 10
+    assert held <= 2 * text.BLOCK_BYTES + (4 << 20)
+
+
+@pytest.mark.parametrize("block_bytes", [64, 1000, 1 << 20])
+@pytest.mark.parametrize("long", [299, 300, 301, 5000])
+@pytest.mark.parametrize("line", [1, 2, 40, 80])
+def test_the_longest_line_is_the_same_wherever_blocks_end(
+    tmp_path: Path, block_bytes: int, long: int, line: int
+) -> None:
+    row = "1" + "\t" * 39
+    lines = [row] * 80
+    lines[line - 1] = row + "x" * (long - len(row))
+    for ends in ("\n", ""):
+        (tmp_path / "log.tsv").write_text("\n".join(lines) + ends)
+        source = CriteoSource(
+            CriteoConfig(paths=(str(tmp_path / "log.tsv"),), max_line_bytes=300), "skip", block_bytes=block_bytes
+        )
+        if long <= 300:
+            assert sum(chunk.frame.height for chunk in source.chunks(tmp_path)) == 80
+        else:
+            with pytest.raises(DataError, match=rf"log\.tsv, line {line}: longer than 300 bytes; .*max_line_bytes"):
+                list(source.chunks(tmp_path))
+
+
+def test_a_line_in_many_blocks_is_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = "1" + "\t" * 39
+    (tmp_path / "log.tsv").write_text(row + "x" * (1 << 23) + "\n" + row)
+    config = CriteoConfig(paths=(str(tmp_path / "log.tsv"),), max_line_bytes=1 << 24)
+    began = time.monotonic()
+    source = CriteoSource(config, "error", block_bytes=256)
+    assert sum(chunk.frame.height for chunk in source.chunks(tmp_path)) == 2
+    # Adding each piece to those before copies 128 GiB.
+    assert time.monotonic() - began < 10
+
+
+def test_limits_are_sizes_and_say_nothing_of_the_content(tmp_path: Path) -> None:
+    assert CriteoConfig(max_line_bytes="2MiB").max_line_bytes == 2 << 20  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"data\.source\.max_line_bytes is 'long', expected a size"):
+        CriteoConfig(max_line_bytes="long")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"data\.source\.max_row_group_bytes is 0, expected at least one byte"):
+        ClicksConfig(max_row_group_bytes=0)
+    found = [
+        settings_of(PrepareConfig(path="x", source=CriteoConfig(max_line_bytes=size))) for size in (1 << 20, 1 << 21)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (os.mkfifo, "it is a pipe, which can be read only once"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a device"),
+        (lambda path: path.mkdir(), "is a directory, expected a file"),
+    ],
+)
+def test_special_files_are_no_logs(tmp_path: Path, make: Callable[[Path], None], what: str) -> None:
+    make(tmp_path / "log.tsv")
+    began = time.monotonic()
+    for pattern in ("log.tsv", "*.tsv"):
+        with pytest.raises(DataError, match=what):
+            CriteoSource(CriteoConfig(paths=(str(tmp_path / pattern),)), "error")
+    assert time.monotonic() - began < 10
+
+
+def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "log.tsv").write_text("1" + "\t" * 39)
+    source = CriteoSource(CriteoConfig(paths=(str(tmp_path / "log.tsv"),)), "error")
+    (tmp_path / "log.tsv").unlink()
+    os.mkfifo(tmp_path / "log.tsv")
+    for use in (lambda: list(source.chunks(tmp_path)), source.fingerprint):
+        with pytest.raises(DataError, match="it is a pipe"):
+            use()

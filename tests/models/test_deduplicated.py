@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from stratarec.batch import Batch
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig
-from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
+from stratarec.inverse import InverseJagged, JaggedWindows
+from stratarec.jagged import KeyedJagged
 from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
 from stratarec.models.dedup import look_up
 

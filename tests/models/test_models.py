@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from stratarec.batch import Batch
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.errors import ConfigError
-from stratarec.jagged import Batch, JaggedTensor, KeyedJagged
+from stratarec.jagged import JaggedTensor, KeyedJagged
 from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
 
 ROWS = {"item": 40, "tags": 12, "place": 5}

@@ -278,7 +278,7 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Any) -> None:
     with pytest.raises(DatasetError, match=r"tables\.0\.rows"):
         Plan.from_dict(content)
     path.write_text("[]")
-    with pytest.raises(DatasetError, match="no plan"):
+    with pytest.raises(DatasetError, match="expected an object, got"):
         Plan.load(path)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from stratarec.batch import Batch
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.jagged import Batch, KeyedJagged
+from stratarec.jagged import KeyedJagged
 from stratarec.models import DLRMConfig, build_model
 from stratarec.models.dedup import Lookup
 from stratarec.training.checkpoint import CheckpointConfig

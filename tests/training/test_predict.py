@@ -12,7 +12,7 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data import dataset as storage
+from stratarec.data import writing as storage
 from stratarec.data.prepare import prepare
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe

@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
-import torch
 import yaml
 
 from recipes import KILLS, assert_same_model, last, start, tiny
+from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
+from stratarec.data.sources.synthetic import SyntheticSource
 from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
-from stratarec.training.export import load_export
 from stratarec.training.trainer import Trainer
 
 
@@ -219,7 +220,10 @@ def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.Capt
     assert main(["predict", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "scores.parquet")]) == 0
     assert main(["export", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 0
     scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
-    np.testing.assert_allclose(exported_scores(tmp_path), scores, atol=1e-6)
+    source = SyntheticSource(Recipe.load(tmp_path / "r.yaml").data.source)  # type: ignore[arg-type]
+    frame = pl.concat([chunk.frame for chunk in source.chunks(tmp_path)])
+    rows = pq.read_table(tmp_path / "scores.parquet")["row"].to_numpy() - 1
+    np.testing.assert_allclose(Scorer.open(tmp_path / "out").score(frame[rows]), scores, atol=1e-6)
     html = (tmp_path / "run" / "report.html").read_text()
     assert html.count("<svg") == 3
     assert re.findall(r"<tr[^>]*>\s*<td[^>]*>(\w+)</td>", html)[-4:] == ["test", "train", "valid", "test"]
@@ -227,26 +231,6 @@ def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.Capt
     assert "http://" not in html.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
-
-
-def exported_scores(root: Path) -> np.ndarray[Any, Any]:
-    """Probabilities of the test split from the exported files and the prepared shards alone."""
-    network, tables, manifest = load_export(root / "out")
-    dataset = Dataset.open(root / "data")
-    found = []
-    for number, shard in enumerate(dataset.shards("test")):
-        for group in range(len(shard.row_groups)):
-            table = dataset.read_row_group("test", number, group)
-            dense = np.stack([table[entry["name"]].to_numpy() for entry in manifest["dense"]], axis=1)
-            pooled = []
-            for entry in manifest["pooled"]:
-                ids = table[entry["feature"]].to_numpy()
-                rows = tables[entry["table"]][np.maximum(ids, 0)].clone()
-                rows[torch.from_numpy(ids < 0)] = 0
-                pooled.append(rows)
-            with torch.no_grad():
-                found.append(network(torch.from_numpy(dense), torch.cat(pooled, dim=1)).numpy())
-    return np.concatenate(found)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.window import Table, Window
-from stratarec.jagged import Batch, InverseJagged, JaggedWindows, KeyedJagged
+from stratarec.inverse import InverseJagged, JaggedWindows
+from stratarec.jagged import KeyedJagged
 from stratarec.kernels.batches import end_bags, join_windows, number_pointers, scatter_rows, spread_rows, take_bags
 
 
@@ -41,7 +43,7 @@ def _cut(window: Window, rows: NDArray[np.int32], dataset: Dataset) -> Batch:
         dense=torch.from_numpy(dense),
         sparse=_keyed(samples.sparse, *end_bags(values, singles, missing, samples.lists, rows), size),
         groups=(*groups, *(_history(name, window.tables[name], tables[name]) for name in dataset.windows)),
-        group=torch.from_numpy(words[:front].view(np.int64)) if window.users else None,
+        user=torch.from_numpy(words[:front].view(np.int64)) if window.users else None,
     )
 
 

@@ -1,23 +1,21 @@
-"""A prepared data set on disk: it describes itself, and is checked by hash when it is opened.
+"""A prepared data set on disk: it describes itself, and is checked when it is opened and read.
 
     stratarec.json                      says that this is a data set of StrataRec's making
-    dataset.json                        schema, counts, splits, groups, vocabulary sizes, hashes, format version
-    vocabulary/<name>.parquet           value, id, count
+    dataset.json                        what `manifest` says
+    vocabulary/0000-<name>.parquet      value, id, count
     <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row
     <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
                                         column ``<table>/<column>`` holding the whole column as one list
 
-Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only this
-module and `blocks` know the layout; `prepare` writes and the loader reads through them. What begins with @ is in
-`names`.
+Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only `writing`,
+`layout`, `reading` and `blocks` know the layout of files. What begins with @ is in `names`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,196 +24,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.blocks import Block, Encoded
+from stratarec.artifacts import own_file
+from stratarec.data.blocks import Block
+from stratarec.data.layout import Layout
+from stratarec.data.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
 from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER
 from stratarec.data.reading import BlockReader
-from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.schema import DenseFeature
 from stratarec.data.splits import SPLITS
-from stratarec.data.vocabulary import Vocabulary
 from stratarec.errors import DatasetError
-from stratarec.files import file_hash, read_json, reading, write_atomic, write_json
+from stratarec.files import reading
 from stratarec.hashes import file_hashes
-from stratarec.ownership import MARKER, Kind, kind_of
+from stratarec.holding import held
+from stratarec.ownership import MARKER, kind_of
 
-FORMAT = 4
-ROW_GROUP = 1 << 16
-MANIFEST = "dataset.json"
-DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
-LEVEL = 1
-"""Of zstd."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredFile:
-    """A file and what it must be."""
-
-    path: str
-    """Relative to the data set."""
-    bytes: int
-    hash: str
-    """xxh3_128 of the file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """Samples, and the tables that they point into."""
-
-    path: str
-    """Relative to the data set."""
-    samples: int
-    row_groups: tuple[int, ...]
-    """Samples of each row group."""
-    bytes: int
-    hash: str
-    """xxh3_128 of the file."""
-    tables: StoredFile | None = None
-    """Only where the data set has groups."""
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Shard:
-        tables = content.get("tables")
-        changes = {"row_groups": tuple(content["row_groups"]), "tables": StoredFile(**tables) if tables else None}
-        return cls(**{**content, **changes})
-
-
-@dataclass(frozen=True, kw_only=True)
-class VocabularyInfo:
-    """One vocabulary and its file."""
-
-    rows: int
-    """Rows that a table needs: values and tail buckets."""
-    values: int
-    tail_buckets: int
-    digest: str
-    """xxh3_128 of the values in order of id."""
-    path: str
-    bytes: int
-    hash: str
-
-
-def write_shard(root: Path, split: str, number: int, encoded: Encoded) -> Shard:
-    """Write encoded samples and their tables as shard `number` of `split`."""
-    blocks = list(encoded.blocks(ROW_GROUP))
-    name = f"{split}/shard-{number:05d}"
-    samples = _store(root, f"{name}.parquet", [block.samples for block in blocks])
-    tables = None
-    if any(block.tables for block in blocks):
-        tables = _store(root, f"{name}.tables.parquet", [_one_row(block) for block in blocks])
-    groups = tuple(block.samples.num_rows for block in blocks)
-    return Shard(**vars(samples), samples=sum(groups), row_groups=groups, tables=tables)
-
-
-def _store(root: Path, relative: str, parts: Sequence[pa.Table]) -> StoredFile:
-    """Write each part as one row group."""
-    path = root / relative
-
-    def write(temporary: Path) -> None:
-        with pq.ParquetWriter(temporary, parts[0].schema, **parquet_options(parts[0])) as writer:
-            for part in parts:
-                writer.write_table(part, row_group_size=max(part.num_rows, 1))
-
-    write_atomic(path, write)
-    return StoredFile(path=relative, bytes=path.stat().st_size, hash=file_hash(path))
-
-
-def parquet_options(sample: pa.Table) -> dict[str, Any]:
-    """Codec, level, and for each column the encoding that is the smallest on `sample`.
-
-    Dictionary indices are packed by the bit, which hides from zstd what repeats by the byte, so which one is smaller is
-    a matter of the column: pointers go as differences, precise numbers plain, categories by dictionary.
-    """
-    chosen: dict[str, str | None] = {}
-    for name, path in _leaves(sample.schema):
-        # A feature may be called what Parquet calls the values of another one's lists: a dictionary suits any type.
-        chosen[path] = None if path in chosen else _smallest(sample.select([name]), path)
-    return {
-        "compression": "zstd",
-        "compression_level": LEVEL,
-        "use_dictionary": [path for path, encoding in chosen.items() if encoding is None],
-        "column_encoding": {path: encoding for path, encoding in chosen.items() if encoding is not None},
-    }
-
-
-def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str]]:
-    """Column and the path of what it holds, lists unfolded."""
-    for column in schema:
-        kind, path = column.type, column.name
-        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            kind, path = kind.value_type, f"{path}.list.element"
-        yield column.name, path
-
-
-def _smallest(column: pa.Table, path: str) -> str | None:
-    """The encoding of the smallest file, ties by order; None for a dictionary."""
-    sizes: dict[str | None, int] = {}
-    for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
-        options: dict[str, Any] = {"use_dictionary": True}
-        if encoding is not None:
-            options = {"use_dictionary": False, "column_encoding": {path: encoding}}
-        buffer = pa.BufferOutputStream()
-        try:
-            pq.write_table(column, buffer, compression="zstd", compression_level=LEVEL, **options)
-        except (pa.ArrowException, OSError):  # an encoding that this type has not
-            continue
-        sizes[encoding] = buffer.getvalue().size
-    return min(sizes, key=lambda encoding: sizes[encoding])
-
-
-def _one_row(block: Block) -> pa.Table:
-    columns = {}
-    for table, content in block.tables.items():
-        for name in content.column_names:
-            values = content[name].combine_chunks()
-            offsets = pa.array([0, len(values)], pa.int32())
-            columns[f"{table}/{name}"] = pa.ListArray.from_arrays(offsets, values)
-    return pa.table(columns)
-
-
-def write_vocabulary(root: Path, name: str, vocabulary: Vocabulary) -> VocabularyInfo:
-    """Write a vocabulary's table."""
-    relative = f"vocabulary/{name}.parquet"
-    table = vocabulary.frame().to_arrow()
-    write_atomic(root / relative, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
-    return VocabularyInfo(
-        rows=vocabulary.rows,
-        values=len(vocabulary.values),
-        tail_buckets=vocabulary.tail_buckets,
-        digest=vocabulary.digest,
-        path=relative,
-        bytes=(root / relative).stat().st_size,
-        hash=file_hash(root / relative),
-    )
-
-
-def write_manifest(
-    root: Path,
-    *,
-    name: str,
-    schema: Schema,
-    groups: Mapping[str, Sequence[str]] | None,
-    splits: Mapping[str, Sequence[Shard]],
-    positives: Mapping[str, int],
-    vocabularies: Mapping[str, VocabularyInfo],
-    about: Mapping[str, Any],
-) -> None:
-    """Write ``dataset.json``, last of all. `about` says how the data set was made."""
-    content = {
-        "format": FORMAT,
-        "name": name,
-        "schema": asdict(schema),
-        "groups": None if groups is None else {group: list(names) for group, names in groups.items()},
-        "splits": {split: [asdict(shard) for shard in shards] for split, shards in splits.items()},
-        "positives": dict(positives),
-        "vocabularies": {key: asdict(info) for key, info in vocabularies.items()},
-        "about": dict(about),
-    }
-    content["hash"] = _manifest_hash(content)
-    write_json(root / MANIFEST, content)
-
-
-def _manifest_hash(content: Mapping[str, Any], without: Sequence[str] = ("hash",)) -> str:
-    bare = {key: value for key, value in content.items() if key not in without}
-    return hashlib.blake2b(json.dumps(bare, sort_keys=True).encode(), digest_size=16).hexdigest()
+Verify = Literal["full", "all", "used"]
 
 
 class Dataset:
@@ -224,30 +47,26 @@ class Dataset:
     Use `Dataset.open`.
     """
 
-    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
-        self.path = path
-        self.name: str = content["name"]
-        self.schema = _schema(content["schema"])
-        self.deduplicated = content["groups"] is not None
-        self.groups: dict[str, tuple[str, ...]] = {
-            name: tuple(features) for name, features in (content["groups"] or {}).items()
-        }
-        self.splits = {split: tuple(Shard.from_dict(shard) for shard in content["splits"][split]) for split in SPLITS}
-        self.positives: dict[str, int] = content["positives"]
-        self.vocabularies = {key: VocabularyInfo(**info) for key, info in content["vocabularies"].items()}
-        self.about: dict[str, Any] = content["about"]
-        self.fingerprint = _manifest_hash(content, ("hash", "name", "about"))
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self.name, self.schema, self.about = manifest.name, manifest.columns, manifest.about
+        self.deduplicated = manifest.deduplicated
+        self.groups = dict(manifest.groups or {})
+        self.splits = {split: manifest.splits[split] for split in SPLITS}
+        self.positives, self.vocabularies = manifest.positives, manifest.vocabularies
+        self.fingerprint = manifest.fingerprint
         """Hash of what the data set holds: equal for data sets whose every file is equal, however they were made."""
+        self._right: set[str] = set()
 
     @classmethod
-    def open(cls, path: str | Path, *, verify: Literal["full", "changed", "sizes"] = "changed") -> Dataset:
+    def open(cls, path: str | Path, *, verify: Verify = "all") -> Dataset:
         """Open and check a prepared data set.
 
         Parameters
         ----------
-        verify : {"full", "changed", "sizes"}
-            ``full`` reads and hashes every file; ``changed`` those alone whose size, times or inode are not what they
-            were when this user last hashed them; ``sizes`` checks sizes alone.
+        verify : {"full", "all", "used"}
+            Which files are compared with their hash: ``full`` reads every one; ``all`` every one whose size, times or
+            inode are not what they were when this user last hashed it; ``used`` likewise, each when it is first read.
 
         Raises
         ------
@@ -255,40 +74,54 @@ class Dataset:
             When it is missing, of another format, or a file is not what was written; the message names the file.
         """
         path = Path(path)
-        if not (path / MANIFEST).is_file():
+        if not os.path.lexists(path / MANIFEST):
             what = "it does not exist"
             if path.exists():
                 what = f"it is a {kind_of(path)}" if kind_of(path) else f"it has no {MANIFEST}"
             raise DatasetError(f"{path} is no prepared data set: {what}; run `stratarec prepare` first")
-        content = read_json(path / MANIFEST)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, dict) else "none"
-            raise DatasetError(f"{path / MANIFEST}: format {found}, expected {FORMAT}; prepare the data again")
-        if content.get("hash") != _manifest_hash(content):
-            raise DatasetError(f"{path / MANIFEST} was changed after it was written: its hash does not match")
+        dataset = cls(path, Manifest.read(path))
         if kind_of(path) != DATASET.name:
-            raise DatasetError(f"{path / MARKER} is missing or damaged; prepare the data again")
-        dataset = cls(path, content)
-        dataset._verify(verify)
+            raise DatasetError(f"{path / MARKER} is missing or damaged; {ADVICE}")
+        files = dataset.manifest.files()
+        for entry in files:
+            dataset._check_size(entry)
+        if verify != "used":
+            dataset._require(files, fresh=verify == "full")
         return dataset
 
-    def _verify(self, how: str) -> None:
-        shards = [shard for shards in self.splits.values() for shard in shards]
-        files: list[Shard | StoredFile | VocabularyInfo] = [*shards, *(s.tables for s in shards if s.tables)]
-        files += self.vocabularies.values()
-        for entry in files:
-            file = self.path / entry.path
-            size = file.stat().st_size if file.is_file() else None
-            if size != entry.bytes:
-                found = "is missing" if size is None else f"has {size} bytes, expected {entry.bytes}"
-                raise DatasetError(f"{file} {found}; prepare the data again")
-        if how == "sizes":
-            return
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the data set from being replaced while it is read.
+
+        Raises
+        ------
+        StorageError
+            When it is being replaced.
+        DatasetError
+            When it was, since it was opened, by one that holds something else.
+        """
+        with held(self.path, shared=True):
+            if Manifest.read(self.path).fingerprint != self.fingerprint:
+                raise DatasetError(f"{self.path} was prepared anew while it was opened; start again")
+            yield
+
+    def _check_size(self, entry: StoredFile) -> None:
+        try:
+            size = own_file(self.path, entry.path).stat().st_size
+        except (OSError, ValueError) as error:
+            raise DatasetError(f"{error}; {ADVICE}") from error
+        if size != entry.bytes:
+            raise DatasetError(f"{self.path / entry.path} has {size} bytes, expected {entry.bytes}; {ADVICE}")
+
+    def _require(self, files: Sequence[StoredFile], *, fresh: bool = False) -> None:
+        """Refuse files that are not what was written; each is hashed at most once."""
+        files = [entry for entry in files if entry.path not in self._right]
         with reading(self.path):
-            hashes = file_hashes([self.path / entry.path for entry in files], fresh=how == "full")
+            hashes = file_hashes([self.path / entry.path for entry in files], fresh=fresh)
         for entry, digest in zip(files, hashes, strict=True):
             if digest != entry.hash:
-                raise DatasetError(f"{self.path / entry.path} is damaged: its hash does not match")
+                raise DatasetError(f"{self.path / entry.path} is damaged: its hash does not match; {ADVICE}")
+            self._right.add(entry.path)
 
     def inputs(self) -> dict[str, Any]:
         """What ids and dense values of a batch mean, as JSON: a model is of use with equal inputs alone.
@@ -309,8 +142,8 @@ class Dataset:
         kept = ("name", "transform", "standardize")
         found = {key: getattr(feature, key) for key in kept}
         if feature.standardize:
-            moments = self.about["moments"][feature.name]
-            found |= {"mean": moments["mean"], "deviation": moments["deviation"]}
+            moments = self.about.moments[feature.name]
+            found |= {"mean": moments.mean, "deviation": moments.deviation}
         return found
 
     def samples(self, split: str) -> int:
@@ -319,9 +152,10 @@ class Dataset:
 
     def shards(self, split: str) -> tuple[Shard, ...]:
         """Shards of a split."""
-        if split not in self.splits:
-            raise DatasetError(f"{self.path} has no split {split!r}; it has {', '.join(self.splits)}")
-        return self.splits[split]
+        for name, shards in self.splits.items():
+            if name == split:
+                return shards
+        raise DatasetError(f"{self.path} has no split {split!r}; it has {', '.join(self.splits)}")
 
     def table_rows(self) -> dict[str, int]:
         """Vocabulary -> rows that its table needs."""
@@ -329,8 +163,16 @@ class Dataset:
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
         """``[rows]`` training lookups of each id."""
-        table = pq.read_table(self.path / self.vocabularies[vocabulary].path, columns=["count"])
-        counts: NDArray[np.int64] = table["count"].to_numpy()
+        info = self.vocabularies[vocabulary]
+        self._require([info])
+        path = self.path / info.path
+        with reading(path):
+            column = pq.read_table(path, columns=["count"])["count"]
+            if column.type != pa.int64() or len(column) != info.rows or column.null_count:
+                raise DatasetError(f"{path}: {len(column)} counts of {column.type}, expected {info.rows} of int64")
+            counts: NDArray[np.int64] = column.to_numpy()
+            if counts.min() < 0 or counts.max() >= 1 << 53:
+                raise DatasetError(f"{path}: counts of {counts.min()} to {counts.max()}, expected 0 to 2**53")
         return counts
 
     def row_numbers(self, split: str) -> Iterator[NDArray[np.int64]]:
@@ -341,7 +183,7 @@ class Dataset:
         DatasetError
             Where the data set was prepared without.
         """
-        if not self.about["rows"]["kept"]:
+        if not self.about.rows.kept:
             raise DatasetError(f"{self.path} does not know rows of the log; prepare it with data.keep_rows")
         with self.reader(split) as reader:
             for number, shard in enumerate(self.shards(split)):
@@ -361,8 +203,9 @@ class Dataset:
         unused : bool
             Read what training makes no use of too: times, and sessions of samples.
         """
-        files = [(shard.path, shard.tables.path if shard.tables else None) for shard in self.shards(split)]
-        return BlockReader(self.path, files, tuple(self.groups), self.windows, unused=unused)
+        shards = self.shards(split)
+        self._require(self.manifest.files(split))
+        return BlockReader(self.path, shards, Layout.of(self.manifest), unused=unused)
 
     def read_block(self, split: str, shard: int, group: int) -> Block:
         """One row group with its tables; see `BlockReader.read`."""
@@ -375,9 +218,3 @@ class Dataset:
         names = [LABEL, *self.schema.names]
         names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})
-
-
-def _schema(content: Mapping[str, Any]) -> Schema:
-    dense = tuple(DenseFeature(**feature) for feature in content["dense"])
-    sparse = tuple(SparseFeature(**feature) for feature in content["sparse"])
-    return Schema(**{**content, "dense": dense, "sparse": sparse})

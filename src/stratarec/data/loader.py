@@ -17,13 +17,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.batch import Batch
 from stratarec.checks import check_seed
 from stratarec.data.batches import assemble
 from stratarec.data.dataset import Dataset
 from stratarec.data.reading import BlockReader
 from stratarec.data.window import Unit, Window
 from stratarec.errors import ConfigError, DatasetError
-from stratarec.jagged import Batch
 
 Item = TypeVar("Item")
 

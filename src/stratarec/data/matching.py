@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stratarec.comparing import Difference, first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.sources import open_source
+from stratarec.data.sources.limits import LIMITS
 from stratarec.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def settings(config: PrepareConfig) -> dict[str, Any]:
     """A data section as JSON, the path of the data set and those of the logs left out."""
     content: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     del content["path"]
-    content["source"].pop("paths", None)
+    for name in ("paths", *LIMITS):
+        content["source"].pop(name, None)
     return content
 
 
@@ -50,15 +52,15 @@ def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
     ConfigError
         Naming the field, what the recipe says and what the data set was prepared by.
     """
-    prepared = dataset.about["plan"]
-    difference = settings_difference(settings(config), prepared["settings"], _FREE)
+    prepared = dataset.about.plan
+    difference = settings_difference(settings(config), prepared.settings, _FREE)
     if difference is not None:
         raise ConfigError(
             f"data.{difference.field} is {difference.want!r} in the recipe, but {dataset.path} was prepared with "
             f"{difference.have!r}: prepare it again with --overwrite or at another data.path, or set the field to that"
         )
     paths = list(getattr(config.source, "paths", ()))
-    if paths == dataset.about["paths"]:
+    if paths == list(dataset.about.paths):
         return ""
     try:
         source = json.loads(
@@ -66,10 +68,10 @@ def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
         )
     except DataError as error:
         return f"cannot compare the recipe's logs with those that {dataset.path} was prepared from: {error}"
-    if source != prepared["source"]:
+    if source != prepared.source:
         raise ConfigError(
             f"data.source.paths is {paths!r} in the recipe, but {dataset.path} was prepared from logs of other content "
-            f"({dataset.about['paths']!r}): prepare it again with --overwrite, or at another data.path"
+            f"({list(dataset.about.paths)!r}): prepare it again with --overwrite, or at another data.path"
         )
     return ""
 

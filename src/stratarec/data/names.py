@@ -1,13 +1,17 @@
 """Names: those that StrataRec gives to columns and tables of its own, and which ones a schema may give.
 
 What is StrataRec's own begins with ``@``, which no feature, group or vocabulary may, so neither is taken for the other
-and a feature may be called ``label``, ``count`` or ``__row``. Tables of a shard have a ``/`` before the name that they
-belong to, and their columns are stored as ``<table>/<column>``: names of features and groups have none.
+and a feature may be called ``label``, ``count`` or ``__row``. A name is a name: no pattern, no path, and no part of one
+(`stratarec.naming` makes file names). Columns of a shard's tables are stored as ``<table>/<column>``, where a ``/`` in
+the column's own name is written as in URLs.
 """
 
 from __future__ import annotations
 
 import unicodedata
+
+import polars as pl
+from polars import selectors
 
 from stratarec.errors import ConfigError
 
@@ -21,7 +25,8 @@ FILE, SPLIT, PARTITION, PLACE = "@file", "@split", "@partition", "@place"
 SESSIONS = "@sessions"
 
 _OWN = (LABEL, TIME, USER, SESSION, ROW, FILE, SPLIT, PARTITION, PLACE, SESSIONS)
-# A vocabulary's name is part of a file name, which may have 255 bytes.
+# safetensors keeps a name for itself.
+_TAKEN = "__metadata__"
 _MOST_BYTES = 200
 
 
@@ -35,12 +40,28 @@ def events(history: str) -> str:
     return f"@events/{history}"
 
 
+def column(name: str) -> pl.Expr:
+    """The column of that name; `pl.col` would take ``*`` for all of them."""
+    return selectors.by_name(name).as_expr()
+
+
+def stored_name(table: str, name: str) -> str:
+    """What the column `name` of a shard's table is called in its file."""
+    return f"{table}/{name.replace('%', '%25').replace('/', '%2F')}"
+
+
+def from_stored(stored: str) -> tuple[str, str]:
+    """Table and column of a `stored_name`."""
+    table, _, name = stored.rpartition("/")
+    return table, name.replace("%2F", "/").replace("%25", "%")
+
+
 def check_name(field: str, name: str) -> None:
     """Refuse what a feature, group or vocabulary cannot be called; `field` is named in the `ConfigError`."""
     if name.startswith(MARK):
         raise _refused(field, name, f"without {MARK!r} at its beginning, which marks columns of StrataRec's own")
-    if "/" in name:
-        raise _refused(field, name, "without '/'")
+    if name == _TAKEN:
+        raise _refused(field, name, "that safetensors does not keep for itself")
     if len(name.encode(errors="replace")) > _MOST_BYTES:
         raise _refused(field, name, f"of at most {_MOST_BYTES} bytes")
     _check_any(field, name)
@@ -58,8 +79,8 @@ def _check_any(field: str, name: str) -> None:
         raise _refused(field, name, "that is not empty")
     if any(unicodedata.category(mark) in ("Cc", "Cs") for mark in name):
         raise _refused(field, name, "without control characters")
-    # Polars takes these for patterns over all columns.
-    if name == "*" or (name.startswith("^") and name.endswith("$")):
+    if name.startswith("^") and name.endswith("$"):
+        # Polars takes it for a pattern wherever a series of that name goes.
         raise _refused(field, name, "that is no pattern")
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stratarec.data.blocks import Encoded, GroupValues, WindowValues, slices
 from stratarec.data.groups import Repeats
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import LABEL, PLACE, ROW, SESSION, SPLIT, TIME, USER
+from stratarec.data.names import LABEL, PLACE, ROW, SESSION, SPLIT, TIME, USER, column
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.vocabulary import Vocabulary, merge_counts
@@ -142,7 +142,7 @@ class Partition:
             return Encoded(samples=pa.table({**columns, **_key_columns(sessions)}))
         return Encoded(
             samples=pa.table(columns),
-            groups={name: encoder.group(rows.select(features)) for name, features in groups.items()},
+            groups={name: encoder.group(rows[list(features)]) for name, features in groups.items()},
             windows=windows,
             sessions=sessions,
         )
@@ -211,7 +211,8 @@ class _Encoder:
 
 def _distinct(rows: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Code of each row, numbered by first appearance, and the first row of each code."""
-    found = rows.with_row_index(PLACE).group_by(rows.columns, maintain_order=True).agg(PLACE)[PLACE]
+    bare = pl.DataFrame([column.alias(str(place)) for place, column in enumerate(rows.iter_columns())])
+    found = bare.with_row_index(PLACE).group_by(bare.columns, maintain_order=True).agg(PLACE)[PLACE]
     sizes = found.list.len().to_numpy()
     codes = np.empty(len(rows), dtype=np.int64)
     codes[found.explode(empty_as_null=False).to_numpy()] = np.repeat(np.arange(len(sizes)), sizes)
@@ -221,13 +222,13 @@ def _distinct(rows: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 def _ordered(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
     keys: list[pl.Expr] = []
     if schema.shard_key:
-        keys.append(pl.col(schema.shard_key))
+        keys.append(column(schema.shard_key))
     if schema.session and schema.shard_key != schema.session:
-        begin = pl.col(schema.time) if schema.time else pl.col(ROW)
-        keys += [begin.min().over(schema.shard_key, schema.session), pl.col(schema.session)]
+        begin = column(schema.time or ROW)
+        keys += [begin.min().over(column(schema.shard_key), column(schema.session)), column(schema.session)]
     if keys and schema.time:
-        keys.append(pl.col(schema.time))
-    return frame.sort([*keys, pl.col(ROW)]) if keys else frame
+        keys.append(column(schema.time))
+    return frame.sort([*keys, column(ROW)]) if keys else frame
 
 
 def _window_counts(windows: Windows, chosen: NDArray[np.bool_]) -> pl.DataFrame:

@@ -16,24 +16,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import polars as pl
 import pyarrow as pa
 
 from stratarec.checks import check_directory
 from stratarec.data.blocks import Encoded
-from stratarec.data.dataset import (
+from stratarec.data.dataset import Dataset
+from stratarec.data.groups import GroupMode, Repeats, choose_groups, describe
+from stratarec.data.manifest import (
     DATASET,
     MANIFEST,
-    Dataset,
+    About,
+    Manifest,
+    MomentsInfo,
+    Origin,
+    RepeatsInfo,
+    RowsInfo,
     Shard,
     VocabularyInfo,
-    write_manifest,
-    write_shard,
-    write_vocabulary,
 )
-from stratarec.data.groups import GroupMode, Repeats, choose_groups, describe
 from stratarec.data.matching import settings, settings_difference
 from stratarec.data.partition import Partition
 from stratarec.data.sources import OnBadRow, Source, SourceConfig, open_source
@@ -43,9 +46,13 @@ from stratarec.data.splits import SPLITS, SplitConfig, Splitter
 from stratarec.data.staging import StagedChunk, Staging
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, merge_counts
+from stratarec.data.writing import write_shard, write_vocabulary
 from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
-from stratarec.files import make_directory, read_json, reading, storage_error, write_atomic, write_json
-from stratarec.ownership import Kind, check_replaceable, claim, held, mark, named_directory, state
+from stratarec.files import make_directory, read_frame, read_json, reading, storage_error, write_atomic, write_json
+from stratarec.holding import held
+from stratarec.naming import file_name
+from stratarec.opening import remove_leftovers
+from stratarec.ownership import Kind, check_replaceable, claim, entries, mark, named_directory, state
 from stratarec.progress import Progress, SilentProgress
 from stratarec.replacing import empty, recover, remove, replace
 
@@ -57,7 +64,11 @@ WORK = Kind(
     content=("plan.json", "source", "staged", "staged.done", "counts", "encoded", "output"),
 )
 # What a run leaves in its work directory; a later version whose notes have other fields starts anew.
-_WORK_FORMAT = [5, *(entry.name for kind in (StagedChunk, Moments, Shard, Repeats) for entry in fields(kind))]
+_WORK_FORMAT = [
+    6,
+    *(entry.name for kind in (StagedChunk, Moments, Repeats) for entry in fields(kind)),
+    *Shard.model_fields,
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +131,13 @@ def _storage_errors(path: Path) -> Iterator[None]:
         raise storage_error(path, error) from error
 
 
+class _Measured(NamedTuple):
+    """What counting the training rows gave."""
+
+    repeats: Repeats
+    moments: Mapping[str, Moments]
+
+
 class _Run:
     """One call of `prepare`."""
 
@@ -132,18 +150,16 @@ class _Run:
         config.vocabulary.check(self.schema)
         self.splitter = Splitter(config.split, self.schema, self.source.files)
 
-    def _plan(self) -> dict[str, Any]:
+    def _plan(self) -> Origin:
         """What the outcome depends on; an interrupted run goes on under the same plan alone."""
         files = self.splitter.file_split
-        plan = {
-            "format": _VERSION,
-            "settings": settings(self.config),
-            "source": self.source.fingerprint(),
+        return Origin(
+            format=_VERSION,
+            settings=settings(self.config),
+            source=json.loads(json.dumps(self.source.fingerprint())),
             # Patterns may name folders, which the fingerprint leaves out.
-            "file_split": None if files is None else files.tolist(),
-        }
-        roundtrip: dict[str, Any] = json.loads(json.dumps(plan))
-        return roundtrip
+            file_split=None if files is None else tuple(files.tolist()),
+        )
 
     def run(self, overwrite: bool) -> Dataset:
         there = self._look(overwrite)
@@ -156,14 +172,18 @@ class _Run:
             if not overwrite and self.final.exists():  # another process has just finished it
                 remove(self.work)
                 return self._finished()
+            remove_leftovers(self.work)
             self._work()
-        return Dataset.open(self.final, verify="sizes")
+        return Dataset.open(self.final, verify="used")
 
     def _look(self, overwrite: bool) -> bool:
         """Whether something is at `path`; refused unless it is a data set, which is all that is ever replaced."""
         recover(self.final, DATASET, lambda path: (path / MANIFEST).is_file())
         if overwrite:
             check_replaceable(self.final, DATASET)
+            if state(self.final, DATASET) == "ours":
+                with held(self.final):  # whoever reads it is in the way now, and not only in the end
+                    pass
         elif state(self.final, DATASET) == "free" and self.final.exists():
             raise DatasetError(f"{self.final} exists and is no prepared data set; name another data.path")
         return self.final.exists()
@@ -204,37 +224,37 @@ class _Run:
         self._encode(
             chunks, shards, lambda part, split: part.encode(split, vocabularies, moments, groups, keep_rows=keep)
         )
-        self._finish(chunks, len(shards), infos, groups, {"repeats": repeats.to_dict(), "moments": moments})
+        self._finish(chunks, len(shards), infos, groups, _Measured(repeats, moments))
 
     def _finished(self) -> Dataset:
         if not (self.final / MANIFEST).is_file():
             raise DatasetError(f"{self.final} exists and is no prepared data set; name another data.path")
         dataset = Dataset.open(self.final)
-        if dataset.about["plan"] != self.plan:
+        if dataset.about.plan != self.plan:
             raise DatasetError(f"{self._difference(dataset)}; name another data.path, or pass --overwrite")
         self.progress.say(f"{self.final} is up to date")
         return dataset
 
     def _difference(self, dataset: Dataset) -> str:
-        before = dataset.about["plan"]
-        found = settings_difference(self.plan["settings"], before["settings"])
+        before = dataset.about.plan
+        found = settings_difference(self.plan.settings, before.settings)
         if found is not None:
             return f"{self.final} was prepared with data.{found.field} = {found.have!r}, and not {found.want!r}"
-        if before["format"] != self.plan["format"]:
+        if before.format != self.plan.format:
             return f"{self.final} was prepared by another version of StrataRec"
-        return f"{self.final} was prepared from logs of other content, {', '.join(dataset.about['paths'][:3])}"
+        return f"{self.final} was prepared from logs of other content, {', '.join(dataset.about.paths[:3])}"
 
     def _open_workspace(self) -> bool:
         """Make the work directory ready; true when an earlier run's work goes on."""
         path = self.work / "plan.json"
-        resumed = self._is_ours(path)
-        if not resumed and sum(1 for _ in self.work.iterdir()) > 1:
+        resumed = self._is_ours(path) and not any(entry.is_symlink() for entry in self.work.rglob("*"))
+        if not resumed and len(entries(self.work)) > 1:
             self._start_anew(f"{self.work} is of other logs, settings or another version")
         make_directory(self.work / "source")
         if not resumed:
             rows = self.source.estimate_rows()
             partitions = max(round(rows / self.config.shard_samples), 1)
-            write_json(path, {"format": _WORK_FORMAT, "partitions": partitions, "plan": self.plan})
+            write_json(path, {"format": _WORK_FORMAT, "partitions": partitions, "plan": self.plan.to_dict()})
         self.staging = Staging(self.work / "staged", self.schema, read_json(path)["partitions"])
         self.output = self.work / "output"
         return resumed
@@ -246,7 +266,7 @@ class _Run:
             return False
         if not isinstance(found, dict) or not isinstance(found.get("partitions"), int):
             return False
-        return found.get("format") == _WORK_FORMAT and found.get("plan") == self.plan
+        return found.get("format") == _WORK_FORMAT and found.get("plan") == self.plan.to_dict()
 
     def _start_anew(self, reason: str) -> None:
         self.progress.say(f"{reason}; starting anew")
@@ -295,8 +315,8 @@ class _Run:
             note = folder / f"{number:05d}.json"
             if not note.exists():
                 part = self._partition(chunks, partitions)
-                for name in self.schema.vocabularies():
-                    write_atomic(folder / f"{number:05d}-{name}.parquet", part.count(name).write_parquet)
+                for place, name in enumerate(self.schema.vocabularies()):
+                    write_atomic(self._counts(number, place, name), part.count(name).write_parquet)
                 moments = {feature.name: asdict(part.moments(feature.name)) for feature in self.schema.dense}
                 found = {"moments": moments, "positives": [part.positives(i) for i in range(len(SPLITS))]}
                 write_json(note, {**found, "repeats": self._measure(part).to_dict()})
@@ -304,6 +324,10 @@ class _Run:
                 _release_memory()
             self.progress.advance(1)
         self.progress.finish()
+
+    def _counts(self, shard: int, number: int, name: str) -> Path:
+        """Where the counts of a vocabulary in one shard lie."""
+        return self.work / "counts" / f"{shard:05d}-{file_name(name, number)}.parquet"
 
     def _measure(self, part: Partition) -> Repeats:
         wanted = self.config.groups != "none" and self.schema.session_keys
@@ -318,17 +342,17 @@ class _Run:
     def _vocabularies(self, shards: int) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:
         """Counts of all partitions merged and ranked, one vocabulary after another."""
         ranked, infos = {}, {}
-        for name in self.schema.vocabularies():
-            files = [self.work / "counts" / f"{number:05d}-{name}.parquet" for number in range(shards)]
+        for place, name in enumerate(self.schema.vocabularies()):
+            files = [self._counts(number, place, name) for number in range(shards)]
             total: pl.DataFrame | None = None
             for file in files:
                 with reading(file):
-                    counted = pl.read_parquet(file)
+                    counted = read_frame(file)
                     total = counted if total is None else merge_counts([total, counted])
             assert total is not None
             vocabulary = Vocabulary.rank(total, self.config.vocabulary.limits(name))
             ranked[name] = vocabulary
-            infos[name] = write_vocabulary(self.output, name, vocabulary)
+            infos[name] = write_vocabulary(self.output, place, name, vocabulary)
         return ranked, infos
 
     def _moments(self, shards: int) -> dict[str, Moments]:
@@ -357,7 +381,7 @@ class _Run:
                 for split, name in enumerate(SPLITS):
                     encoded = encode(part, split)
                     if encoded.samples.num_rows:
-                        written[name] = asdict(write_shard(self.output, name, number, encoded))
+                        written[name] = write_shard(self.output, name, number, encoded).to_dict()
                     del encoded
                 write_json(note, written)
                 del part
@@ -371,7 +395,7 @@ class _Run:
         shards: int,
         infos: Mapping[str, VocabularyInfo],
         groups: Mapping[str, Sequence[str]] | None,
-        measured: Mapping[str, Any],
+        measured: _Measured,
     ) -> None:
         splits: dict[str, list[Shard]] = {name: [] for name in SPLITS}
         positives = dict.fromkeys(SPLITS, 0)
@@ -379,7 +403,7 @@ class _Run:
             encoded, counted = (self.work / stage / f"{number:05d}.json" for stage in ("encoded", "counts"))
             with reading(encoded):
                 for name, shard in read_json(encoded).items():
-                    splits[name].append(Shard.from_dict(shard))
+                    splits[name].append(Shard.model_validate_json(json.dumps(shard)))
             with reading(counted):
                 for name, count in zip(SPLITS, read_json(counted)["positives"], strict=True):
                     positives[name] += count
@@ -398,31 +422,29 @@ class _Run:
                 )
         bad = sum(chunk.bad_rows for chunk in chunks)
         examples = [text for chunk in chunks for text in chunk.bad_examples][:5]
-        write_manifest(
-            self.output,
-            name=self.name,
-            schema=self.schema,
-            groups=groups,
-            splits=splits,
-            positives=positives,
-            vocabularies=infos,
-            about={
-                "plan": self.plan,
-                "paths": list(getattr(self.config.source, "paths", ())),
-                "bad_rows": bad,
-                "bad_examples": examples,
-                "repeats": measured["repeats"],
-                "moments": {
-                    key: {**asdict(value), "deviation": value.deviation} for key, value in measured["moments"].items()
-                },
-                "rows": {
-                    "kept": self.config.keep_rows,
-                    "files": list(self.source.files) if all(chunk.by_file for chunk in chunks) else [],
-                },
-            },
+        made = About(
+            plan=self.plan,
+            paths=tuple(getattr(self.config.source, "paths", ())),
+            bad_rows=bad,
+            bad_examples=tuple(examples),
+            repeats=RepeatsInfo.model_validate_json(json.dumps(measured.repeats.to_dict())),
+            moments={name: MomentsInfo.of(moments) for name, moments in measured.moments.items()},
+            rows=RowsInfo(
+                kept=self.config.keep_rows,
+                files=tuple(self.source.files) if all(chunk.by_file for chunk in chunks) else (),
+            ),
         )
+        Manifest(
+            name=self.name,
+            columns=self.schema,
+            groups=None if groups is None else {name: tuple(features) for name, features in groups.items()},
+            splits={name: tuple(found) for name, found in splits.items()},
+            positives=positives,
+            vocabularies=dict(infos),
+            about=made,
+        ).write(self.output)
         mark(self.output, DATASET)
-        Dataset.open(self.output, verify="sizes")
+        Dataset.open(self.output, verify="used")
         old = replace(self.output, self.final, DATASET)
         remove(self.work)
         if old is not None:

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.blocks import Block, row_numbers
-from stratarec.data.names import ROW, SESSION, SESSIONS, TIME, events, pointer
+from stratarec.data.layout import Layout, file_faults
+from stratarec.data.manifest import ADVICE, Shard
+from stratarec.data.names import ROW, SESSION, SESSIONS, TIME, from_stored
 from stratarec.errors import DatasetError
-from stratarec.kernels.batches import least_and_total, outside, outside_windows
+from stratarec.files import reading
 
 # Columns that training has no use for.
 _UNUSED = (TIME, SESSION, ROW, f"{SESSIONS}/session")
@@ -29,24 +31,15 @@ class BlockReader:
     ----------
     root : Path
         Where the data set is.
-    files : sequence
-        Of each shard, its file of samples and that of its tables or None, relative to `root`.
-    groups, windows : sequence of str
-        What samples point at.
+    shards : sequence of Shard
+    layout : Layout
+        What their files must hold.
     unused : bool
         Read what training makes no use of too.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        files: Sequence[tuple[str, str | None]],
-        groups: Sequence[str],
-        windows: Sequence[str],
-        *,
-        unused: bool,
-    ) -> None:
-        self._root, self._files, self._groups, self._windows = root, files, groups, windows
+    def __init__(self, root: Path, shards: Sequence[Shard], layout: Layout, *, unused: bool) -> None:
+        self._root, self._shards, self._layout = root, shards, layout
         self._without = () if unused else _UNUSED
         self._open: OrderedDict[str, tuple[pq.ParquetFile, list[str]]] = OrderedDict()
 
@@ -67,74 +60,62 @@ class BlockReader:
         Raises
         ------
         DatasetError
-            Naming the file, when it cannot be read or a pointer points outside its table.
+            Naming the file, when it cannot be read or holds what no data set of ours does.
         """
-        samples, tables = self._files[shard]
-        block = Block(
-            samples=self._table(samples, group),
-            tables={} if tables is None else _split_row(self._table(tables, group)),
-        )
-        if fault := self._fault(block):
-            raise DatasetError(f"{self._root / samples}, row group {group}: damaged ({fault}); prepare the data again")
+        whole = self._shards[shard]
+        samples = self._table(shard, group)
+        row = None if whole.tables is None else self._table(shard, group, tables=True)
+        with reading(self._root / whole.path):
+            block = Block(samples=samples, tables={} if row is None else _split_row(row))
+            for fault in self._layout.faults(block):
+                raise self._damaged(whole.path, f", row group {group}", fault)
         return block
 
     def row_numbers(self, shard: int, group: int) -> NDArray[np.int64]:
         """Where the samples of one row group came from, without reading the rest of it."""
-        return row_numbers(self._table(self._files[shard][0], group, [ROW]))
+        found = row_numbers(self._table(shard, group, wanted=[ROW]))
+        if len(np.unique(found)) != len(found) or (len(found) and found.min() < 0):
+            raise self._damaged(
+                self._shards[shard].path, f", row group {group}", "rows of the log that are negative or stand twice"
+            )
+        return found
 
-    def _table(self, relative: str, group: int, wanted: list[str] | None = None) -> pa.Table:
+    def _table(self, shard: int, group: int, *, tables: bool = False, wanted: list[str] | None = None) -> pa.Table:
+        part = self._shards[shard].tables if tables else self._shards[shard]
+        assert part is not None
         try:
-            file, columns = self._file(relative)
-            return file.read_row_group(group, wanted or columns, use_threads=False)
+            file, columns = self._file(shard, part.path, tables)
+            found = file.read_row_group(group, wanted or columns, use_threads=False)
+            for name, column in zip(found.column_names, found.columns, strict=True):
+                if column.null_count:
+                    raise self._damaged(part.path, f", row group {group}", f"column {name!r} has missing values")
+            return found
         except (OSError, pa.ArrowException) as error:
-            raise DatasetError(f"{self._root / relative}, row group {group}: damaged ({error})") from error
+            raise self._damaged(part.path, f", row group {group}", " ".join(str(error).split())) from error
 
-    def _file(self, relative: str) -> tuple[pq.ParquetFile, list[str]]:
+    def _file(self, shard: int, relative: str, tables: bool) -> tuple[pq.ParquetFile, list[str]]:
         """An open file, and the columns to read of it."""
         if relative not in self._open:
             if len(self._open) == _OPEN:
                 self._open.popitem(last=False)[1][0].close()
             file = pq.ParquetFile(self._root / relative)
+            columns = self._layout.flat_tables if tables else self._layout.samples
+            for fault in file_faults(file, self._shards[shard], columns, tables=tables):
+                file.close()
+                raise self._damaged(relative, "", fault)
             self._open[relative] = (file, [name for name in file.schema_arrow.names if name not in self._without])
         self._open.move_to_end(relative)
         return self._open[relative]
 
-    def _fault(self, block: Block) -> str:
-        """What is wrong with the pointers of a block; empty when nothing is."""
-        for name in (*self._groups, *self._windows):
-            if name not in block.tables or pointer(name) not in block.tables:
-                return f"no table or no pointers for {name}"
-            runs, rows = block.tables[pointer(name)], len(block.tables[name])
-            places = runs["row"].to_numpy()
-            wrong = outside(places, rows)
-            if wrong >= 0:
-                return f"{pointer(name)} points at {places[wrong]}, expected 0 to {rows - 1}"
-            if fault := _miscounted(runs, block.samples.num_rows, f"{pointer(name)} has"):
-                return fault
-        for name in self._windows:
-            start, length = (block.tables[name][part].to_numpy() for part in ("start", "length"))
-            limit = len(block.tables[events(name)])
-            wrong = outside_windows(start, length, limit)
-            if wrong >= 0:
-                return f"a window of {name} has {length[wrong]} events from {start[wrong]}, expected 0 to {limit}"
-        if SESSIONS in block.tables:
-            return _miscounted(block.tables[SESSIONS], block.samples.num_rows, "its sessions have")
-        return ""
-
-
-def _miscounted(parts: pa.Table, samples: int, what: str) -> str:
-    """Whether parts of a block have other than its samples."""
-    least, counted = least_and_total(parts["samples"].to_numpy())
-    if counted != samples or least < 1:
-        return f"{what} {counted} samples in parts of {least} and more, expected {samples} in parts of 1 and more"
-    return ""
+    def _damaged(self, relative: str, place: str, fault: str) -> DatasetError:
+        return DatasetError(f"{self._root / relative}{place}: damaged ({fault}); {ADVICE}")
 
 
 def _split_row(row: pa.Table) -> dict[str, pa.Table]:
     """The tables whose columns lie in one row, a list each."""
     tables: dict[str, dict[str, pa.Array]] = {}
     for column in row.column_names:
-        table, _, name = column.rpartition("/")
+        table, name = from_stored(column)
         # The one list is all that there is of its values.
         tables.setdefault(table, {})[name] = row[column].chunk(0).values
     return {name: pa.table(columns) for name, columns in tables.items()}

@@ -100,7 +100,7 @@ class Staging:
             named = {chunk.index: frame}
         order = [partition for partition in sorted(named) if named[partition].height]
         streams = [_stream(named[partition]) for partition in order]
-        write_atomic(self._file(chunk.index), lambda path: _write(path, streams))
+        write_atomic(self._file(chunk.index), lambda file: file.writelines(streams))
         sizes = [stream.size for stream in streams]
         digests = [xxhash.xxh3_64_hexdigest(stream) for stream in streams]
         starts = [0, *accumulate(sizes)][:-1]
@@ -166,12 +166,6 @@ def _stream(part: pl.DataFrame) -> pa.Buffer:
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     return sink.getvalue()
-
-
-def _write(path: Path, streams: Sequence[pa.Buffer]) -> None:
-    with path.open("wb") as file:
-        for stream in streams:
-            file.write(stream)
 
 
 def _read(file: BinaryIO, first: int, size: int, digest: str) -> pa.Table:

@@ -5,19 +5,29 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 from numpy.typing import NDArray
 
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
+from stratarec.files import reading
 
 MISSING = -1
 # Values that are hashed at a time.
 _PIECE = 1 << 16
+# Of one value on average, in a file that is read back; what a log may have is less.
+_MOST_VALUE_BYTES = 1 << 16
+_VALUE_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.int64(), pa.uint64())
+# Characters of a list of columns that a message repeats.
+_LONGEST = 200
 # Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
 _RANGES = {"min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31)}
 
@@ -137,13 +147,104 @@ class Vocabulary:
         ids = joined["id"].fill_null(MISSING).to_numpy().copy()
         unknown = np.flatnonzero((ids == MISSING) & values.is_not_null().to_numpy())
         if len(unknown):
-            ids[unknown] = len(self.values) + _buckets(values[unknown], self.tail_buckets)
+            ids[unknown] = self.tail_ids(values[unknown])
         return ids.astype(np.int32, copy=False)
+
+    def tail_ids(self, values: pl.Series) -> NDArray[np.int64]:
+        """``[N]`` ids of values that have no row of their own."""
+        return len(self.values) + _buckets(values, self.tail_buckets)
 
     def frame(self) -> pl.DataFrame:
         """What is stored: value, id, count; the tail buckets have no value."""
         values = self.values.extend_constant(None, self.tail_buckets)
         return pl.DataFrame({"value": values, "id": np.arange(self.rows, dtype=np.int32), "count": self.counts})
+
+
+class VocabularySize(Protocol):
+    """What a manifest says of a vocabulary."""
+
+    @property
+    def values(self) -> int: ...
+    @property
+    def tail_buckets(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+
+
+def read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize, origin: str) -> Vocabulary:
+    """The vocabulary in a Parquet file that may be anybody's.
+
+    Raises
+    ------
+    DatasetError
+        Where it is not what `Vocabulary.frame` gives, or of other values than `expected`; `origin` names the file.
+    """
+    with reading(Path(origin)):
+        try:
+            return _read_vocabulary(file, expected)
+        except (MemoryError, pa.ArrowException, pl.exceptions.PanicException) as error:
+            raise ValueError(f"it cannot be read: {error}") from error
+
+
+def _read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize) -> Vocabulary:
+    rows = expected.values + expected.tail_buckets
+    kind = _check_file(pq.ParquetFile(file), rows)
+    # Texts stay behind their numbers until they are known to be distinct: repeats of a long one take a few bytes here.
+    reader = pq.ParquetFile(file, read_dictionary=[] if pa.types.is_integer(kind) else ["value"])
+    table = reader.read(use_threads=False)
+    if table["id"].null_count or table["count"].null_count:
+        raise ValueError("an id or a count is missing")
+    for part in table["value"].chunks:
+        if pa.types.is_dictionary(part.type) and len(part.dictionary) < len(part) - part.null_count:
+            raise ValueError("its values are not distinct")
+    values = pl.from_arrow(_plain(table["value"].slice(0, expected.values)))
+    assert isinstance(values, pl.Series)
+    counts = table["count"].to_numpy()
+    vocabulary = Vocabulary(values=values.rechunk(), counts=counts, tail_buckets=expected.tail_buckets)
+    if table["value"].slice(expected.values).null_count != expected.tail_buckets or values.null_count():
+        raise ValueError(f"expected {expected.values} values and {expected.tail_buckets} rows without one")
+    if values.n_unique() != len(values):
+        raise ValueError("its values are not distinct")
+    if not np.array_equal(table["id"].to_numpy(), np.arange(rows)):
+        raise ValueError("its ids do not count up from 0")
+    if counts.min(initial=0) < 0 or (np.diff(counts[: expected.values]) > 0).any():
+        raise ValueError("its counts are negative, or rise")
+    if vocabulary.digest != expected.digest:
+        raise ValueError("it has other values than its manifest says")
+    return vocabulary
+
+
+def _check_file(reader: pq.ParquetFile, rows: int) -> pa.DataType:
+    """The columns, their types and how many rows there are, before any is read; gives the type of the values."""
+    found = {field.name: field.type for field in reader.schema_arrow}
+    names = [field.name for field in reader.schema_arrow]
+    kind = found.get("value")
+    kind = kind.value_type if kind is not None and pa.types.is_dictionary(kind) else kind
+    if names != ["value", "id", "count"] or (found["id"], found["count"]) != (pa.int32(), pa.int64()):
+        raise ValueError(f"its columns are {_named(found)}, expected value, id: int32 and count: int64")
+    if kind not in _VALUE_TYPES:
+        raise ValueError(f"its values are {kind}, expected text or integers of 64 bits")
+    if reader.metadata.num_rows != rows:
+        raise ValueError(f"it has {reader.metadata.num_rows} rows, expected {rows}")
+    # Not by column: what is wrong with a column's metadata ends the process when pyarrow is asked for it.
+    unfolded = sum(reader.metadata.row_group(place).total_byte_size for place in range(reader.metadata.num_row_groups))
+    if unfolded > rows * _MOST_VALUE_BYTES + (1 << 20):
+        raise ValueError(f"it unfolds to {unfolded:,} bytes, too much for {rows} rows")
+    return kind
+
+
+def _named(kinds: Mapping[str, pa.DataType]) -> str:
+    text = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dictionaries as what they stand for. Bytes that are no text would leave Polars with memory it must not have."""
+    if pa.types.is_dictionary(column.type):
+        text = not pa.types.is_integer(column.type.value_type)
+        column = column.cast(pa.large_string() if text else column.type.value_type)
+    column.validate(full=True)
+    return column
 
 
 def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:

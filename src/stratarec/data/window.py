@@ -14,7 +14,7 @@ from stratarec.data.blocks import Block
 from stratarec.data.dataset import Dataset
 from stratarec.data.names import LABEL, SESSIONS, USER, events, pointer
 from stratarec.data.schema import Schema
-from stratarec.jagged import LEAST_RUN
+from stratarec.inverse import LEAST_RUN
 from stratarec.kernels.batches import Lists, fill_runs, order_runs
 
 Unit: TypeAlias = Literal["auto", "session", "run", "sample"]

@@ -23,6 +23,7 @@ from torch import Tensor
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
 from stratarec.embedding.health import Health
 from stratarec.embedding.homes import build_tables
+from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Prepared
 from stratarec.embedding.saving import load_tables, save_tables
@@ -242,6 +243,7 @@ class Engine:
         """See `TieredEmbeddingBagCollection.load`."""
         self.health.require_not_closed()
         self._require_nothing_ahead("loaded")
+        manifest = checked(directory, manifest)
         fresh = self.health.state == "open" and not (self.step or self.batches)
         batches, origin = int(manifest["batches"]), int(manifest["origin"])
         same = load_tables(

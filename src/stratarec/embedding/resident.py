@@ -100,7 +100,7 @@ class ResidentTables(Tables):
         )
         clear_bits(self._changed)
         record = self.codec.record_bytes
-        return {"home": {"layout": "rows", "rows": self.rows, "record_bytes": record, "files": files}}
+        return {"home": {"format": 1, "layout": "rows", "rows": self.rows, "record_bytes": record, "files": files}}
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
         """See `Tables.restore`."""

@@ -127,7 +127,9 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
         codec.decode(records, order, found, order)
         yield rows, found
     if "slots" in manifest:
-        yield from saved_slots(directory, manifest["slots"], codec)
+        shape = manifest["cache"]
+        slots = shape["ways"] * sum(own + extra for own, extra in shape["sets"])
+        yield from saved_slots(directory, manifest["slots"], codec, slots=slots, rows=home["rows"])
 
 
 def _chain_records(
@@ -135,7 +137,7 @@ def _chain_records(
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
     for entry in manifest["files"]:
         verify_file(directory / entry["name"], entry["hash"])
-        yield from read_rows(directory / entry["name"], entry["rows"], manifest["record_bytes"])
+        yield from read_rows(directory / entry["name"], entry["rows"], manifest["record_bytes"], manifest["rows"])
 
 
 def _log_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:

@@ -9,7 +9,8 @@ import torch
 
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
-from stratarec.jagged import InverseJagged, JaggedTensor, KeyedJagged
+from stratarec.inverse import InverseJagged
+from stratarec.jagged import JaggedTensor, KeyedJagged
 
 
 def _torchrec() -> Any:

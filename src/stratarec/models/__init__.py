@@ -23,7 +23,7 @@ ModelConfig: TypeAlias = Annotated[DLRMConfig | DCNv2Config, Field(discriminator
 
 _SCORES: dict[str, Callable[[Any, int, int], Score]] = {"dlrm": DLRMScore, "dcnv2": DCNv2Score}
 
-__all__ = ["CTRModel", "DCNv2Config", "DLRMConfig", "HistoryConfig", "ModelConfig", "build_model"]
+__all__ = ["CTRModel", "DCNv2Config", "DLRMConfig", "HistoryConfig", "ModelConfig", "build_model", "build_network"]
 
 
 def build_model(
@@ -55,9 +55,14 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         tables = build_tables(config, schema, table_rows)
         embeddings = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=seed, tiers=tiers)
-        network = Network(config, schema, embeddings.pooled_keys, partial(_SCORES[config.kind], config))
+        network = build_network(config, schema, embeddings.pooled_keys)
         initialize(network, seed)
     if click_rate is not None and 0 < click_rate < 1:
         with torch.no_grad():
             network.score.out.bias.fill_(math.log(click_rate / (1 - click_rate)))
     return CTRModel(embeddings, network)
+
+
+def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, ...]) -> Network:
+    """The part of a model that a dense optimizer trains; its weights are torch's own draws."""
+    return Network(config, schema, pooled_keys, partial(_SCORES[config.kind], config))

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from stratarec.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, Prepared, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
-from stratarec.jagged import Batch
 from stratarec.models.dedup import History, Lookup, Runs, Windows, look_up
 from stratarec.models.sequence import HistoryConfig, build_pooling
 

@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratarec.jagged import LEAST_RUN, Batch, InverseJagged, JaggedWindows, KeyedJagged
+from stratarec.batch import Batch
+from stratarec.inverse import LEAST_RUN, InverseJagged, JaggedWindows
+from stratarec.jagged import KeyedJagged
 from stratarec.kernels import batches, dedup
 from stratarec.kernels.attention import Pairs
 

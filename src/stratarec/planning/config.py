@@ -23,6 +23,10 @@ Precision: TypeAlias = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
 Policy: TypeAlias = Literal["lru", "lfu", "rank"]
 
 
+MOST_AHEAD = 64
+"""Batches that may be staged ahead."""
+
+
 def _size(name: str) -> Callable[[Any], Any]:
     """Validator of a size field: text becomes bytes, null stays."""
     return partial(_parse, name=name)
@@ -125,8 +129,8 @@ class MemoryConfig:
             if precision not in get_args(Precision):
                 where = f"memory.precision.{table}" if table else "memory.precision"
                 raise ConfigError(f"{where} is {precision!r}, expected one of {', '.join(get_args(Precision))}")
-        if not 0 <= self.lookahead <= 64:
-            raise ConfigError(f"memory.lookahead is {self.lookahead}, expected 0 to 64")
+        if not 0 <= self.lookahead <= MOST_AHEAD:
+            raise ConfigError(f"memory.lookahead is {self.lookahead}, expected 0 to {MOST_AHEAD}")
         if self.block and self.mapped and self.block.path == self.mapped.path:
             raise ConfigError(f"memory.block.path and memory.mapped.path are both {self.block.path!r}; name two")
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 
+from stratarec.artifacts import Count, describe, unsealed, write_sealed
 from stratarec.embedding.codecs.config import CodecConfig
 from stratarec.errors import ConfigError, DatasetError
-from stratarec.files import read_json, write_json
 from stratarec.planning.bytes import MEMORIES, RESERVES, SHARED_BYTES, Home, Memory, Parts, Slots, add_parts, in_memory
-from stratarec.planning.config import Policy
+from stratarec.planning.config import MOST_AHEAD, Policy
 from stratarec.sizes import readable
 
 FORMAT = 1
+_Rows = Annotated[int, pydantic.Field(ge=0, lt=1 << 48)]
+_Most = Annotated[float, pydantic.Field(ge=0, lt=1 << 62)]
+_ADVICE = "plan again"
 TOLERANCE = 0.05
 """A part whose used bytes are further than this from its predicted ones is a defect of the plan."""
 
@@ -25,11 +29,11 @@ TOLERANCE = 0.05
 class Seconds:
     """Predicted time of a step's embedding work."""
 
-    compute: float = 0.0
+    compute: _Most = 0.0
     """Pooling, gradients by row and the update, in level 0."""
-    staging: float = 0.0
+    staging: _Most = 0.0
     """Tags, and rows that move between level 0 and their home: memory traffic, encoding, decoding."""
-    device: float = 0.0
+    device: _Most = 0.0
     """Block reads and writes."""
 
     def __add__(self, other: Seconds) -> Seconds:
@@ -62,32 +66,47 @@ class TablePlacement:
     """Where one table lives."""
 
     table: str
-    rows: int
-    width: int
+    rows: _Rows
+    width: Count
     tier: Home
     """Its home; ``level0`` is float32 in DRAM without a cache."""
     codec: CodecConfig
     """Format at home."""
-    cache_rows: int
+    cache_rows: _Rows
     """Slots in level 0, overflow included; all rows for ``level0``."""
-    ways: int
+    ways: Count
     """Slots of a set; 0 for ``level0``."""
-    level1_rows: int
+    level1_rows: _Rows
     """Records in a second, encoded cache in DRAM over a log; 0 for none."""
-    bytes: Parts
+    bytes: Mapping[Memory, Mapping[str, Count]]
     """``memory -> part -> bytes``, as `planning.bytes` says."""
-    lookups: float
+    lookups: _Most
     """Ids of a batch."""
-    distinct: float
+    distinct: _Most
     """Distinct rows of a batch."""
-    pinned: int
+    pinned: Count
     """Rows that the batches in flight may pin at once, with margin."""
-    misses: float
+    misses: _Most
     """Distinct rows of a batch that are not in level 0 when it is staged."""
-    home_reads: float
+    home_reads: _Most
     """Those of them that no second level holds either: rows that are read from home."""
     seconds: Seconds
     """Of a step."""
+
+    def __post_init__(self) -> None:
+        cached = self.tier != "level0"
+        for name, least in (("rows", 1), ("width", 1), ("cache_rows", 1), ("ways", int(cached)), ("level1_rows", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"table {self.table!r}: {name} is {getattr(self, name)}, expected at least {least}")
+        # A set and an overflow set are the least there can be; beyond that no cache is of use that outgrows its table.
+        for name, most in (("cache_rows", 2 * max(self.rows, self.ways)), ("level1_rows", self.rows)):
+            if getattr(self, name) > most:
+                raise ConfigError(
+                    f"table {self.table!r}: {name} is {getattr(self, name):,}, expected at most {most:,} for "
+                    f"{self.rows:,} rows"
+                )
+        if "dram" not in self.bytes or "slot weights" not in self.bytes["dram"]:
+            raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in dram")
 
     @property
     def log(self) -> Log | None:
@@ -110,14 +129,26 @@ class Plan:
     """Where all tables live."""
 
     tables: tuple[TablePlacement, ...]
-    budgets: Mapping[Memory, int | None]
+    budgets: Mapping[Memory, Count | None]
     """Of the memories that may be used; None for no limit."""
-    batch_size: int
+    batch_size: Count
     lookahead: int
     policy: Policy
     notes: tuple[str, ...] = ()
     """What is worth knowing, in sentences."""
     format: int = FORMAT
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or not 0 <= self.lookahead <= MOST_AHEAD:
+            raise ConfigError(
+                f"batch_size is {self.batch_size} and lookahead {self.lookahead}, expected at least 1 and 0 to "
+                f"{MOST_AHEAD}"
+            )
+        names = [placed.table for placed in self.tables]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"a table is placed twice in {', '.join(names)}")
 
     def __getitem__(self, table: str) -> TablePlacement:
         """The placement of `table`."""
@@ -188,25 +219,22 @@ class Plan:
         """A plan from what `to_dict` gave."""
         if content.get("format") != FORMAT:
             raise DatasetError(f"{origin}: format {content.get('format')!r}, expected {FORMAT}; plan again")
+        bare = {key: value for key, value in content.items() if key != "predicted"}
         try:
-            plan: Plan = pydantic.TypeAdapter(cls).validate_python(content)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise DatasetError(f"{origin} is no plan: {place}: {first['msg']}") from error
+            plan: Plan = pydantic.TypeAdapter(cls).validate_json(json.dumps(bare))
+        except (pydantic.ValidationError, ConfigError) as error:
+            raise DatasetError(f"{origin} is no plan: {describe(error)}; {_ADVICE}") from error
         return plan
 
     def save(self, path: Path) -> None:
         """Write the plan as JSON, atomically."""
-        write_json(path, self.to_dict())
+        write_sealed(path, self.to_dict())
 
     @classmethod
     def load(cls, path: Path) -> Plan:
         """Read what `save` wrote."""
-        content = read_json(path)
-        if not isinstance(content, dict):
-            raise DatasetError(f"{path} is no plan: expected a mapping, got {type(content).__name__}")
-        return cls.from_dict(content, str(path))
+        # A user may name a plan by a link of their own.
+        return cls.from_dict(unsealed(path.resolve() if path.is_symlink() else path, FORMAT, _ADVICE), str(path))
 
 
 @dataclass(frozen=True, kw_only=True)

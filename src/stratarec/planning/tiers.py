@@ -25,6 +25,7 @@ from stratarec.files import cache_directory, make_directory, read_json, storage_
 from stratarec.kernels.bandwidth import read_blocks, sum_parts, sum_rows
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.threads import use_torch_threads
+from stratarec.opening import create, temporary_name
 from stratarec.planning.config import MemoryConfig
 
 READ_BYTES = 4096
@@ -217,14 +218,19 @@ def _measure_mapped(path: Path) -> dict[str, Any]:
 def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
     """A file of random bytes in `path` and the bytes a second at which it was written; removed afterwards."""
     make_directory(path)
-    file = path / f".tiers-{os.getpid()}.tmp"
+    file = temporary_name(path / "tiers")
     # Not zeros: a file system or a device that compresses would flatter itself.
     block = np.random.default_rng(1).bytes(_WRITE_BYTES)
     try:
+        out = create(file)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    try:
         began = time.perf_counter()
-        with file.open("wb", buffering=0) as out:
+        with out:
             for _ in range(_FILE_BYTES // _WRITE_BYTES):
                 out.write(block)
+            out.flush()
             os.fsync(out.fileno())
         yield file, _FILE_BYTES / (time.perf_counter() - began)
     except OSError as error:

@@ -216,7 +216,7 @@ def _batch_factors(
                 joined = codes * (int(columns[feature].max(initial=0)) + 1) + columns[feature]
                 codes = np.unique(joined, return_inverse=True)[1]
             sizes[name].append(batch.size / max(len(np.unique(codes)), 1))
-        users.append(1.0 if batch.group is None else batch.size / len(np.unique(batch.group.numpy())))
+        users.append(1.0 if batch.user is None else batch.size / len(np.unique(batch.user.numpy())))
     batches.close()  # type: ignore[attr-defined]
     return _BatchFactors(samples_per_session=mean(users), factors={name: mean(found) for name, found in sizes.items()})
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from stratarec.naming import visible
 from stratarec.profiling.duplication import Duplication, Profile
 from stratarec.reporting.html import write_html
 from stratarec.reporting.tables import make_console
@@ -34,16 +35,18 @@ def about(profile: Profile) -> str:
 
 def print_profile(profile: Profile) -> None:
     """Show the table on the terminal."""
-    table = Table(title=f"{profile.dataset}: duplication", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        title=f"{visible(profile.dataset)}: duplication", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for place, head in enumerate(_SHORT_HEADS):
         table.add_column(head, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
     for row in profile.rows:
-        table.add_row(*_cells(row))
+        table.add_row(*map(visible, _cells(row)))
     console = make_console()
     console.print(table)
     for row in profile.rows:
         if row.features != (row.name,):
-            console.print(f"{row.name}: {', '.join(row.features)}")
+            console.print(visible(f"{row.name}: {', '.join(row.features)}"))
     console.print(f"{_LEGEND}\n{about(profile)}")
 
 

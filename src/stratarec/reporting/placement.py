@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import to_hex
 
+from stratarec.naming import visible
 from stratarec.reporting.html import TEXT, Chart, Table, new_axes, write_html
 from stratarec.reporting.tables import make_console, print_table
 from stratarec.sizes import readable
@@ -56,7 +57,7 @@ def print_plan(content: Content, age_seconds: float) -> None:
         console.print(f"{label:22} {value} {note}".rstrip())
     console.print(f"{'speeds measured':22} {_ago(age_seconds)}; --measure to do so again")
     for note in content["notes"]:
-        console.print(f"note: {note}")
+        console.print(f"note: {visible(note)}")
 
 
 def print_comparison(rows: Iterable[Mapping[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from stratarec.naming import visible
 from stratarec.progress import Progress, SilentProgress
 from stratarec.sizes import readable_seconds
 
@@ -21,18 +22,18 @@ class TerminalProgress:
     """A bar with amount, notes, elapsed and remaining time."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._bar: Bar | None = None
         self._task = TaskID(0)
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
         self.finish()
         self._bar = Bar(
-            TextColumn("{task.description:14}"),
+            TextColumn("{task.description:14}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn(unit),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),
@@ -43,7 +44,7 @@ class TerminalProgress:
 
     def advance(self, amount: int, note: str = "") -> None:
         if self._bar is not None:
-            self._bar.update(self._task, advance=amount, note=note)
+            self._bar.update(self._task, advance=amount, note=visible(note))
 
     def finish(self) -> None:
         if self._bar is not None:
@@ -51,7 +52,7 @@ class TerminalProgress:
             self._bar = None
 
     def say(self, message: str) -> None:
-        self._console.print(message, highlight=False, markup=False)
+        self._console.print(visible(message))
 
 
 class Pace:
@@ -102,7 +103,7 @@ class LineProgress:
         if not self._heard:
             return
         try:
-            print(message, file=sys.stderr, flush=True)
+            print(visible(message), file=sys.stderr, flush=True)
         except OSError:
             # Whoever read this has gone, as `head` does; the work goes on.
             self._heard = False

@@ -11,6 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
+from stratarec.naming import visible
+
 _GAP = 2
 # Wider than any table: a file or a pipe gets one line a row.
 _UNLIMITED = 10_000
@@ -37,7 +39,7 @@ def make_console() -> Console:
 def print_table(
     console: Console, heads: Sequence[str], rows: Rows, *, text: Collection[str] = (), keys: int = 1
 ) -> None:
-    """Print `rows` under `heads`.
+    """Print `rows` under `heads`, whatever characters there are in them.
 
     Parameters
     ----------
@@ -46,6 +48,7 @@ def print_table(
     keys : int
         The first so many columns name a row. They are repeated where the table is printed in parts.
     """
+    rows = [[visible(cell) for cell in row] for row in rows]
     wide = [max(map(cell_len, (head, *(row[i] for row in rows)))) for i, head in enumerate(heads)]
     if sum(wide) + _GAP * len(wide) > console.width:
         wide = [min(_broken(head, [row[i] for row in rows]), console.width // 2) for i, head in enumerate(heads)]

@@ -10,8 +10,10 @@ step-00001000/
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratarec.errors import CheckpointError, ConfigError, DatasetError, StorageError
-from stratarec.files import file_hash, make_directory, read_json, replace_directory, storage_error, write_json
+from stratarec.artifacts import read_sealed, write_sealed
+from stratarec.embedding.stores.rowfile import verify_file
+from stratarec.errors import CheckpointError, ConfigError, StorageError
+from stratarec.files import (
+    file_hash,
+    remove_tree,
+    replace_directory,
+    storage_error,
+    temporary_directory,
+)
 from stratarec.finite import check_finite
+from stratarec.holding import lock
 from stratarec.models import CTRModel
+from stratarec.opening import open_regular, temporary_name
 from stratarec.tensors import read_tensors, write_tensors
+from stratarec.training.state import FORMAT, NETWORK, OPTIMIZER, State
 
-FORMAT = 2
-_FILES = ("network.safetensors", "optimizer.safetensors")
+_STATE = "state.json"
+_FILES = (NETWORK, OPTIMIZER)
+_ADVICE = "use another checkpoint"
+_STEP = re.compile(r"step-\d{8,12}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +75,16 @@ def save(
     `previous` is the last checkpoint of this model object: rows that did not change since are linked from it.
     """
     final = of_step(folder, state["step"])
-    temporary = folder / f".{final.name}.tmp"
-    make_directory(folder)
     # Also those of other steps that a process was killed at: their links keep files that nobody needs any more.
     for leftover in folder.glob(".step-*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        remove_tree(leftover)
+    temporary = temporary_directory(final)
     try:
-        temporary.mkdir()
         for name, tensors in zip(_FILES, (model.network.state_dict(), optimizer), strict=True):
             write_tensors(temporary / name, tensors)
         hashes = {name: file_hash(temporary / name) for name in _FILES}
         tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
-        write_json(temporary / "state.json", {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
+        write_sealed(temporary / _STATE, {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
         replace_directory(temporary, final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -92,6 +105,7 @@ class Checkpoint:
 
     def into(self, model: CTRModel) -> str:
         """Give network and tables to `model`; returns why the bits may differ from here on, empty when they do not."""
+        check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
@@ -106,27 +120,34 @@ def load(path: Path) -> Checkpoint:
     """
     state = read_state(path)
     for name in _FILES:
-        if not (path / name).is_file():
-            raise CheckpointError(f"{path / name} is missing; use another checkpoint")
-        if file_hash(path / name) != state["hashes"][name]:
-            raise CheckpointError(f"{path / name} is damaged: its hash does not match; use another checkpoint")
+        verify_file(path / name, state["hashes"][name])
     return Checkpoint(
         path=path, state=state, network=read_tensors(path / _FILES[0]), optimizer=read_tensors(path / _FILES[1])
     )
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """``state.json`` of a checkpoint."""
-    try:
-        state = read_json(path / "state.json")
-    except DatasetError as error:
-        raise CheckpointError(f"no checkpoint at {path}: {error}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path / 'state.json'} is no checkpoint of format {FORMAT}")
-    missing = {"step", "hashes", "identity", "tables"} - set(state)
-    if missing:
-        raise CheckpointError(f"{path / 'state.json'} is damaged: it lacks {', '.join(sorted(missing))}")
-    return state
+    """``state.json`` of a checkpoint, each field of which is what `State` says."""
+    if path.is_symlink():
+        raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
+    found = read_sealed(path / _STATE, State, _ADVICE, CheckpointError)
+    if of_step(path.parent, found.step) != path:
+        raise CheckpointError(f"{path} is the checkpoint of step {found.step}; {_ADVICE}")
+    return found.model_dump(mode="json", exclude_unset=True)
+
+
+def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse the tensors in `path` unless they are as many, of the same shapes and types, and finite."""
+    for name in sorted({*found, *expected}):
+        what, want = ("none" if name not in each else _shape(each[name]) for each in (found, expected))
+        if what != want:
+            raise CheckpointError(f"{path} has {what} for {name}, expected {want}; {_ADVICE}")
+        if not torch.isfinite(found[name]).all():
+            raise CheckpointError(f"{path} has a number that is not finite in {name}; {_ADVICE}")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def of_step(folder: Path, step: int) -> Path:
@@ -136,7 +157,24 @@ def of_step(folder: Path, step: int) -> Path:
 
 def steps(folder: Path) -> list[Path]:
     """Whole checkpoints in `folder`, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
+    return sorted(
+        path
+        for path in folder.glob("step-*")
+        if _STEP.fullmatch(path.name) and not path.is_symlink() and (path / _STATE).is_file()
+    )
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep a checkpoint from being pruned while it is read; `CheckpointError` where it is gone already."""
+    try:
+        file = open_regular(path / _STATE)
+    except OSError as error:
+        raise CheckpointError(f"{path} is gone: {error.strerror}; {_ADVICE}") from error
+    with file:
+        if not lock(file, shared=True) or not (path / _STATE).is_file():
+            raise CheckpointError(f"{path} is being removed; {_ADVICE}")
+        yield
 
 
 def recover(folder: Path) -> None:
@@ -150,10 +188,19 @@ def recover(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
-    """Remove all but the last `keep` checkpoints and those `protected`."""
+    """Remove all but the last `keep` checkpoints and those `protected`; one that is being read stays for now."""
     for path in steps(folder)[:-keep]:
         if path not in protected:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError), open_regular(path / _STATE) as file:
+        if lock(file):
+            # Gone at once: half of it would still look like a checkpoint.
+            leaving = temporary_name(path)
+            os.rename(path, leaving)
+            remove_tree(leaving)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -165,13 +212,36 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return found
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`."""
+def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`, of the checkpoint in `path`.
+
+    Raises
+    ------
+    CheckpointError
+        When they are none of such an optimizer; nothing has changed then.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key == "random":
-            torch.set_rng_state(value)
-            continue
-        place, name = key.split(".", 1)
-        state.setdefault(int(place), {})[name] = value
+    try:
+        random = tensors["random"]
+        for key, value in tensors.items():
+            if key != "random":
+                place, name = key.split(".", 1)
+                _check_moment(key, value, weights[int(place)])
+                state.setdefault(int(place), {})[name] = value
+        names = {frozenset(entries) for entries in state.values()}
+        if len(names) > 1 or len(state) not in (0, len(weights)):
+            raise ValueError("it lacks the state of some weights")
+        torch.Generator().set_state(random)
+    except (LookupError, ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path / OPTIMIZER} is no state of this optimizer ({reason}); {_ADVICE}") from error
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    torch.set_rng_state(random)
+
+
+def _check_moment(key: str, value: Tensor, weight: Tensor) -> None:
+    """A moment has the shape of its weight; a count of steps has none."""
+    fits = value.shape in (weight.shape, torch.Size([])) and value.dtype == torch.float32
+    if not fits or not torch.isfinite(value).all():
+        raise ValueError(f"{key} is {_shape(value)} for a weight of {_shape(weight)}, or not finite")

@@ -14,18 +14,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from stratarec.errors import CheckpointError, ConfigError
-from stratarec.ownership import Kind, claim, held, state
+from stratarec.errors import CheckpointError, ConfigError, StorageError
+from stratarec.holding import held
+from stratarec.opening import remove_leftovers
+from stratarec.ownership import Kind, claim, state
 from stratarec.replacing import aside, put_back, recover, remove, set_aside
 from stratarec.training import checkpoint
 
 RESULT = "result.json"
 RECIPE = "recipe.json"
+PLAN = "plan.json"
 RUN = Kind(
     name="run",
     field="train.run",
     content=(
-        RECIPE, "plan.json", "checkpoints", "tensorboard", RESULT, "report.html", "predictions-*.parquet", "export",
+        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, "report.html", "predictions-*.parquet", "export",
     ),
 )  # fmt: skip
 
@@ -57,6 +60,7 @@ class RunDirectory:
         recover(self.path, RUN, lambda path: bool(checkpoint.steps(path / "checkpoints")))
         with ExitStack() as stack:
             earlier = state(self.path, RUN) == "ours"
+            self._check_links()
             if earlier:
                 stack.enter_context(held(self.path))
             if earlier and overwrite:
@@ -67,10 +71,17 @@ class RunDirectory:
                 claim(self.path, RUN)
                 if self._replaced or not earlier:
                     stack.enter_context(held(self.path))
+                remove_leftovers(self.path)
                 yield found
             finally:
                 if self._replaced:
                     put_back(self.path, RUN)
+
+    def _check_links(self) -> None:
+        """Refuse to write through links: a run that somebody else made could lead anywhere by them."""
+        for name in RUN.content:
+            if (self.path / name).is_symlink():
+                raise StorageError(f"{self.path / name} is a link; name another {RUN.field}, or remove the link")
 
     def _found(self, resume: bool) -> Path | None:
         checkpoint.recover(self.checkpoints)

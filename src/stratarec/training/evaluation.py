@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.models import CTRModel
+from stratarec.models.outputs import autocast
 from stratarec.progress import Progress
 from stratarec.training.metrics import Metrics, evaluate_logits
 
@@ -36,7 +37,7 @@ def logits(
             for batch in loader.epoch(0):
                 check()
                 scores = model(batch).numpy()
-                yield batch.label.numpy(), scores, None if batch.group is None else batch.group.numpy()
+                yield batch.label.numpy(), scores, None if batch.user is None else batch.user.numpy()
                 progress.advance(batch.size)
     finally:
         progress.finish()
@@ -57,8 +58,3 @@ def evaluate_split(
     label, score = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     groups = [part[2] for part in parts if part[2] is not None]
     return evaluate_logits(label, score, np.concatenate(groups) if groups else None), label, score
-
-
-def autocast(precision: str) -> torch.autocast:
-    """The context in which the network runs."""
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from stratarec.batch import Batch
 from stratarec.data.loader import Loader, run_ahead
 from stratarec.embedding import Prefetcher
-from stratarec.jagged import Batch, KeyedJagged
+from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel
 from stratarec.models.dedup import Lookup
 from stratarec.training.config import TrainConfig

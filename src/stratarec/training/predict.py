@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from stratarec.data.dataset import Dataset
 from stratarec.data.staging import split_rows
 from stratarec.files import write_atomic
+from stratarec.models.outputs import probabilities
 from stratarec.progress import Progress
 from stratarec.training.evaluation import logits
 from stratarec.training.run import TrainedModel
@@ -34,15 +36,14 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
     schema = pa.schema([*keys.fields, ("label", pa.float32()), ("score", pa.float32())])
     rows = 0
 
-    def write(path: Path) -> None:
+    def write(file: BinaryIO) -> None:
         nonlocal rows
-        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             parts = logits(
                 trained.model, trained.dataset, split, precision=trained.recipe.train.precision, progress=progress
             )
             for label, score, _ in parts:
-                probability = (1 / (1 + np.exp(-score.astype(np.float64)))).astype(np.float32)
-                writer.write_table(pa.table([*keys.take(len(label)), label, probability], schema=schema))
+                writer.write_table(pa.table([*keys.take(len(label)), label, probabilities(score)], schema=schema))
                 rows += len(label)
 
     write_atomic(output, write)
@@ -53,9 +54,9 @@ class _Keys:
     """Columns that say where samples came from, some samples at a time."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
-        known = dataset.about["rows"]
-        self._files = pa.array(known["files"], pa.string())
-        self._kept: bool = known["kept"]
+        known = dataset.about.rows
+        self._files = pa.array(known.files, pa.string())
+        self._kept: bool = known.kept
         self._parts: Iterator[NDArray[np.int64]] = dataset.row_numbers(split)
         self._ahead = np.zeros(0, dtype=np.int64)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.comparing import first_difference
-from stratarec.data.dataset import MANIFEST, Dataset
+from stratarec.data.dataset import Dataset
+from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
-from stratarec.files import read_json, reading, write_json
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
 from stratarec.ownership import kind_of
@@ -23,9 +23,8 @@ from stratarec.planning.plan import Plan
 from stratarec.planning.planner import make_plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
-from stratarec.training.directory import RECIPE, RESULT
-
-_PLAN = "plan.json"
+from stratarec.training.directory import RECIPE
+from stratarec.training.records import read_plan, read_recipe, read_result
 
 
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
@@ -43,12 +42,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
 def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:
     """Refuse a checkpoint of another model than `identity` says, or of other samples than those of `dataset`."""
     known = checkpoint.read_state(path)["identity"]
-    for part in ("model", "train"):
-        found = first_difference(identity[part], known[part], part)
-        if found is not None:
-            raise CheckpointError(
-                f"{path} is of another model or data set: {found.field} is {found.have!r} there and {found.want!r} here"
-            )
+    _check_model(path, identity, known)
     if identity["dataset"] != known["dataset"]:
         detail = input_difference(dataset, known["inputs"]) or "it holds other samples"
         raise CheckpointError(
@@ -57,32 +51,22 @@ def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) ->
         )
 
 
+def _check_model(path: Path, identity: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse the checkpoint `path` of the identity `known` where it is of another model or optimizer."""
+    for part in ("model", "train"):
+        found = first_difference(identity[part], known[part], part)
+        if found is not None:
+            raise CheckpointError(
+                f"{path} is of another model or data set: {found.field} is {found.have!r} there and {found.want!r} here"
+            )
+
+
 def new_plan(recipe: Recipe, dataset: Dataset) -> Plan | None:
     """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan."""
     if recipe.memory.is_identity:
         return None
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     return make_plan(tables, dataset, recipe.train.embedding, recipe.memory, batch_size=recipe.train.batch_size)
-
-
-def saved_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
-    """The plan that a run was started with, if it still is what `recipe` asks for and of the tables of `dataset`."""
-    path = run / _PLAN
-    if not path.is_file():
-        return None
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("plan"), dict):
-        raise DatasetError(f"{path} is no plan of a run; restore it, or start anew with --overwrite")
-    if content.get("memory") != recipe.to_dict()["memory"]:
-        return None
-    plan = Plan.from_dict(content["plan"], str(path))
-    return plan if {placed.table: placed.rows for placed in plan.tables} == dataset.table_rows() else None
-
-
-def save_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
-    """Write the plan into the run, beside what it was made for."""
-    if plan is not None:
-        write_json(run / _PLAN, {"memory": recipe.to_dict()["memory"], "plan": plan.to_dict()})
 
 
 def new_model(recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str) -> CTRModel:
@@ -126,14 +110,12 @@ class TrainedModel:
     dataset: Dataset
     model: CTRModel
     checkpoint: Path
-    scratch: tuple[Scratch, ...] = ()
-    """Where stores with files have them."""
+    resources: ExitStack
+    """What `close` gives back."""
 
     def close(self) -> None:
-        """Give back what the tables take, files too; the model is of no use afterwards."""
-        self.model.embeddings.close()
-        for each in self.scratch:
-            each.close()
+        """Give back what the tables take, files too, and the data set; the model is of no use afterwards."""
+        self.resources.close()
 
     def __enter__(self) -> TrainedModel:
         return self
@@ -161,10 +143,33 @@ def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: 
     if not (path / RECIPE).is_file():
         what = f"it is a {kind_of(path)}" if kind_of(path) not in ("", "run") else f"it has no {RECIPE}"
         raise CheckpointError(f"{path} is no run: {what}; name the directory that `train` wrote")
-    recipe = Recipe.from_dict(read_json(path / RECIPE), str(path / RECIPE))
-    found = chosen_checkpoint(path)
+    with ExitStack() as stack:
+        recipe, found = read_recipe(path), _hold_chosen(path, stack)
+        return _open(path, recipe, found, data, same_samples=same_samples)
+
+
+# How often a run may prune what is about to be read.
+_TRIES = 10
+
+
+def _hold_chosen(path: Path, stack: ExitStack) -> Path:
+    """The chosen checkpoint of a run that may go on meanwhile, which stays until `stack` is closed."""
+    for tries in range(_TRIES):
+        found = chosen_checkpoint(path)
+        try:
+            stack.enter_context(checkpoint.held(found))
+        except CheckpointError:
+            if tries == _TRIES - 1:
+                raise
+        else:
+            break
+    return found
+
+
+def _open(path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, same_samples: bool) -> TrainedModel:
     known = checkpoint.read_state(found)["identity"]
     own = _open_data(path, recipe, data)
+    _check_model(found, identity(recipe, own), known)
     difference = input_difference(own, known["inputs"])
     if difference:
         raise DatasetError(f"{own.path} does not fit {path}: {difference}; prepare it from the same training samples")
@@ -173,18 +178,18 @@ def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: 
             f"{own.path} was prepared anew with other samples since {path} was trained on it; to use it all the same, "
             f"name it: {path} {own.path}"
         )
-    plan = saved_plan(path, recipe, own) or new_plan(recipe, own)
+    plan = read_plan(path, recipe, own) or new_plan(recipe, own)
     # Stores with files are read in a directory of this process alone: the run itself may still be training.
-    prefix, token = f"{recipe.name}-reading-", uuid.uuid4().hex[:12]
+    prefix, token = f"{recipe.place}-reading-", uuid.uuid4().hex[:12]
     with ExitStack() as stack:
-        scratch = tuple(Scratch(path, prefix, token) for path in _store_paths(recipe, plan))
-        for each in scratch:
-            stack.callback(each.close)
+        stack.enter_context(own.held())
+        for place in _store_paths(recipe, plan):
+            stack.enter_context(Scratch(place, prefix, token))
         model = new_model(recipe, own, plan, prefix + token)
         stack.callback(model.embeddings.close)
         checkpoint.load(found).into(model)
-        stack.pop_all()
-    return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, scratch=scratch)
+        resources = stack.pop_all()
+    return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, resources=resources)
 
 
 def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:
@@ -200,32 +205,15 @@ def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:
         raise DatasetError(
             f"{run} was trained on the data set {recipe.data.path}, which is not there{where}: name it behind the run"
         )
-    return Dataset.open(recipe.data.path if data is None else data)
+    return Dataset.open(recipe.data.path if data is None else data, verify="used")
 
 
 def chosen_checkpoint(path: Path) -> Path:
     """The checkpoint that the final test used, else the last one."""
-    name = tested_checkpoint(path)
-    if name:
-        return path / "checkpoints" / name
+    result = read_result(path)
+    if result is not None:
+        return path / "checkpoints" / result.checkpoint
     found = checkpoint.steps(path / "checkpoints")
     if not found:
         raise CheckpointError(f"{path} has no checkpoint yet")
     return found[-1]
-
-
-def tested_checkpoint(path: Path) -> str:
-    """The name of the checkpoint that ``result.json`` is of; empty where there is no result."""
-    return str(_result(path, "checkpoint", ""))
-
-
-def tested_step(path: Path) -> int:
-    """How many steps the run had when ``result.json`` was written; -1 where there is no result."""
-    return int(_result(path, "steps", -1))
-
-
-def _result(path: Path, field: str, default: Any) -> Any:
-    if not (path / RESULT).is_file():
-        return default
-    with reading(path / RESULT):
-        return read_json(path / RESULT)[field]

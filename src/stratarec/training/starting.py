@@ -7,13 +7,12 @@ from pathlib import Path
 
 from stratarec.data.dataset import Dataset
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.files import read_json, reading
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.config import TrainConfig
-from stratarec.training.directory import RECIPE
 from stratarec.training.position import Position
+from stratarec.training.records import read_recipe
 
 
 def check_validation(config: TrainConfig, dataset: Dataset) -> None:
@@ -58,8 +57,7 @@ def take_up(run: Path, found: Path, recipe: Recipe, total_steps: int) -> Positio
         no more, or when it lacks the checkpoint that early stopping would return to.
     """
     stopping = recipe.train.early_stopping
-    with reading(found / "state.json"):
-        position = Position(**checkpoint.read_state(found)["position"])
+    position = Position(**checkpoint.read_state(found)["position"])
     position.go_on(total_steps, stopping)
     if position.step > total_steps:
         raise CheckpointError(
@@ -79,9 +77,8 @@ def take_up(run: Path, found: Path, recipe: Recipe, total_steps: int) -> Positio
 
 def _check_asks_for_no_more(run: Path, recipe: Recipe, position: Position, total_steps: int) -> None:
     """Refuse a recipe whose change of length would do nothing: it would be written down as if it had."""
-    with reading(run / RECIPE):
-        before, now = read_json(run / RECIPE)["train"], recipe.to_dict()["train"]
-        changed = [key for key in ("epochs", "max_steps", "early_stopping") if before[key] != now[key]]
+    before, now = (each.to_dict()["train"] for each in (read_recipe(run), recipe))
+    changed = [key for key in ("epochs", "max_steps", "early_stopping") if before[key] != now[key]]
     if changed:
         ended = "has all its steps" if position.step >= total_steps else "was ended by train.early_stopping"
         raise CheckpointError(

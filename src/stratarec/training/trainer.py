@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from torch.utils.tensorboard import SummaryWriter
 
+from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
 from stratarec.embedding import Prefetcher, Prepared
 from stratarec.errors import Interrupted, TrainingError
-from stratarec.files import read_json, write_json
-from stratarec.jagged import Batch
 from stratarec.models.dedup import Lookup
+from stratarec.models.outputs import autocast
 from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress, SilentProgress
@@ -33,21 +33,18 @@ from stratarec.recipe import Recipe
 from stratarec.reporting.metrics import LABELS, show
 from stratarec.reporting.report import write_report
 from stratarec.training import checkpoint
-from stratarec.training.directory import RECIPE, RESULT, RUN, RunDirectory
-from stratarec.training.evaluation import autocast, evaluate_split
+from stratarec.training.directory import RUN, RunDirectory
+from stratarec.training.evaluation import evaluate_split
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics
 from stratarec.training.pipeline import Cadence, InOrder, Item, Pipeline
 from stratarec.training.position import Position, best, is_over
+from stratarec.training.records import read_plan, read_result, write_plan, write_recipe, write_result
 from stratarec.training.run import (
     check_identity,
     identity,
     new_model,
     new_plan,
-    save_plan,
-    saved_plan,
-    tested_checkpoint,
-    tested_step,
 )
 from stratarec.training.settings import torch_settings
 from stratarec.training.starting import check_validation, remarks, take_up
@@ -92,8 +89,8 @@ class Trainer:
         state(self.run, RUN)  # what it cannot be written into is refused before anything is built
         self.directory = RunDirectory(self.run)
         self.checkpoints = self.directory.checkpoints
-        self.plan = plan or saved_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
-        self.model = new_model(recipe, dataset, self.plan, recipe.name)
+        self.plan = plan or read_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
+        self.model = new_model(recipe, dataset, self.plan, recipe.place)
         self.optimizer = self.config.dense.build(self.model.network)
         self._saved: Path | None = None
         self._identity = identity(recipe, dataset)
@@ -145,6 +142,7 @@ class Trainer:
         try:
             with (
                 torch_settings(threads=self.config.threads, seed=self.config.seed),
+                self.dataset.held(),
                 self.directory.opened(resume=resume, overwrite=overwrite) as found,
             ):
                 if resume and found is None:
@@ -155,11 +153,11 @@ class Trainer:
 
     def _train_and_test(self, found: Path | None) -> dict[str, Any]:
         ended = found is not None and self._take_up(found)
-        self._tested = tested_checkpoint(self.run)
-        if ended and tested_step(self.run) == self.position.step:
+        earlier = read_result(self.run)
+        self._tested = "" if earlier is None else earlier.checkpoint
+        if ended and earlier is not None and earlier.steps == self.position.step:
             self.progress.say(f"{self.run} has ended; this is its result")
-            result: dict[str, Any] = read_json(self.run / RESULT)
-            return result
+            return earlier.model_dump(mode="json", exclude_unset=True, exclude={"format"})
         if not ended:
             self._introduce()
             warm_up(self.recipe, self.loader, self.plan, self.progress)
@@ -171,8 +169,8 @@ class Trainer:
 
     def _introduce(self) -> None:
         """Write down and tell what is going to be trained."""
-        write_json(self.run / RECIPE, self.recipe.to_dict())
-        save_plan(self.run, self.recipe, self.plan)
+        write_recipe(self.run, self.recipe)
+        write_plan(self.run, self.recipe, self.plan)
         if self._uncompared:
             self.progress.say(self._uncompared)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps):
@@ -182,7 +180,8 @@ class Trainer:
         """Go on from a checkpoint; whether no step is left to train."""
         check_identity(path, self._identity, self.dataset)
         position = take_up(self.run, path, self.recipe, self.total_steps)
-        if not (position.finished and tested_step(self.run) == position.step):
+        result = read_result(self.run)
+        if not (position.finished and result is not None and result.steps == position.step):
             self._restore(path)
         self.position = position
         return position.finished
@@ -191,7 +190,7 @@ class Trainer:
         """Take everything from a checkpoint."""
         loaded = checkpoint.load(path)
         difference = loaded.into(self.model)
-        checkpoint.restore_optimizer(self.optimizer, loaded.optimizer)
+        checkpoint.restore_optimizer(path, self.optimizer, loaded.optimizer)
         self.position = Position(**loaded.state["position"])
         self.progress.say(f"going on from {path}")
         self._saved = path
@@ -371,7 +370,7 @@ class Trainer:
             result["test"] = metrics.to_dict()
             curve = (label, 1 / (1 + np.exp(-score.astype(np.float64))))
         result["peak_rss_bytes"] = peak_rss_bytes()
-        write_json(self.run / RESULT, result)
+        write_result(self.run, result)
         write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curve)
         self._tested = path.name
         self._prune()

@@ -22,18 +22,19 @@ from scipy.special import pdtrc
 from torch import Tensor
 from torch.nn import functional
 
+from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader
 from stratarec.embedding.tiers import TierConfig, cache_sets
 from stratarec.errors import StrataError
-from stratarec.jagged import Batch, InverseJagged
+from stratarec.inverse import InverseJagged
 from stratarec.kernels.compiling import watch_compiling
 from stratarec.models import CTRModel, build_model
+from stratarec.models.outputs import autocast
 from stratarec.planning.apply import tier_config
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation import autocast
 
 # Slots of a cache, and rows of a second level before a log.
 _SLOTS, _SECOND_LEVEL = 1024, 256
@@ -85,7 +86,7 @@ def _scratch(recipe: Recipe, plan: Plan | None) -> Iterator[tuple[Path, TierConf
 
 
 def _small_tiers(recipe: Recipe, plan: Plan) -> TierConfig:
-    tiers = tier_config(plan, recipe.memory, f"{recipe.name}-warm-up-{uuid.uuid4().hex[:12]}")
+    tiers = tier_config(plan, recipe.memory, f"{recipe.place}-warm-up-{uuid.uuid4().hex[:12]}")
     tables = {
         name: replace(tier, cache_rows=_SLOTS, level1_rows=min(tier.level1_rows, _SECOND_LEVEL))
         for name, tier in tiers.tables.items()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import polars as pl
 
 from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.sources.limits import Size, set_size
 from stratarec.data.sources.text import RowChecks, TextFormat, TextSource
 
 CATEGORIES = (
@@ -24,6 +25,11 @@ class AvazuConfig:
     kind: Literal["avazu"] = "avazu"
     paths: tuple[str, ...] = ()
     """Files, globs or URLs; .gz and .zst are decompressed."""
+    max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 1 << 20
+    """Longest line: memory holds a line."""
+
+    def __post_init__(self) -> None:
+        set_size(self, "max_line_bytes", "data.source.max_line_bytes")
 
 
 class AvazuSource(TextSource):

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import polars as pl
@@ -29,15 +29,16 @@ from numpy.typing import NDArray
 from stratarec.checks import check_seed
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import FILE
+from stratarec.data.names import FILE, column
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.files import expand, fingerprint
+from stratarec.data.sources.limits import Size, set_size
 from stratarec.data.sources.parquet import Converter, count_rows, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError
-from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
+from stratarec.files import make_directory, read_frame, read_json, reading, write_atomic, write_json
 from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
@@ -82,6 +83,8 @@ class ClicksConfig:
     """Which of the numbers that are counted from earlier clicks a sample holds; null for all of them."""
     seed: int = 0
     """Of the negatives."""
+    max_row_group_bytes: Annotated[int, Size("data.source.max_row_group_bytes")] = 2 << 30
+    """Largest row group, its columns that are used in memory: memory holds a row group."""
 
     def __post_init__(self) -> None:
         if self.negatives < 1:
@@ -89,6 +92,7 @@ class ClicksConfig:
         if self.history_length < 0:
             raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
         check_seed(self.seed, "data.source.seed")
+        set_size(self, "max_row_group_bytes", "data.source.max_row_group_bytes")
         taken = (self.item, *_DERIVED)
         for place, name in enumerate(self.contexts):
             if name in taken or name in self.contexts[:place]:
@@ -148,7 +152,8 @@ class ClicksSource:
         return count_rows(self._files) * (1 + self._config.negatives)
 
     def fingerprint(self) -> dict[str, object]:
-        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(replace(self._config, paths=()))}
+        config = replace(self._config, paths=(), max_row_group_bytes=ClicksConfig.max_row_group_bytes)
+        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(config)}
 
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
         bad = self._spool(workspace)
@@ -208,8 +213,8 @@ class ClicksSource:
         """The clicks of one bucket in order of time, and of the log where times are equal."""
         folder = workspace / f"bucket={bucket}"
         with reading(folder):
-            parts = [pl.read_parquet(path, hive_partitioning=False) for path in sorted(folder.glob("[0-9]*.parquet"))]
-            return pl.concat(parts).sort(self._config.time, maintain_order=True)
+            parts = [read_frame(path) for path in sorted(folder.glob("[0-9]*.parquet"))]
+            return pl.concat(parts).sort(column(self._config.time), maintain_order=True)
 
     def _spool(self, workspace: Path) -> tuple[int, list[str]]:
         """Cut the log into buckets of one window; returns the number of bad rows and some of their messages."""
@@ -219,11 +224,11 @@ class ClicksSource:
         make_directory(workspace / "done")
         done = {int(path.stem) for path in (workspace / "done").glob("*.json")}
         # Pieces are finished in order, so the finished ones are a prefix.
-        for piece in parquet_pieces(self._files, columns, start=len(done)):
+        for piece in parquet_pieces(self._files, columns, config.max_row_group_bytes, start=len(done)):
             bad = BadRows(self._on_bad_row)
             frame = self._typed(piece.frame, self._files[piece.file].path, piece.first_row, bad)
             frame = frame.with_columns(pl.lit(piece.file, dtype=pl.Int32).alias(FILE))
-            for (bucket,), part in frame.group_by(pl.col(config.time) // self._window, maintain_order=True):
+            for (bucket,), part in frame.group_by(column(config.time) // self._window, maintain_order=True):
                 target = workspace / f"bucket={bucket}" / f"{piece.index:08d}.parquet"
                 write_atomic(target, part.write_parquet)
             write_json(workspace / "done" / f"{piece.index:08d}.json", [bad.count, bad.examples])

@@ -15,6 +15,7 @@ from fsspec.registry import known_implementations
 
 from stratarec.errors import DataError
 from stratarec.hashes import file_hashes
+from stratarec.opening import open_regular
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,9 @@ class InputFile:
     def open(self) -> IO[bytes]:
         """The file as stored, without decompression."""
         with _reading(self.path):
+            # Not for fsspec, which would take marks in the name for a pattern and wait for the writer of a pipe.
+            if "://" not in self.path:
+                return open_regular(self.path)
             opened: IO[bytes] = fsspec.open(self.path, "rb").open()
         return opened
 
@@ -105,6 +109,8 @@ def _library(pattern: str) -> str:
 def _describe(system: Any, path: str, pattern: str) -> InputFile:
     with _reading(pattern):
         info = system.info(path)
+        if isinstance(system, LocalFileSystem) and info["type"] != "directory":
+            open_regular(path).close()
     if info["type"] == "directory":
         raise DataError(f"{path}: is a directory, expected a file; a glob such as {path}/* names the files in it")
     if not info["size"]:

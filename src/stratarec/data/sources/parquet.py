@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,8 @@ from stratarec.data.schema import Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.columns import Columns
 from stratarec.data.sources.files import InputFile, expand, fingerprint
+from stratarec.data.sources.limits import Size, set_size
+from stratarec.data.sources.row_groups import RowGroups
 from stratarec.data.sources.text import BadRows
 from stratarec.data.span import too_coarse, unlikely_unit
 from stratarec.errors import DataError
@@ -33,6 +35,11 @@ class ParquetConfig:
     """Files, globs or URLs."""
     schema: Schema = field(default_factory=Schema)
     """The columns to use; others are not read."""
+    max_row_group_bytes: Annotated[int, Size("data.source.max_row_group_bytes")] = 2 << 30
+    """Largest row group, its columns that are used in memory: memory holds a row group."""
+
+    def __post_init__(self) -> None:
+        set_size(self, "max_row_group_bytes", "data.source.max_row_group_bytes")
 
 
 class ParquetSource:
@@ -40,7 +47,7 @@ class ParquetSource:
 
     def __init__(self, config: ParquetConfig, on_bad_row: OnBadRow) -> None:
         self.schema = config.schema
-        self._on_bad_row = on_bad_row
+        self._on_bad_row, self._most_bytes = on_bad_row, config.max_row_group_bytes
         self._files = expand(config.paths)
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
@@ -53,7 +60,7 @@ class ParquetSource:
         return {"kind": "parquet", "files": fingerprint(self._files), "schema": repr(self.schema)}
 
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
-        for piece in parquet_pieces(self._files, self._columns, start):
+        for piece in parquet_pieces(self._files, self._columns, self._most_bytes, start):
             bad = BadRows(self._on_bad_row)
             converter = Converter(self._files[piece.file].path, piece.first_row, piece.frame.height, bad)
             yield Chunk(
@@ -96,7 +103,9 @@ def count_rows(files: tuple[InputFile, ...]) -> int:
     return total
 
 
-def parquet_pieces(files: tuple[InputFile, ...], columns: list[str], start: int = 0) -> Iterator[Piece]:
+def parquet_pieces(
+    files: tuple[InputFile, ...], columns: list[str], most_bytes: int, start: int = 0
+) -> Iterator[Piece]:
     """Row groups of every file, large ones cut; pieces before `start` are not read."""
     index, before = 0, 0
     checked = Columns(columns, lambda number: _schemas(files[number:]))
@@ -107,6 +116,7 @@ def parquet_pieces(files: tuple[InputFile, ...], columns: list[str], start: int 
             if reader.metadata.num_rows == 0:
                 raise DataError(f"{file.path}: the file has no rows, expected at least one")
             row, total = 0, reader.metadata.num_rows
+            groups = RowGroups(raw, reader, file, columns, most_bytes)
             for group in range(reader.metadata.num_row_groups):
                 size = reader.metadata.row_group(group).num_rows
                 pieces = max(-(-size // _CHUNK_ROWS), 1)
@@ -114,7 +124,7 @@ def parquet_pieces(files: tuple[InputFile, ...], columns: list[str], start: int 
                 for piece in range(pieces):
                     first, last = size * piece // pieces, size * (piece + 1) // pieces
                     if index >= start:
-                        table = table if table is not None else _read_group(reader, group, checked, columns, file)
+                        table = table if table is not None else _read(groups, group, checked)
                         frame = pl.from_arrow(table.slice(first, last - first))
                         assert isinstance(frame, pl.DataFrame)
                         done = before + int(file.size * (row + last) / total)
@@ -130,17 +140,12 @@ def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
             yield file.path, open_parquet(raw, file).schema_arrow
 
 
-def _read_group(reader: pq.ParquetFile, group: int, checked: Columns, columns: list[str], file: InputFile) -> pa.Table:
+def _read(groups: RowGroups, group: int, checked: Columns) -> pa.Table:
+    table = groups.read(group)
     try:
-        return checked.typed(reader.read_row_group(group, columns=columns))
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file.path}, row group {group}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    if "Expected all lists to be of size" in str(error):
-        return f"pyarrow {pa.__version__} reads no lists of a fixed size of which some are null; install pyarrow>=26"
-    return f"damaged ({error})"
+        return checked.typed(table)
+    except pa.ArrowException as error:
+        raise groups.fault(group, f"damaged ({error})") from error
 
 
 def _columns(schema: Schema) -> list[str]:
@@ -171,12 +176,12 @@ class Converter:
         """Every column of `schema`."""
         columns = {schema.label: self._label(frame[schema.label])}
         for dense in schema.dense:
-            columns[dense.name] = self._dense(frame[dense.name])
+            columns[dense.name] = self.number(frame[dense.name])
         for sparse in schema.sparse:
             if sparse.kind == "single":
                 columns[sparse.name] = self.category(frame[sparse.name])
             elif sparse.kind == "multi":
-                columns[sparse.name] = self._list(frame[sparse.name], sparse)
+                columns[sparse.name] = self.values(frame[sparse.name], sparse)
         if schema.time:
             columns[schema.time] = self.time(frame[schema.time], schema.time_unit)
         for name in (schema.session, schema.user):
@@ -204,7 +209,8 @@ class Converter:
         self.require(raw, (value == 0) | (value == 1), "0 or 1")
         return (value == 1).fill_null(False).cast(pl.UInt8)
 
-    def _dense(self, raw: pl.Series) -> pl.Series:
+    def number(self, raw: pl.Series) -> pl.Series:
+        """``Float64``; null where missing."""
         if not _is_number(raw.dtype):
             raise self._type_error(raw, "numbers for a dense feature")
         value = raw.cast(pl.Float64).fill_nan(None)
@@ -221,7 +227,8 @@ class Converter:
             return raw.cast(pl.String)
         raise self._type_error(raw, "integers or text for a category")
 
-    def _list(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
+    def values(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
+        """Lists of what `category` gives, none of it missing; the first `max_length` of each."""
         if feature.separator:
             if raw.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
                 raise self._type_error(raw, f"text to split at {feature.separator!r}")

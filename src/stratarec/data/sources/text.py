@@ -78,28 +78,54 @@ class Block:
     """Stored bytes of all files consumed so far."""
 
 
-def blocks(files: tuple[InputFile, ...], block_bytes: int) -> Iterator[Block]:
-    """Cut every file into blocks that end at line ends."""
+def blocks(files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int) -> Iterator[Block]:
+    """Cut every file into blocks that end at line ends.
+
+    Raises
+    ------
+    DataError
+        For a file that is damaged or empty, and for a line that is too long, before more than that of it is held.
+    """
     before = 0
     for index, file in enumerate(files):
-        line, rest, empty = 1, b"", True
+        # Pieces of a line whose end has not come yet; adding each to the ones before would copy them again and again.
+        line, rest, held = 1, [b""], 0
         with file.open() as raw:
             for data in _decompressed(raw, file, block_bytes):
-                empty = empty and not data
                 cut = data.rfind(b"\n") + 1
                 if cut:
-                    content = rest + data[:cut]
+                    content = b"".join([*rest, data[:cut]])
+                    _check_lines(content, file.path, line, max_line_bytes)
                     done = before + min(raw.tell(), file.size)
                     yield Block(file=index, first_line=line, content=content, bytes_done=done)
                     line += content.count(b"\n")
-                    rest = data[cut:]
-                else:
-                    rest += data
+                    rest, held = [], 0
+                rest.append(data[cut:])
+                held += len(data) - cut
+                if held > max_line_bytes:
+                    raise _too_long(file.path, line, max_line_bytes)
         before += file.size
-        if rest:
-            yield Block(file=index, first_line=line, content=rest + b"\n", bytes_done=before)
+        if held:
+            yield Block(file=index, first_line=line, content=b"".join([*rest, b"\n"]), bytes_done=before)
         elif line == 1:
             raise DataError(f"{file.path}: the file is empty, expected at least one row")
+
+
+def _check_lines(content: bytes, path: str, first_line: int, most: int) -> None:
+    """Refuse a line of more than `most` bytes, looking at a few ends of lines alone."""
+    start = 0
+    while start < len(content):
+        end = content.rfind(b"\n", start, start + most + 1)
+        if end < 0:
+            raise _too_long(path, first_line + content.count(b"\n", 0, start), most)
+        start = end + 1
+
+
+def _too_long(path: str, line: int, most: int) -> DataError:
+    return DataError(
+        f"{path}, line {line}: longer than {most:,} bytes; if that is a line of this log, raise "
+        "data.source.max_line_bytes"
+    )
 
 
 def _decompressed(raw: object, file: InputFile, block_bytes: int) -> Iterator[bytes]:
@@ -230,11 +256,13 @@ class RowChecks:
         return frame if self._good.all() else frame.filter(pl.Series(self._good))
 
 
-class HasPaths(Protocol):
+class TextConfig(Protocol):
     """The configuration of a text source."""
 
     @property
     def paths(self) -> tuple[str, ...]: ...
+    @property
+    def max_line_bytes(self) -> int: ...
 
 
 class TextSource(ABC):
@@ -244,10 +272,10 @@ class TextSource(ABC):
     layout: TextFormat
     schema: Schema
 
-    def __init__(self, config: HasPaths, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, config: TextConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES) -> None:
         self._files = expand(config.paths)
         self._on_bad_row = on_bad_row
-        self._block_bytes = block_bytes
+        self._block_bytes, self._max_line_bytes = block_bytes, config.max_line_bytes
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
 
@@ -257,7 +285,7 @@ class TextSource(ABC):
 
     def estimate_rows(self) -> int:
         """From the first block of the first file; compressed text is taken to shrink fourfold."""
-        first = next(blocks(self._files[:1], 1 << 20))
+        first = next(blocks(self._files[:1], 1 << 20, self._max_line_bytes))
         bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
         grown = sum(file.size * (4 if file.path.endswith(tuple(_CODECS)) else 1) for file in self._files)
         return max(int(grown / bytes_a_row), 1)
@@ -267,7 +295,7 @@ class TextSource(ABC):
 
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
         """A chunk a block; blocks before `start` are read but not parsed."""
-        for index, block in enumerate(blocks(self._files, self._block_bytes)):
+        for index, block in enumerate(blocks(self._files, self._block_bytes, self._max_line_bytes)):
             if index < start:
                 continue
             bad = BadRows(self._on_bad_row)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.rows import Indices
 from stratarec.embedding.tiers import TableTier, cache_sets
-from stratarec.errors import ConfigError
+from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import cache as kernel
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import table_key
@@ -148,6 +148,10 @@ class Directory:
         """Let slots hold the group's rows `rows` (-1: none) with these stamps and counts."""
         state, layout = self.state, self.layout
         tables = np.searchsorted(layout.slot_start, slots, side="right") - 1
+        # A tag is 32 bits: what is of another table would become a row of this one.
+        stray = (rows >= 0) & ((rows < layout.first_row[tables]) | (rows >= (layout.first_row + layout.rows)[tables]))
+        if (rows < -1).any() or stray.any():
+            raise CheckpointError("slots hold rows of other tables than their own; use another checkpoint")
         state.tags[slots] = np.where(rows < 0, 0, rows - layout.first_row[tables] + 1).astype(np.int32)
         state.stamps[slots] = stamps
         if len(state.counts) > 1:
@@ -155,6 +159,15 @@ class Directory:
         overflow_start = layout.slot_start[:-1] + layout.sets * layout.ways
         spilled = np.unique(tables[(slots >= overflow_start[tables]) & (rows >= 0)])
         state.reach[spilled] = np.minimum(layout.overflow_sets, kernel.PROBES)[spilled]
+
+    def fault(self, stamp: int) -> str:
+        """What is wrong with slots that were adopted, where the clock is at `stamp`; empty when nothing is."""
+        if len(self.state.stamps) and (self.state.stamps.min() < -1 or self.state.stamps.max() > stamp):
+            return f"stamps of {self.state.stamps.min()} to {self.state.stamps.max()}, expected -1 to {stamp}"
+        for slots in self.used():
+            if (self.locate(self.rows_in(slots)) != slots).any():
+                return "a row lies in two slots, or in one of another set"
+        return ""
 
     def shift(self, by: int) -> None:
         """Count stamps from `by` on; what is older is all the same age."""

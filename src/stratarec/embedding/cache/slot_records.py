@@ -19,7 +19,7 @@ from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import SlotMemory
 from stratarec.embedding.stores.chain import Chain
 from stratarec.embedding.stores.rowfile import read_rows, verify_file
-from stratarec.errors import TrainingError
+from stratarec.errors import CheckpointError, TrainingError
 
 _HEAD = np.dtype([("row", "<i8"), ("stamp", "<i4"), ("count", "<u4")])
 _FOLDER = "slots"
@@ -69,6 +69,9 @@ class SlotRecords:
         # Pieces are put in place as they are asked for.
         for _ in self._chain.load(folder, manifest["files"], self):
             pass
+        fault = self._directory.fault(stamp)
+        if fault:
+            raise CheckpointError(f"{folder} is damaged: {fault}; use another checkpoint")
         self._saved_at = stamp
 
     def shift(self, by: int) -> None:
@@ -105,33 +108,34 @@ def _split(records: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[np.uint8]]
 
 
 def saved_slots(
-    directory: Path, manifest: Mapping[str, Any], codec: RecordCodec
-) -> Iterator[tuple[Indices, FloatRows]]:  # fmt: skip
-    """The rows that were in slots when a checkpoint was written, piece by piece, each once."""
+    directory: Path, manifest: Mapping[str, Any], codec: RecordCodec, *, slots: int, rows: int
+) -> Iterator[tuple[Indices, FloatRows]]:
+    """The rows that were in slots when a checkpoint was written, piece by piece, each once.
+
+    Parameters
+    ----------
+    slots, rows : int
+        How many there are of each.
+    """
     folder, files, width = directory / _FOLDER, manifest["files"], int(manifest["record_bytes"])
     exact = RecordCodec(
         CodecConfig(), width=codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state
     )  # fmt: skip
     for entry in files:
         verify_file(folder / entry["name"], entry["hash"])
-    newest = _newest_files(folder, files, width)
+    # For each slot the last file that has it: a row may have been in another slot before.
+    newest = np.full(slots, -1, dtype=np.int16)
     for number, entry in enumerate(files):
-        for slots, records in read_rows(folder / entry["name"], entry["rows"], width):
+        for places, _ in read_rows(folder / entry["name"], entry["rows"], width, slots):
+            newest[places] = number
+    for number, entry in enumerate(files):
+        for places, records in read_rows(folder / entry["name"], entry["rows"], width, slots):
             head, floats = _split(records)
-            valid = np.flatnonzero((newest[slots] == number) & (head["row"] >= 0))
-            rows = FloatRows.allocate(
+            if (head["row"] >= rows).any():
+                raise CheckpointError(f"{folder / entry['name']} has rows beyond 0..{rows - 1}; use another checkpoint")
+            valid = np.flatnonzero((newest[places] == number) & (head["row"] >= 0))
+            found = FloatRows.allocate(
                 len(valid), codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state
             )  # fmt: skip
-            exact.decode(floats, valid, rows, np.arange(len(valid), dtype=np.int64))
-            yield head["row"][valid].astype(np.int64), rows
-
-
-def _newest_files(folder: Path, files: list[Mapping[str, Any]], width: int) -> NDArray[np.int16]:
-    """For each slot the last file that has it: a row may have been in another slot before."""
-    newest = np.full(0, -1, dtype=np.int16)
-    for number, entry in enumerate(files):
-        for slots, _ in read_rows(folder / entry["name"], entry["rows"], width):
-            if len(slots) and slots[-1] >= len(newest):
-                newest = np.append(newest, np.full(int(slots[-1]) + 1 - len(newest), -1, dtype=np.int16))
-            newest[slots] = number
-    return newest
+            exact.decode(floats, valid, found, np.arange(len(valid), dtype=np.int64))
+            yield head["row"][valid].astype(np.int64), found

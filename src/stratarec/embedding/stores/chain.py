@@ -11,17 +11,30 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.artifacts import Hash, Model, read_sealed, write_sealed
 from stratarec.embedding.stores.rowfile import Readable, RowSelection, link_or_copy, read_rows, verify_file, write_rows
-from stratarec.errors import CheckpointError, DatasetError
-from stratarec.files import read_json, sync, write_json
+from stratarec.errors import CheckpointError
+from stratarec.files import sync
 
 _NAME = "chain.json"
+_FORMAT: Literal[2] = 2
 _MOST_FILES = 64
+
+
+class _Note(Model):
+    """Which checkpoint of an array the files beside it are."""
+
+    format: Literal[2]
+    token: Hash
+
+
+def _read(directory: Path) -> _Note:
+    return read_sealed(directory / _NAME, _Note, "use another checkpoint", CheckpointError)
 
 
 class Rows(Readable, Protocol):
@@ -53,8 +66,8 @@ class Chain:
         if previous is None or not self.started:
             return False
         try:
-            return bool(read_json(previous / _NAME)["token"] == self._token)
-        except (DatasetError, KeyError, TypeError):
+            return _read(previous).token == self._token
+        except CheckpointError:
             return False
 
     def save(
@@ -83,7 +96,7 @@ class Chain:
             count, digest = write_rows(directory / name, select, array)
             files.append({"name": name, "rows": count, "hash": digest})
         token = os.urandom(16).hex()
-        write_json(directory / _NAME, {"token": token, "files": files})
+        write_sealed(directory / _NAME, {"format": _FORMAT, "token": token})
         sync(directory)
         self._files, self._next, self._token = files, self._next + 1, token
         return files
@@ -106,16 +119,14 @@ class Chain:
         """Put the rows of verified `files` into `array`, giving them piece by piece; the next `save` builds on them."""
         total, width = array.shape
         for entry in files:
-            for rows, records in read_rows(directory / entry["name"], entry["rows"], width):
-                if len(rows) and (rows[0] < 0 or rows[-1] >= total):
-                    raise CheckpointError(f"{directory / entry['name']} has rows beyond 0..{total - 1}")
+            for rows, records in read_rows(directory / entry["name"], entry["rows"], width, total):
                 array[rows] = records
                 yield rows
         self._files = list(files)
         self._next = 1 + max(int(entry["name"].split("-")[1].split(".")[0]) for entry in files)
         try:
-            self._token = str(read_json(directory / _NAME)["token"])
-        except (DatasetError, KeyError, TypeError):
+            self._token = _read(directory).token
+        except CheckpointError:
             self._token = ""
 
 

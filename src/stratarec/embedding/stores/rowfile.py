@@ -12,14 +12,15 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from stratarec.artifacts import own_file
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.files import file_hash, storage_error, sync, write_atomic
+from stratarec.files import file_hash, storage_error, write_atomic
 
 RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
 """Gives the rows of a file, ascending, in chunks; it is called more than once."""
@@ -46,18 +47,16 @@ def write_rows(path: Path, select: RowSelection, array: Readable) -> tuple[int, 
     count = sum(len(rows) for rows in select())
     digest = xxhash.xxh3_128()
 
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            for piece in _pieces(select, array, count):
-                digest.update(piece)
-                file.write(piece)
+    def write(file: BinaryIO) -> None:
+        for piece in _pieces(select, array, count):
+            digest.update(piece)
+            file.write(piece)
 
     write_atomic(path, write)
     return count, digest.hexdigest()
 
 
-def _pieces(select: RowSelection, array: Readable, count: int) -> Iterator[bytes | memoryview]:
-    width = array.shape[1]
+def _header(count: int, width: int) -> bytes:
     header = json.dumps(
         {
             "__metadata__": {"format": "stratarec rows 1"},
@@ -66,7 +65,12 @@ def _pieces(select: RowSelection, array: Readable, count: int) -> Iterator[bytes
         }
     ).encode()
     header += b" " * (-len(header) % 8)
-    yield struct.pack("<Q", len(header)) + header
+    return struct.pack("<Q", len(header)) + header
+
+
+def _pieces(select: RowSelection, array: Readable, count: int) -> Iterator[bytes | memoryview]:
+    width = array.shape[1]
+    yield _header(count, width)
     for rows in select():
         yield rows.astype("<i8", copy=False).data
     step = max(1, _PIECE_BYTES // width)
@@ -75,23 +79,47 @@ def _pieces(select: RowSelection, array: Readable, count: int) -> Iterator[bytes
             yield array[rows[first : first + step]].reshape(-1).data
 
 
-def read_rows(path: Path, count: int, width: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-    """Rows and records of a file whose hash was found right, in pieces."""
-    content = np.memmap(path, np.uint8, mode="r")
-    start = 8 + int(content[:8].view("<u8")[0])
-    rows = content[start : start + count * 8].view("<i8")
-    records = content[start + count * 8 :].reshape(count, width)
-    step = max(1, _PIECE_BYTES // width)
+def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+    """Rows and records of a file whose hash was found right, in pieces.
+
+    Raises
+    ------
+    CheckpointError
+        When it holds other than `count` ascending rows below `total` with records of `width` bytes.
+    """
+    rows, records = _arrays(path, count, width)
+    step, before = max(1, _PIECE_BYTES // width), -1
     for first in range(0, count, step):
-        yield np.array(rows[first : first + step], np.int64), np.array(records[first : first + step])
+        piece = np.array(rows[first : first + step], np.int64)
+        if piece[0] <= before or piece[-1] >= total or (piece[1:] <= piece[:-1]).any():
+            raise CheckpointError(
+                f"{path} has rows that do not ascend, or are beyond 0..{total - 1}; use another checkpoint"
+            )
+        before = int(piece[-1])
+        yield piece, np.array(records[first : first + step])
+
+
+def _arrays(path: Path, count: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The two tensors of a file, mapped; only what `write_rows` writes is read."""
+    size = path.stat().st_size
+    header = _header(count, width)
+    if size != len(header) + count * (8 + width):
+        raise CheckpointError(f"{path} has {size} bytes, no file of {count} records of {width} bytes")
+    content = np.memmap(path, np.uint8, mode="r")
+    if content[: len(header)].tobytes() != header:
+        raise CheckpointError(f"{path} is no file of rows and records; use another checkpoint")
+    end = len(header) + count * 8
+    return content[len(header) : end].view("<i8"), content[end:].reshape(count, width)
 
 
 def verify_file(path: Path, expected: str) -> None:
-    """`CheckpointError` that names `path` when it is missing, cannot be read, or its hash is not `expected`."""
+    """`CheckpointError` that names `path` when it is missing, no regular file, or its hash is not `expected`."""
     try:
-        found = file_hash(path)
+        found = file_hash(own_file(path.parent, path.name))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from error
+    except ValueError as error:
+        raise CheckpointError(f"{error}; use another checkpoint") from error
     if found != expected:
         raise CheckpointError(f"{path} is damaged: its hash does not match; use another checkpoint")
 
@@ -105,12 +133,14 @@ def link_or_copy(source: Path, target: Path) -> None:
         When neither can be done.
     """
     try:
-        os.link(source, target)
+        os.link(source, target, follow_symlinks=False)
         return
     except OSError as error:
         reason = error.strerror
-        if not source.is_file():
+        if source.is_symlink() or not source.is_file():
             raise StorageError(f"cannot keep {source} in {target.parent}: {reason}") from error
+        if target.exists():
+            raise storage_error(target, error) from error
     warnings.warn(
         f"{target.parent} takes no hard links from {source.parent} ({reason}): files are copied, which takes their "
         "time and space again at every checkpoint; put both on one file system",
@@ -118,8 +148,14 @@ def link_or_copy(source: Path, target: Path) -> None:
         stacklevel=2,
     )
     try:
-        shutil.copyfile(source, target)
-        sync(target)
+        # What is there already is another's: it is neither written over nor removed.
+        with source.open("rb") as found, target.open("xb") as made:
+            try:
+                shutil.copyfileobj(found, made, _PIECE_BYTES)
+                made.flush()
+                os.fsync(made.fileno())
+            except BaseException:
+                target.unlink()
+                raise
     except OSError as error:
-        target.unlink(missing_ok=True)
         raise storage_error(target, error) from error

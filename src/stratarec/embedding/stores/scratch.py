@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import uuid
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import IO
 
 from stratarec.errors import StorageError
 from stratarec.files import make_directory, storage_error
+from stratarec.holding import lock
+from stratarec.opening import open_regular
 
 _OWNER = ".owner"
 
@@ -47,7 +50,7 @@ class Scratch:
         try:
             hidden.mkdir()
             self._owner = (hidden / _OWNER).open("wb")
-            _lock(self._owner)
+            lock(self._owner)
             hidden.rename(self.path)
         except OSError as error:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -71,30 +74,19 @@ def hold(path: Path) -> IO[bytes]:
     """Lock a directory for as long as the file that this gives is open; `StorageError` when another holds it."""
     make_directory(path)
     try:
-        file = (path / ".lock").open("wb")
+        file = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
     except OSError as error:
         raise storage_error(path / ".lock", error) from error
-    if _lock(file):
+    if lock(file):
         return file
     file.close()
     raise StorageError(f"{path} is in use by another store: give each its own directory")
 
 
-def _lock(file: IO[bytes]) -> bool:
-    """Whether nobody else has the lock; True where the file system knows no locks, whose users must keep apart."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def _is_abandoned(path: Path) -> bool:
     """Whether the owner of a scratch directory is certainly gone."""
     try:
-        with (path / _OWNER).open("rb") as file:
+        with open_regular(path / _OWNER) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False

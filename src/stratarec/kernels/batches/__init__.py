@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from stratarec.kernels.batches import cpu
+from stratarec.kernels.batches import cpu, reference
 
 _NO_ROWS, _NO_PLACES = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
 
@@ -205,14 +206,20 @@ def join_bags(parts: Sequence[Bags], size: int) -> tuple[NDArray[Any], NDArray[n
     return values, offsets
 
 
-def outside(places: NDArray[Any], limit: int) -> int:
+def outside(places: NDArray[Any] | Tensor, limit: int) -> int:
     """The first index at which a place is not in [0, limit), or -1."""
-    return int(cpu.outside(places, limit))
+    if not isinstance(places, Tensor):
+        return int(cpu.outside(places, limit))
+    return outside(places.numpy(), limit) if places.is_cpu else reference.outside(places, limit)
 
 
-def outside_windows(start: NDArray[Any], length: NDArray[Any], limit: int) -> int:
+def outside_windows(start: NDArray[Any] | Tensor, length: NDArray[Any] | Tensor, limit: int) -> int:
     """The first window ``start[u]:start[u] + length[u]`` that does not lie in [0, limit], or -1."""
-    return int(cpu.outside_windows(start, length, limit))
+    if not isinstance(start, Tensor) or not isinstance(length, Tensor):
+        return int(cpu.outside_windows(start, length, limit))
+    if start.is_cpu:
+        return outside_windows(start.numpy(), length.numpy(), limit)
+    return reference.outside_windows(start, length, limit)
 
 
 def least_and_total(sizes: NDArray[Any]) -> tuple[int, int]:

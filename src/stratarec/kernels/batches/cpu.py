@@ -210,7 +210,7 @@ def outside(places, limit):
 def outside_windows(start, length, limit):
     """The first window that does not lie in [0, limit], or -1."""
     for u in range(len(start)):
-        if start[u] < 0 or length[u] < 0 or np.int64(start[u]) + length[u] > limit:
+        if start[u] < 0 or length[u] < 0 or length[u] > limit or start[u] > limit - length[u]:
             return u
     return -1
 

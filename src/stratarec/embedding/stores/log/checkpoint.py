@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stratarec.artifacts import own_file
 from stratarec.embedding.stores.log.segments import SegmentEntry, Segments
 from stratarec.embedding.stores.rowfile import link_or_copy
 from stratarec.errors import CheckpointError
@@ -37,8 +38,10 @@ def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]
     entries = [SegmentEntry(**fields) for fields in manifest["segments"]]
     for entry in entries:
         path, size = directory / entry.name, entry.blocks * segments.layout.block_bytes
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing; use another checkpoint")
+        try:
+            own_file(directory, entry.name)
+        except ValueError as error:
+            raise CheckpointError(f"{error}; use another checkpoint") from error
         if path.stat().st_size != size:
             raise CheckpointError(
                 f"{path} is damaged: it has {path.stat().st_size} bytes, expected {size}; use another checkpoint"

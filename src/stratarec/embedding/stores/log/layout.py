@@ -88,7 +88,12 @@ class Layout:
     @property
     def padded_bytes(self) -> int:
         """File bytes of all records, each once, in whole blocks."""
-        return -(-self.rows // self.per_block) * self.block_bytes
+        return self.blocks * self.block_bytes
+
+    @property
+    def blocks(self) -> int:
+        """Of all records, each once."""
+        return -(-self.rows // self.per_block)
 
     def adopting(self, manifest: Mapping[str, Any], config: LogConfig) -> Layout:
         """This layout with the segments of a checkpoint: a budget decides their length, and may change.
@@ -102,12 +107,26 @@ class Layout:
             made = replace(self, **{name: int(manifest[name]) for name in self.segmentation})
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError("the manifest of a log is damaged: it lacks the length of its segments") from error
+        most = max(
+            2 * -(-self.blocks // made.segment_blocks) + _SPARE_SLOTS, _narrow(made.segment_blocks, self.per_block)
+        )
+        whole = made.buffer_blocks > 0 and made.segment_blocks > 0 and made.segment_blocks % made.buffer_blocks == 0
+        if not whole or not 0 < made.slots <= most or made.buffer_blocks * self.block_bytes > _LARGEST_SEGMENT:
+            raise CheckpointError(
+                f"the manifest of a log is damaged: a store of {self.rows} rows never has {made.slots} segments of "
+                f"{made.segment_blocks} blocks, in buffers of {made.buffer_blocks}; use another checkpoint"
+            )
         if config.budget_bytes and config.budget_bytes < 3 * made.segment_bytes:
             raise CheckpointError(
                 f"log.budget_bytes is {config.budget_bytes}, and this checkpoint needs three segments of "
                 f"{made.segment_bytes} bytes; raise it"
             )
         return made
+
+
+def _narrow(segment_blocks: int, per_block: int) -> int:
+    """How many segments four bytes of location can tell apart."""
+    return (2**32 - 2) // (segment_blocks * per_block)
 
 
 def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> Layout:
@@ -130,7 +149,7 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> Layout:
     segment_blocks = max(1, wanted // buffer_blocks) * buffer_blocks
     needed = -(-all_blocks // segment_blocks)
     slots = 2 * needed + _SPARE_SLOTS
-    narrow = (2**32 - 2) // (segment_blocks * per_block)
+    narrow = _narrow(segment_blocks, per_block)
     if slots > narrow >= int(1.5 * needed) + 16:
         slots = narrow
     if config.budget_bytes and config.budget_bytes < 3 * segment_blocks * block_bytes:

@@ -1,0 +1,76 @@
+"""The samples of a step: label, dense features, and sparse ones, deduplicated or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from stratarec.inverse import InverseJagged
+from stratarec.jagged import KeyedJagged, to_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """B samples.
+
+    Parameters
+    ----------
+    label : Tensor
+        ``[B]`` float32 in {0, 1}.
+    dense : Tensor
+        ``[B, F_dense]`` float32, transformed; F_dense may be 0.
+    sparse : KeyedJagged
+        The sparse features that are in no group: every feature of the schema, in its order, where there are no groups.
+    groups : tuple of InverseJagged
+        The features that were loaded deduplicated.
+    user : Tensor or None
+        ``[B]`` int64, the user (else the session) of each sample, for grouped AUC.
+    """
+
+    label: Tensor
+    dense: Tensor
+    sparse: KeyedJagged
+    groups: tuple[InverseJagged, ...] = ()
+    user: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        return self.label.numel()
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same samples on `device`."""
+        return Batch(
+            label=self.label.to(device),
+            dense=self.dense.to(device),
+            sparse=self.sparse.to(device),
+            groups=tuple(group.to(device) for group in self.groups),
+            user=to_device(self.user, device),
+        )
+
+    def expanded(self, keys: Sequence[str] | None = None) -> Batch:
+        """The same samples without deduplication, the features in the order of `keys` (default: as they come)."""
+        if not self.groups:
+            return self
+        parts = [group.expand() for group in self.groups]
+        bags = {key: part[key] for part in (self.sparse, *parts) for key in part.keys}
+        return replace(self, sparse=KeyedJagged.from_features({key: bags[key] for key in keys or bags}), groups=())
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Batch]) -> Batch:
+        """The samples of all parts, which have the same features and groups; distinct values of parts stay apart."""
+        users = [part.user for part in parts if part.user is not None]
+        groups = zip(*(part.groups for part in parts), strict=True)
+        return cls(
+            label=torch.cat([part.label for part in parts]),
+            dense=torch.cat([part.dense for part in parts]),
+            sparse=KeyedJagged.concatenate([part.sparse for part in parts]),
+            groups=tuple(InverseJagged.concatenate(group) for group in groups),
+            user=torch.cat(users) if users else None,
+        )
+
+    def replace(self, **changes: object) -> Batch:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]

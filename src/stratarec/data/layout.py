@@ -1,0 +1,175 @@
+"""The columns of a data set's files, their types and ranges: what a manifest's features become.
+
+Kernels index by what these columns hold, so nothing of them is used before it was found to be of its type and within
+its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stratarec.data.blocks import Block
+from stratarec.data.manifest import Manifest, Shard
+from stratarec.data.names import LABEL, ROW, SESSION, SESSIONS, TIME, USER, events, pointer, stored_name
+from stratarec.kernels.batches import least_and_total, outside, outside_windows
+
+_IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
+# Of a row group; a crafted file of kilobytes can unfold to any size.
+_MOST_BYTES = 1 << 31
+
+Columns = Mapping[str, pa.DataType]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What must be in a shard's two files."""
+
+    samples: Columns
+    """Column -> type, of the file of samples."""
+    tables: Mapping[str, Columns]
+    """Table -> column -> type."""
+    ids: Mapping[str, int]
+    """Feature of ids -> rows of its table."""
+    pointed: tuple[str, ...]
+    """Groups and histories, which samples point at."""
+    windows: tuple[str, ...]
+    """Histories that are stored as windows."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Layout:
+        schema, groups = manifest.columns, manifest.groups
+        features = _features(manifest)
+        histories = [feature.name for feature in schema.histories]
+        grouped = {name for names in (groups or {}).values() for name in names}
+        samples = {LABEL: pa.uint8()}
+        apart = grouped | set(histories if manifest.deduplicated else ())
+        samples.update({name: kind for name, kind in features.items() if name not in apart})
+        samples.update({TIME: pa.int64()} if schema.time else {})
+        samples.update({ROW: pa.int64()} if manifest.about.rows.kept else {})
+        sessions = {"user": pa.int64(), **({"session": pa.int64()} if schema.session else {})}
+        tables: dict[str, Columns] = {}
+        if not manifest.deduplicated:
+            names = {"user": USER, "session": SESSION}
+            samples.update({names[key]: kind for key, kind in sessions.items() if schema.session_keys})
+        else:
+            tables.update({name: {each: features[each] for each in names} for name, names in (groups or {}).items()})
+            for name in histories:
+                tables[name] = {"start": _PLACES, "length": _PLACES}
+                tables[events(name)] = {"id": _IDS}
+            pointed = [*(groups or {}), *histories]
+            tables.update({pointer(name): {"samples": _PLACES, "row": _PLACES} for name in pointed})
+            tables.update({SESSIONS: {**sessions, "samples": _PLACES}} if schema.session_keys else {})
+        return cls(
+            samples=samples,
+            tables=tables,
+            ids={feature.name: manifest.vocabularies[feature.vocabulary].rows for feature in schema.sparse},
+            pointed=(*(groups or {}), *histories) if manifest.deduplicated else (),
+            windows=tuple(histories) if manifest.deduplicated else (),
+        )
+
+    @property
+    def flat_tables(self) -> Columns:
+        """Column -> type, of the file of tables: a list of each column's values."""
+        return {
+            stored_name(table, name): pa.list_(kind)
+            for table, columns in self.tables.items()
+            for name, kind in columns.items()
+        }
+
+    def faults(self, block: Block) -> Iterator[str]:
+        """What is wrong with the values of a row group, columns that were not read aside."""
+        label = block.samples[LABEL].to_numpy()
+        if len(label) and label.max() > 1:
+            yield f"a label is {label.max()}, expected 0 or 1"
+        for table in (block.samples, *(block.tables[name] for name in self.pointed if name not in self.windows)):
+            yield from self._values(table)
+        yield from self._pointers(block)
+
+    def _values(self, table: pa.Table) -> Iterator[str]:
+        for name in table.column_names:
+            rows = self.ids.get(name)
+            for part in table[name].chunks:
+                values = part.flatten() if pa.types.is_list(part.type) else part
+                if values.null_count:
+                    yield f"column {name!r} has missing values"
+                elif rows is not None:
+                    yield from _ids_outside(name, values.to_numpy(), rows)
+                elif values.type == _FLOATS and not np.isfinite(values.to_numpy()).all():
+                    yield f"column {name!r} has a value that is not finite"
+
+    def _pointers(self, block: Block) -> Iterator[str]:
+        for name in self.pointed:
+            runs, rows = block.tables[pointer(name)], len(block.tables[name])
+            places = runs["row"].to_numpy()
+            wrong = outside(places, rows)
+            if rows > block.samples.num_rows:
+                yield f"{name} has {rows} rows for {block.samples.num_rows} samples"
+            if wrong >= 0:
+                yield f"{pointer(name)} points at {places[wrong]}, expected 0 to {rows - 1}"
+            yield from _miscounted(runs, block.samples.num_rows, f"{pointer(name)} has")
+        for name in self.windows:
+            start, length = (block.tables[name][part].to_numpy() for part in ("start", "length"))
+            ids = block.tables[events(name)]["id"].to_numpy()
+            wrong = outside_windows(start, length, len(ids))
+            if wrong >= 0:
+                yield f"a window of {name} has {length[wrong]} events from {start[wrong]}, expected 0 to {len(ids)}"
+            yield from _ids_outside(events(name), ids, self.ids[name])
+        if SESSIONS in self.tables:
+            yield from _miscounted(block.tables[SESSIONS], block.samples.num_rows, "its sessions have")
+
+
+def _features(manifest: Manifest) -> dict[str, pa.DataType]:
+    """Type of each feature's column."""
+    schema = manifest.columns
+    found: dict[str, pa.DataType] = {feature.name: _FLOATS for feature in schema.dense}
+    for feature in schema.sparse:
+        found[feature.name] = _IDS if feature.kind == "single" else pa.list_(_IDS)
+    return {name: found[name] for name in schema.names}
+
+
+def _ids_outside(name: str, ids: np.ndarray, rows: int) -> Iterator[str]:
+    if not len(ids):
+        return
+    least, most = int(ids.min()), int(ids.max())
+    if least < -1 or most >= rows:
+        yield f"column {name!r} has ids of {least} to {most}, expected -1 to {rows - 1}"
+
+
+def _miscounted(parts: pa.Table, samples: int, what: str) -> Iterator[str]:
+    """Whether parts of a block have other than its samples."""
+    least, counted = least_and_total(parts["samples"].to_numpy())
+    if counted != samples or least < 1:
+        yield f"{what} {counted} samples in parts of {least} and more, expected {samples} in parts of 1 and more"
+
+
+def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables: bool) -> Iterator[str]:
+    """What is wrong with a file of samples or of tables, by its footer."""
+    found = {field.name: field.type for field in file.schema_arrow}
+    if len(found) != len(file.schema_arrow):
+        yield "a column stands twice"
+    for name in sorted({*columns, *found}):
+        if not _alike(found.get(name), columns.get(name)):
+            yield f"column {name!r} is of {found.get(name, 'no')} type, expected {columns.get(name, 'no such column')}"
+    metadata = file.metadata
+    rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+    if rows != (tuple(1 for _ in shard.row_groups) if tables else shard.row_groups):
+        yield f"row groups of {str(rows)[:60]} rows, expected {len(shard.row_groups)} with {shard.samples} samples"
+    # Of columns alone the footer tells more, and pyarrow ends the process where their statistics are damaged.
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).total_byte_size
+        if not 0 <= size <= _MOST_BYTES:
+            yield f"row group {group} unfolds to {size:,} bytes, expected at most {_MOST_BYTES:,}"
+
+
+def _alike(found: pa.DataType | None, expected: pa.DataType | None) -> bool:
+    """Whether types agree; what a list calls its values does not matter."""
+    if found is None or expected is None:
+        return False
+    if pa.types.is_list(found) and pa.types.is_list(expected):
+        return _alike(found.value_type, expected.value_type)
+    return bool(found == expected)

@@ -1,0 +1,232 @@
+"""What ``dataset.json`` says: schema, counts, splits, groups, vocabularies, and size and hash of every file.
+
+A data set may come from somebody else, so every field is checked before anything relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+
+from stratarec.artifacts import Count, Hash, Model, digest, read_sealed, write_sealed
+from stratarec.data.names import SESSIONS, events, pointer
+from stratarec.data.schema import Schema
+from stratarec.data.splits import SPLITS
+from stratarec.data.transforms import Moments
+from stratarec.errors import DatasetError
+from stratarec.ownership import Kind
+
+FORMAT: Literal[5] = 5
+ROW_GROUP = 1 << 16
+MANIFEST = "dataset.json"
+DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
+ADVICE = "prepare the data again"
+
+# Ids are int32.
+_MOST_ROWS = 1 << 31
+_Rows = Annotated[int, pydantic.Field(ge=0, le=_MOST_ROWS)]
+_Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
+
+
+class StoredFile(Model):
+    """A file and what it must be."""
+
+    path: str
+    """Relative to the data set."""
+    bytes: Count
+    hash: Hash
+    """xxh3_128 of the file."""
+
+
+class TablesFile(StoredFile):
+    """What the samples of a shard point into."""
+
+    path: Annotated[str, pydantic.Field(pattern=r"^(train|valid|test)/shard-\d{5,}\.tables\.parquet$")]
+
+
+class Shard(StoredFile):
+    """Samples, and the tables that they point into."""
+
+    path: Annotated[str, pydantic.Field(pattern=r"^(train|valid|test)/shard-\d{5,}\.parquet$")]
+    samples: Count
+    row_groups: tuple[_Group, ...]
+    """Samples of each row group."""
+    tables: TablesFile | None = None
+    """Only where the data set has groups."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Shard:
+        if self.samples != sum(self.row_groups) or not self.row_groups:
+            raise ValueError(f"{self.path} has {self.samples} samples, its row groups {sum(self.row_groups)}")
+        return self
+
+
+class VocabularyInfo(StoredFile):
+    """One vocabulary and its file."""
+
+    path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/\d{4,}(-[A-Za-z0-9_-]+)?\.parquet$")]
+    rows: _Rows
+    """Rows that a table needs: values and tail buckets."""
+    values: _Rows
+    tail_buckets: _Rows
+    digest: Hash
+    """xxh3_128 of the values in order of id."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> VocabularyInfo:
+        if self.rows != self.values + self.tail_buckets or not self.rows:
+            raise ValueError(f"{self.path}: {self.rows} rows for {self.values} values and {self.tail_buckets} buckets")
+        return self
+
+
+class MomentsInfo(Model):
+    """Moments of a dense feature in the training split; see `Moments`."""
+
+    count: Count
+    mean: float
+    squares: Annotated[float, pydantic.Field(ge=0)]
+    least: float
+    most: float
+    deviation: Annotated[float, pydantic.Field(gt=0)]
+
+    @classmethod
+    def of(cls, moments: Moments) -> MomentsInfo:
+        return cls(**vars(moments), deviation=moments.deviation)
+
+
+class Origin(Model):
+    """What the outcome of `prepare` depends on."""
+
+    format: Count
+    settings: dict[str, pydantic.JsonValue]
+    """The recipe's data section."""
+    source: pydantic.JsonValue
+    """Content of the logs."""
+    file_split: tuple[int, ...] | None
+    """Split of each file, where files are dealt to splits."""
+
+
+class RowsInfo(Model):
+    """Where samples came from."""
+
+    kept: bool
+    """Whether samples have a row of the log."""
+    files: tuple[str, ...]
+    """Of the log; none where rows are counted in the order of the source."""
+
+
+class RepeatsInfo(Model):
+    """See `groups.Repeats`."""
+
+    names: tuple[str, ...]
+    samples: Count
+    sessions: Count
+    same: tuple[tuple[Count, ...], ...]
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> RepeatsInfo:
+        if {len(self.same), *map(len, self.same)} != {len(self.names)} and self.names:
+            raise ValueError(f"expected {len(self.names)} counts in each of {len(self.names)} lines")
+        return self
+
+
+class About(Model):
+    """How a data set was made."""
+
+    plan: Origin
+    paths: tuple[str, ...]
+    bad_rows: Count
+    bad_examples: tuple[str, ...]
+    repeats: RepeatsInfo
+    moments: dict[str, MomentsInfo]
+    rows: RowsInfo
+
+
+class Manifest(Model):
+    """All of ``dataset.json`` but its seal."""
+
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+
+    format: Literal[5] = FORMAT
+    name: str
+    columns: Annotated[Schema, pydantic.Field(alias="schema")]
+    groups: dict[str, tuple[str, ...]] | None
+    """Group -> its features; None where nothing is deduplicated, histories neither."""
+    splits: dict[str, tuple[Shard, ...]]
+    positives: dict[str, Count]
+    vocabularies: dict[str, VocabularyInfo]
+    about: About
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Manifest:
+        for fault in (*self._counts(), *self._names(), *self._files()):
+            raise ValueError(fault)
+        return self
+
+    def _counts(self) -> Iterator[str]:
+        for part in (self.splits, self.positives):
+            if set(part) != set(SPLITS):
+                yield f"splits {sorted(part)}, expected {sorted(SPLITS)}"
+                return
+        for split, shards in self.splits.items():
+            samples = sum(shard.samples for shard in shards)
+            if self.positives[split] > samples:
+                yield f"{self.positives[split]} positive ones of {samples} samples of the {split} split"
+            if any(not shard.path.startswith(f"{split}/") for shard in shards):
+                yield f"the {split} split has shards of another one"
+
+    def _names(self) -> Iterator[str]:
+        expected = {
+            "vocabularies": (set(self.vocabularies), set(self.columns.vocabularies())),
+            "moments": (set(self.about.moments), {feature.name for feature in self.columns.dense}),
+        }
+        for what, (found, names) in expected.items():
+            if found != names:
+                yield f"{what} of {sorted(found)}, expected of {sorted(names)}"
+        members = [name for features in (self.groups or {}).values() for name in features]
+        known = set(self.columns.names) - {feature.name for feature in self.columns.histories}
+        if len(set(members)) != len(members) or not set(members) <= known:
+            yield f"groups of {sorted(members)}, expected each of {sorted(known)} at most once"
+        own = {*(self.groups or {}), *(feature.name for feature in self.columns.histories)}
+        if own & {SESSIONS, *map(pointer, own), *map(events, own)}:
+            yield "a group with the name of a table of another"
+
+    def _files(self) -> Iterator[str]:
+        shards = [shard for shards in self.splits.values() for shard in shards]
+        needed = self.deduplicated and bool(self.groups or self.columns.histories or self.columns.session_keys)
+        for shard in shards:
+            if (shard.tables is not None) != needed:
+                yield f"{shard.path} has {'no' if needed else 'a'} file of tables"
+        paths = [entry.path for entry in self.files()]
+        if len(set(paths)) != len(paths):
+            yield "a file is named twice"
+
+    @property
+    def deduplicated(self) -> bool:
+        """Whether groups, histories and sessions are stored as tables."""
+        return self.groups is not None
+
+    def files(self, split: str | None = None) -> list[StoredFile]:
+        """Every file, or those of one split."""
+        chosen = SPLITS if split is None else (split,)
+        shards = [shard for name, shards in self.splits.items() if name in chosen for shard in shards]
+        tables = [shard.tables for shard in shards if shard.tables is not None]
+        return [*shards, *tables, *(self.vocabularies.values() if split is None else ())]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what the data set holds: equal for data sets whose every file is equal, however they were made."""
+        content = self.to_dict()
+        return digest({key: content[key] for key in content if key not in ("name", "about")})
+
+    @classmethod
+    def read(cls, root: Path) -> Manifest:
+        """The manifest of the data set in `root`; `DatasetError` names what is wrong with it."""
+        return read_sealed(root / MANIFEST, cls, ADVICE, DatasetError)
+
+    def write(self, root: Path) -> None:
+        """Write ``dataset.json``, last of all."""
+        write_sealed(root / MANIFEST, self.to_dict())

@@ -1,0 +1,115 @@
+"""Writing a data set's files: shards, their tables and vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stratarec.data.blocks import Block, Encoded
+from stratarec.data.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo
+from stratarec.data.names import stored_name
+from stratarec.data.vocabulary import Vocabulary
+from stratarec.files import file_hash, write_atomic
+from stratarec.naming import file_name
+
+LEVEL = 1
+"""Of zstd."""
+
+
+def write_shard(root: Path, split: str, number: int, encoded: Encoded) -> Shard:
+    """Write encoded samples and their tables as shard `number` of `split`."""
+    blocks = list(encoded.blocks(ROW_GROUP))
+    name = f"{split}/shard-{number:05d}"
+    samples = _store(root, f"{name}.parquet", [block.samples for block in blocks])
+    tables = None
+    if any(block.tables for block in blocks):
+        stored = _store(root, f"{name}.tables.parquet", [_one_row(block) for block in blocks])
+        tables = TablesFile(**vars(stored))
+    groups = tuple(block.samples.num_rows for block in blocks)
+    return Shard(**vars(samples), samples=sum(groups), row_groups=groups, tables=tables)
+
+
+def _store(root: Path, relative: str, parts: Sequence[pa.Table]) -> StoredFile:
+    """Write each part as one row group."""
+    path = root / relative
+
+    def write(file: BinaryIO) -> None:
+        with pq.ParquetWriter(file, parts[0].schema, **parquet_options(parts[0])) as writer:
+            for part in parts:
+                writer.write_table(part, row_group_size=max(part.num_rows, 1))
+
+    write_atomic(path, write)
+    return StoredFile(path=relative, bytes=path.stat().st_size, hash=file_hash(path))
+
+
+def parquet_options(sample: pa.Table) -> dict[str, Any]:
+    """Codec, level, and for each column the encoding that is the smallest on `sample`.
+
+    Dictionary indices are packed by the bit, which hides from zstd what repeats by the byte, so which one is smaller is
+    a matter of the column: pointers go as differences, precise numbers plain, categories by dictionary.
+    """
+    chosen: dict[str, str | None] = {}
+    for name, path in _leaves(sample.schema):
+        # A feature may be called what Parquet calls the values of another one's lists: a dictionary suits any type.
+        chosen[path] = None if path in chosen else _smallest(sample.select([name]), path)
+    return {
+        "compression": "zstd",
+        "compression_level": LEVEL,
+        "use_dictionary": [path for path, encoding in chosen.items() if encoding is None],
+        "column_encoding": {path: encoding for path, encoding in chosen.items() if encoding is not None},
+    }
+
+
+def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str]]:
+    """Column and the path of what it holds, lists unfolded."""
+    for column in schema:
+        kind, path = column.type, column.name
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind, path = kind.value_type, f"{path}.list.element"
+        yield column.name, path
+
+
+def _smallest(column: pa.Table, path: str) -> str | None:
+    """The encoding of the smallest file, ties by order; None for a dictionary."""
+    sizes: dict[str | None, int] = {}
+    for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
+        options: dict[str, Any] = {"use_dictionary": True}
+        if encoding is not None:
+            options = {"use_dictionary": False, "column_encoding": {path: encoding}}
+        buffer = pa.BufferOutputStream()
+        try:
+            pq.write_table(column, buffer, compression="zstd", compression_level=LEVEL, **options)
+        except (pa.ArrowException, OSError):  # an encoding that this type has not
+            continue
+        sizes[encoding] = buffer.getvalue().size
+    return min(sizes, key=lambda encoding: sizes[encoding])
+
+
+def _one_row(block: Block) -> pa.Table:
+    columns = {}
+    for table, content in block.tables.items():
+        for name in content.column_names:
+            values = content[name].combine_chunks()
+            offsets = pa.array([0, len(values)], pa.int32())
+            columns[stored_name(table, name)] = pa.ListArray.from_arrays(offsets, values)
+    return pa.table(columns)
+
+
+def write_vocabulary(root: Path, number: int, name: str, vocabulary: Vocabulary) -> VocabularyInfo:
+    """Write the table of the vocabulary that is `number` among them."""
+    relative = f"vocabulary/{file_name(name, number)}.parquet"
+    table = vocabulary.frame().to_arrow()
+    write_atomic(root / relative, lambda file: pq.write_table(table, file, compression="zstd"))
+    return VocabularyInfo(
+        rows=vocabulary.rows,
+        values=len(vocabulary.values),
+        tail_buckets=vocabulary.tail_buckets,
+        digest=vocabulary.digest,
+        path=relative,
+        bytes=(root / relative).stat().st_size,
+        hash=file_hash(root / relative),
+    )

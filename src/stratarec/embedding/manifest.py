@@ -1,0 +1,160 @@
+"""What a checkpoint says of its tables: files that their format allows, and numbers that agree with each other.
+
+A checkpoint may come from somebody else. Names of files are patterns, so that none leads out of its directory; sizes
+are bounded by each other, so that no allocation follows from a number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from stratarec.artifacts import Count, Hash, Model, validated
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.errors import CheckpointError
+
+ADVICE = "use another checkpoint"
+
+_Positive = Annotated[int, pydantic.Field(ge=1, lt=1 << 48)]
+_Small = Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
+
+
+class RowsFile(Model):
+    """A file of rows; see `stores.rowfile`."""
+
+    name: Annotated[str, pydantic.Field(pattern=r"^rows-\d{6,12}\.safetensors$")]
+    rows: Count
+    hash: Hash
+
+
+class Segment(Model):
+    """A segment of a log; see `stores.log.segments`."""
+
+    slot: Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
+    sequence: Annotated[int, pydantic.Field(ge=1, lt=10**10)]
+    blocks: Annotated[int, pydantic.Field(ge=0, lt=1 << 40)]
+
+
+class _Files(Model):
+    files: tuple[RowsFile, ...]
+
+    @pydantic.model_validator(mode="after")
+    def _check_files(self) -> _Files:
+        if not self.files or len({entry.name for entry in self.files}) != len(self.files):
+            raise ValueError("no file, or one that is named twice")
+        return self
+
+
+class RowsHome(_Files):
+    """Records in memory that is addressed directly."""
+
+    format: Literal[1]
+    layout: Literal["rows"]
+    rows: _Positive
+    record_bytes: _Small
+
+
+class LogHome(_Files):
+    """Records in a log; see `stores.log.layout`."""
+
+    format: Literal[1]
+    layout: Literal["log"]
+    rows: _Positive
+    record_bytes: _Small
+    tag_bytes: Literal[4, 8]
+    block_bytes: _Small
+    per_block: _Small
+    segment_blocks: _Positive
+    slots: _Positive
+    buffer_blocks: _Positive
+    segments: tuple[Segment, ...]
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> LogHome:
+        for what in ("slot", "sequence"):
+            if len({getattr(entry, what) for entry in self.segments}) != len(self.segments):
+                raise ValueError(f"two segments of one {what}")
+        for entry in self.segments:
+            if entry.slot >= self.slots or entry.blocks > self.segment_blocks:
+                raise ValueError(f"segment {entry.sequence} lies beyond {self.slots} slots or its length")
+        return self
+
+
+class SlotFiles(_Files):
+    """The rows that were in slots; see `cache.slot_records`."""
+
+    record_bytes: _Small
+
+
+class CacheShape(Model):
+    """See `cache.directory.Directory.shape`."""
+
+    ways: _Small
+    policy: str
+    sets: tuple[tuple[Count, Count], ...]
+
+
+class Codec(Model):
+    """See `RecordCodec.identity`."""
+
+    format: Count
+    kind: str
+    rounding: str | None = None
+    parameters: str | None = None
+    state: str | None = None
+    width: Annotated[int, pydantic.Field(ge=1, le=1 << 20)]
+    row_state: bool
+    full_state: bool
+
+
+class GroupManifest(Model):
+    """Tables that lie together."""
+
+    name: Annotated[str, pydantic.Field(pattern=r"^group-\d{2,6}$")]
+    tables: tuple[tuple[str, _Positive], ...]
+    """Name and rows of each."""
+    codec: Codec
+    home: Annotated[RowsHome | LogHome, pydantic.Field(discriminator="layout")]
+    cache: CacheShape | None = None
+    slots: SlotFiles | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> GroupManifest:
+        rows = sum(rows for _, rows in self.tables)
+        if rows != self.home.rows:
+            raise ValueError(f"{self.name} has tables of {rows} rows and a home of {self.home.rows}")
+        found = RecordCodec.from_identity(self.codec.model_dump(exclude_unset=True)).record_bytes
+        if found != self.home.record_bytes:
+            raise ValueError(f"{self.name} has records of {self.home.record_bytes} bytes, its codec makes {found}")
+        if (self.cache is None) != (self.slots is None):
+            raise ValueError(f"{self.name} has slots without a cache, or a cache without slots")
+        return self
+
+
+class TablesManifest(Model):
+    """All tables of a collection."""
+
+    step: Count
+    batches: Count
+    origin: Count
+    lookahead: Annotated[int, pydantic.Field(ge=0, le=1 << 20)]
+    groups: tuple[GroupManifest, ...]
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> TablesManifest:
+        if self.origin > self.batches or self.batches - self.origin >= 1 << 31:
+            raise ValueError(f"clocks at {self.origin} and {self.batches}, expected less than 2**31 between them")
+        tables = [name for group in self.groups for name, _ in group.tables]
+        for what, names in (("table", tables), ("group", [group.name for group in self.groups])):
+            if len(set(names)) != len(names):
+                raise ValueError(f"a {what} stands twice in {sorted(names)}")
+        return self
+
+
+def checked(directory: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest of the tables in `directory`, found to be one; `CheckpointError` names what is wrong with it."""
+    found = validated(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
+    return found.model_dump(mode="json", exclude_unset=True)

@@ -1,0 +1,88 @@
+"""Opening files where others may have put something: new ones are new, and what is read is a file.
+
+A temporary name is random, so that nothing can wait there, and is made exclusively, so that nothing that waits there
+all the same is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import BinaryIO
+
+# A file name has at most 255 bytes, and a character up to four.
+_LONGEST_NAME = 50
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
+_SPECIAL = {
+    stat.S_ISDIR: "Is a directory",
+    stat.S_ISFIFO: "it is a pipe, which can be read only once",
+    stat.S_ISSOCK: "it is a socket",
+    stat.S_ISCHR: "it is a device",
+    stat.S_ISBLK: "it is a device",
+}
+
+
+def temporary_name(path: Path) -> Path:
+    """Where `path` is written before it is whole: a name beside it that nobody can foresee, and so nobody can plant."""
+    return path.with_name(f".{path.name[:_LONGEST_NAME]}.{secrets.token_hex(8)}.tmp")
+
+
+def is_leftover(entry: str, patterns: Iterable[str] = ("*",)) -> bool:
+    """Whether `entry` is a temporary name of something that one of `patterns` names."""
+    found = _TEMPORARY.fullmatch(entry)
+    return found is not None and any(fnmatchcase(found[1], pattern) for pattern in patterns)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete, anywhere below `folder`, temporary files of processes that were killed; links are not followed.
+
+    A file that somebody is writing is locked, and stays.
+    """
+    for inside, _, names in os.walk(folder):
+        for name in filter(is_leftover, names):
+            path = Path(inside, name)
+            with suppress(OSError):  # it is in use, or cannot be removed
+                if not path.is_symlink():
+                    with open_regular(path) as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        path.unlink()
+
+
+def create(path: Path) -> BinaryIO:
+    """A new file, open for writing; `FileExistsError` for whatever is there already, links that lead nowhere too."""
+    # Not Path.open("xb"): the mode says what the umask leaves, and a file that is held is told from a leftover.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return os.fdopen(descriptor, "wb")
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file for reading; `SpecialFileError` for what is none, and may never end or never begin."""
+    _require_regular(path, os.stat(path).st_mode)  # opening a device may do something already
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb")
+    try:
+        _require_regular(path, os.fstat(descriptor).st_mode)
+    except SpecialFileError:
+        file.close()
+        raise
+    return file
+
+
+class SpecialFileError(OSError):
+    """A pipe, a device, a socket or a directory where a file was expected; `strerror` says which."""
+
+
+def _require_regular(path: str | Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((text for test, text in _SPECIAL.items() if test(mode)), "it is no regular file")
+        raise SpecialFileError(errno.EINVAL, f"{kind}, expected a file", str(path))

@@ -1,0 +1,86 @@
+"""Raw columns -> what a network and its tables take, exactly as `prepare` makes it of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.transforms import Moments, transform
+from stratarec.data.vocabulary import MISSING, Vocabulary
+from stratarec.errors import DataError
+from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.serving.frames import read_frame
+from stratarec.serving.values import ValueIndex
+
+# Of histories the last values are kept, and of other lists the first: reading a frame leaves them whole.
+_WHOLE = 1 << 62
+
+
+class FeatureEncoder:
+    """The features of a data set, without the data set.
+
+    Parameters
+    ----------
+    schema : Schema
+    moments : mapping of str to Moments
+        Of each dense column.
+    vocabularies : mapping of str to Vocabulary
+    """
+
+    def __init__(self, schema: Schema, moments: Mapping[str, Moments], vocabularies: Mapping[str, Vocabulary]) -> None:
+        whole = (replace(f, max_length=_WHOLE, separator="") if f.kind == "history" else f for f in schema.sparse)
+        self._schema, self._moments = schema, moments
+        self._read = replace(schema, sparse=tuple(whole))
+        self._index = {name: ValueIndex(vocabulary) for name, vocabulary in vocabularies.items()}
+
+    def encode(self, frame: Any) -> tuple[Tensor, KeyedJagged]:
+        """``[N, F_dense]`` numbers, and the ids of every sparse feature in the order of the schema.
+
+        Raises
+        ------
+        DataError
+            Where a column is missing or holds what it does not hold in a log.
+        """
+        columns, schema = read_frame(frame, self._read), self._schema
+        rows = len(next(iter(columns.values())))
+        dense = np.empty((rows, len(schema.dense)), dtype=np.float32)
+        for place, feature in enumerate(schema.dense):
+            dense[:, place] = transform(columns[feature.name], feature, self._moments[feature.name])
+        bags = {feature.name: self._bags(columns[feature.name], feature) for feature in schema.sparse}
+        return torch.from_numpy(dense), KeyedJagged.from_features(bags)
+
+    def _bags(self, column: pl.Series, feature: SparseFeature) -> JaggedTensor:
+        if feature.kind == "single":
+            ids = self._ids(column, feature)
+            return _jagged(ids[ids != MISSING], ids != MISSING)
+        if feature.kind == "history":
+            column = column.list.tail(feature.max_length)
+        lengths = column.list.len().fill_null(0).to_numpy()
+        flat = column.drop_nulls().explode(empty_as_null=False)
+        return _jagged(self._ids(flat, feature), lengths)
+
+    def _ids(self, values: pl.Series, feature: SparseFeature) -> NDArray[np.int32]:
+        index = self._index[feature.vocabulary]
+        if values.dtype != index.type:
+            try:
+                values = values.cast(index.type)
+            except pl.exceptions.PolarsError as error:
+                raise DataError(
+                    f"the frame: column {feature.name!r} is {values.dtype}, with values that are no {index.type}, as "
+                    f"they were in the log ({' '.join(str(error).split())[:200]})"
+                ) from error
+        return index.ids(values)
+
+
+def _jagged(ids: NDArray[np.int32], lengths: NDArray[Any]) -> JaggedTensor:
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return JaggedTensor(values=torch.from_numpy(ids), offsets=torch.from_numpy(offsets))

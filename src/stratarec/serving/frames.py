@@ -1,0 +1,103 @@
+"""Columns of raw values, as a log has them, from whatever frame they come in."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources.parquet import Converter
+from stratarec.data.sources.text import BadRows
+from stratarec.errors import DataError
+
+# How messages name it.
+_FRAME = "the frame"
+_EXACT = float(1 << 53)
+
+
+def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
+    """Every feature's column, typed as `prepare` types those of a log; null where a value is missing.
+
+    Parameters
+    ----------
+    frame : DataFrame or mapping of columns
+        Of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series; other columns are not read.
+
+    Raises
+    ------
+    DataError
+        Naming column and row, counted from 1.
+    """
+    features: tuple[DenseFeature | SparseFeature, ...] = (*schema.dense, *schema.sparse)
+    columns = {feature.name: _column(frame, feature.name) for feature in features}
+    rows = {len(column) for column in columns.values()}
+    if len(rows) != 1:
+        sizes = ", ".join(f"{name!r} {len(column):,}" for name, column in list(columns.items())[:6])
+        raise DataError(f"{_FRAME}: columns of different lengths, expected as many values in each: {sizes}")
+    bad = BadRows("error")
+    converter = Converter(_FRAME, 1, rows.pop(), bad)
+    typed = {}
+    for feature in features:
+        with _readable(feature.name):
+            typed[feature.name] = _typed(columns[feature.name], feature, converter)
+    bad.settle()
+    return typed
+
+
+def _column(frame: Any, name: str) -> pl.Series:
+    names = _names(frame)
+    if name not in names:
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise DataError(f"{_FRAME}: no column {name!r}{hint}; it has {', '.join(names[:20]) or 'none'}")
+    with _readable(name):
+        column = frame[name]
+        if isinstance(column, pa.Array | pa.ChunkedArray):
+            column.validate(full=True)  # Polars does not see that bytes are no text
+        return pl.Series(name, column, nan_to_null=True)
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """What Polars finds no type for, or a type without room, is the frame's fault."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"{_FRAME}: column {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def _names(frame: Any) -> list[str]:
+    if isinstance(frame, Mapping):
+        return [str(name) for name in frame]
+    names = None
+    if not isinstance(frame, pl.LazyFrame):
+        names = getattr(frame, "column_names", None) or getattr(frame, "columns", None)
+    if names is None:
+        raise DataError(f"got {type(frame).__name__}, expected a DataFrame or a mapping of columns")
+    return [str(name) for name in names]
+
+
+def _typed(raw: pl.Series, feature: DenseFeature | SparseFeature, converter: Converter) -> pl.Series:
+    if isinstance(feature, DenseFeature):
+        return converter.number(raw)
+    if feature.kind == "single":
+        return converter.category(_whole(raw, converter))
+    if isinstance(raw.dtype, pl.Array):
+        raw = raw.arr.to_list()
+    return converter.values(raw, feature)
+
+
+def _whole(raw: pl.Series, converter: Converter) -> pl.Series:
+    """Integers that are floats only because some of them are missing, as pandas has them."""
+    if not raw.dtype.is_float():
+        return raw
+    raw = raw.fill_nan(None)
+    converter.require(raw, raw.is_null() | ((raw.round() == raw) & (raw.abs() < _EXACT)), "a whole number or nothing")
+    return raw.cast(pl.Int64, strict=False)

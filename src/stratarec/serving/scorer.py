@@ -1,0 +1,142 @@
+"""Scores of raw samples from an exported model: files that are data alone, every one of them checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.data.vocabulary import Vocabulary, read_vocabulary
+from stratarec.errors import ConfigError, DatasetError, ExportError
+from stratarec.jagged import KeyedJagged
+from stratarec.models import build_network
+from stratarec.models.base import Network
+from stratarec.models.outputs import autocast, probabilities
+from stratarec.serving.features import FeatureEncoder
+from stratarec.serving.manifest import ADVICE, NETWORK, TABLES, Manifest
+from stratarec.serving.stored import map_file, map_tensors
+from stratarec.serving.tables import ReadOnlyTables
+from stratarec.tensors import Spec
+
+# Samples that are scored at once: bounds memory.
+_BATCH = 8192
+
+
+class Scorer:
+    """An exported model: raw columns of a log -> probabilities of a click. Use `Scorer.open`.
+
+    Notes
+    -----
+    Threads may share a scorer. Tables stay in their file, which must not change while the scorer is in use.
+    """
+
+    def __init__(self, manifest: Manifest, encoder: FeatureEncoder, tables: ReadOnlyTables, network: Network) -> None:
+        self.manifest = manifest
+        self._encoder, self._tables, self._network = encoder, tables, network
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Scorer:
+        """The model in a directory that ``stratarec export`` wrote.
+
+        Nothing in it is run: configuration, weights, tables and vocabularies are read and checked. Every byte that is
+        used is read once, those of the tables too.
+
+        Raises
+        ------
+        ExportError
+            Where a file is missing, a link, damaged, of another export, or not what the manifest says.
+        """
+        folder = Path(folder)
+        manifest = Manifest.read(folder)
+        network = _network(folder, manifest)
+        vocabularies = {name: _vocabulary(folder, manifest, name) for name in manifest.vocabularies}
+        encoder = FeatureEncoder(
+            manifest.columns, {name: each.moments for name, each in manifest.moments.items()}, vocabularies
+        )
+        return cls(manifest, encoder, _tables(folder, manifest, network.sequence_keys), network)
+
+    def score(self, frame: Any) -> NDArray[np.float32]:
+        """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding.
+
+        Parameters
+        ----------
+        frame : DataFrame or mapping of columns
+            Of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series: the values of a log, by the
+            names of the schema's features. A history is a list of the values that came before, oldest first. Label,
+            time and other columns are not read.
+
+        Raises
+        ------
+        DataError
+            Naming the column, and the row where it is one.
+        ExportError
+            When a score is no number.
+        """
+        dense, sparse = self._encoder.encode(frame)
+        parts = [self._logits(*batch) for batch in _batches(dense, sparse)]
+        logits = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+        if np.isnan(logits).any():
+            raise ExportError(
+                f"the score of row {int(np.isnan(logits).argmax()) + 1} is no number: the exported weights overflow"
+            )
+        return probabilities(logits)
+
+    def _logits(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
+        with torch.no_grad(), autocast(self.manifest.precision):
+            pooled, histories = self._tables.look_up(sparse)
+            logits: NDArray[np.float32] = self._network(dense, pooled, histories).numpy()
+        return logits
+
+
+def _batches(dense: Tensor, sparse: KeyedJagged) -> Iterator[tuple[Tensor, KeyedJagged]]:
+    rows = len(dense)
+    if 0 < rows <= _BATCH:
+        yield dense, sparse
+        return
+    for first in range(0, rows, _BATCH):
+        chosen = torch.arange(first, min(first + _BATCH, rows))
+        yield dense[chosen], sparse.take(chosen)
+
+
+def _network(folder: Path, manifest: Manifest) -> Network:
+    """The network with its weights; nothing is allocated before the file is known to hold them."""
+    pooled_keys = tuple(entry.feature for entry in manifest.pooled)
+    try:
+        with torch.device("meta"):
+            network = build_network(manifest.model, manifest.columns, pooled_keys)
+        specs = {name: Spec.of(tensor) for name, tensor in network.state_dict().items()}
+    except (ConfigError, RuntimeError, OverflowError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ExportError(f"{folder}: its manifest describes no network ({reason}); {ADVICE}") from error
+    weights = map_tensors(folder, NETWORK, manifest.files[NETWORK], specs)
+    # Copies: what lies in a file is aligned otherwise, and may not be written.
+    state = {name: torch.from_numpy(values.copy()).view(specs[name].shape) for name, values in weights.items()}
+    network.load_state_dict(state, assign=True)
+    return network.eval().requires_grad_(False)
+
+
+def _tables(folder: Path, manifest: Manifest, histories: Sequence[str]) -> ReadOnlyTables:
+    specs = {name: Spec(torch.float32, (table.rows, table.width)) for name, table in manifest.tables.items()}
+    return ReadOnlyTables(
+        manifest.configs(), map_tensors(folder, TABLES, manifest.files[TABLES], specs), histories
+    )  # fmt: skip
+
+
+def _vocabulary(folder: Path, manifest: Manifest, name: str) -> Vocabulary:
+    entry = manifest.vocabularies[name]
+    content = map_file(folder, entry.path, manifest.files[entry.path])
+    try:
+        vocabulary = read_vocabulary(pa.BufferReader(pa.py_buffer(content)), entry, str(folder / entry.path))
+    except DatasetError as error:
+        raise ExportError(f"{error}; {ADVICE}") from error
+    if str(vocabulary.values.dtype) != entry.type:
+        raise ExportError(
+            f"{folder / entry.path}: values of {vocabulary.values.dtype}, expected {entry.type}; {ADVICE}"
+        )
+    return vocabulary

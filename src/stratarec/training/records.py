@@ -1,0 +1,97 @@
+"""What a run writes down of itself: its recipe, the plan of its tables, and the result of its test.
+
+Each is sealed, and read through a model of its fields: a run may come from somebody else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from stratarec.artifacts import Count, Model, read_sealed, write_sealed
+from stratarec.data.dataset import Dataset
+from stratarec.errors import CheckpointError
+from stratarec.planning.plan import Plan
+from stratarec.recipe import Recipe
+from stratarec.training.directory import PLAN, RECIPE, RESULT
+
+FORMAT: Literal[1] = 1
+
+Json = dict[str, pydantic.JsonValue]
+Seconds = Annotated[float, pydantic.Field(ge=0)]
+
+
+class RunRecipe(Model):
+    """``recipe.json``."""
+
+    format: Literal[1] = FORMAT
+    recipe: Json
+
+
+class RunPlan(Model):
+    """``plan.json``: where tables live, and the memory section that this was made for."""
+
+    format: Literal[1] = FORMAT
+    memory: Json
+    plan: Json
+
+
+class Result(Model):
+    """``result.json``: what the final test gave."""
+
+    format: Literal[1] = FORMAT
+    checkpoint: Annotated[str, pydantic.Field(pattern=r"^step-\d{8,12}$")]
+    """Which was tested."""
+    steps: Count
+    """Of the run when it ended."""
+    samples_per_second: Seconds
+    table_bytes: Count
+    memory: tuple[dict[str, str | int | float | bool | None], ...]
+    """What was planned and what is used, for each memory."""
+    network_bytes: Count
+    peak_rss_bytes: Count
+    test: dict[str, int | float | None] | None = None
+    """Metrics, where there is a test split."""
+
+
+def write_recipe(run: Path, recipe: Recipe) -> None:
+    """Write down what is trained."""
+    write_sealed(run / RECIPE, {"format": FORMAT, "recipe": recipe.to_dict()})
+
+
+def read_recipe(run: Path) -> Recipe:
+    """What a run trains; `DatasetError` or `ConfigError` where that is damaged."""
+    found = read_sealed(run / RECIPE, RunRecipe, "name another run, or train it anew", CheckpointError)
+    return Recipe.from_dict(found.recipe, str(run / RECIPE))
+
+
+def write_result(run: Path, result: dict[str, Any]) -> None:
+    """Write down the result of a run."""
+    write_sealed(run / RESULT, {"format": FORMAT, **result})
+
+
+def read_result(run: Path) -> Result | None:
+    """The result of a run; None where it has none yet."""
+    if not (run / RESULT).exists() and not (run / RESULT).is_symlink():
+        return None
+    return read_sealed(run / RESULT, Result, "remove it: `stratarec train --resume` makes it anew", CheckpointError)
+
+
+def write_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
+    """Write the plan into the run, beside what it was made for."""
+    if plan is not None:
+        write_sealed(run / PLAN, {"format": FORMAT, "memory": recipe.to_dict()["memory"], "plan": plan.to_dict()})
+
+
+def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
+    """The plan that a run was started with, if it still is what `recipe` asks for and of the tables of `dataset`."""
+    path = run / PLAN
+    if not path.exists() and not path.is_symlink():
+        return None
+    found = read_sealed(path, RunPlan, "restore it, or start anew with --overwrite")
+    if found.memory != recipe.to_dict()["memory"]:
+        return None
+    plan = Plan.from_dict(found.plan, str(path))
+    return plan if {placed.table: placed.rows for placed in plan.tables} == dataset.table_rows() else None

@@ -1,0 +1,95 @@
+"""What ``state.json`` of a checkpoint says: of what it is, how far the run had come, and the hashes of its files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pydantic
+
+from stratarec.artifacts import Count, Hash, Model
+from stratarec.embedding.manifest import TablesManifest
+
+FORMAT: Literal[3] = 3
+NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
+
+Json = dict[str, pydantic.JsonValue]
+Evaluation = dict[str, bool | int | float | None]
+
+
+class VocabularyInput(Model):
+    """What ids of a vocabulary mean."""
+
+    values: Count
+    tail_buckets: Count
+    digest: Hash
+
+
+class Inputs(Model):
+    """See `Dataset.inputs`."""
+
+    sparse: tuple[Json, ...]
+    dense: tuple[Json, ...]
+    vocabularies: dict[str, VocabularyInput]
+
+    @pydantic.field_validator("dense")
+    @classmethod
+    def _check_dense(cls, value: tuple[Json, ...]) -> tuple[Json, ...]:
+        for feature in value:
+            for name in ("mean", "deviation"):
+                if not isinstance(feature.get(name, 0.0), int | float):
+                    raise ValueError(f"{name} is {feature[name]!r}, expected a number")
+        return value
+
+
+class Identity(Model):
+    """What model a checkpoint is of, and what data; see `run.identity`."""
+
+    model: Json
+    train: Json
+    inputs: Inputs
+    dataset: Hash
+
+
+class PositionState(Model):
+    """See `position.Position`."""
+
+    step: Count
+    epoch: Count
+    batch: Count
+    smoothed_loss: float
+    finished: bool
+    losses: tuple[tuple[Count, float], ...]
+    evaluations: tuple[Evaluation, ...]
+    train_seconds: Annotated[float, pydantic.Field(ge=0)]
+    trained_samples: Count
+
+    @pydantic.field_validator("evaluations")
+    @classmethod
+    def _check_evaluations(cls, value: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
+        for entry in value:
+            step = entry.get("step")
+            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+                raise ValueError(f"an evaluation is of step {step!r}, expected a number of steps")
+            lost = [name for name in ("auc", "log_loss") if name not in entry or isinstance(entry[name], bool)]
+            if lost:
+                raise ValueError(f"the evaluation of step {step} lacks {lost[0]}")
+        return value
+
+
+class State(Model):
+    """All of ``state.json`` but its seal."""
+
+    format: Literal[3]
+    step: Count
+    hashes: dict[str, Hash]
+    tables: TablesManifest
+    position: PositionState
+    identity: Identity
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> State:
+        if set(self.hashes) != {NETWORK, OPTIMIZER}:
+            raise ValueError(f"hashes of {sorted(self.hashes)}, expected of {NETWORK} and {OPTIMIZER}")
+        if self.position.step != self.step:
+            raise ValueError(f"a position at step {self.position.step} in a checkpoint of step {self.step}")
+        return self

@@ -1,0 +1,264 @@
+"""Data sets that somebody else made: every hash fits, and the content is none that `prepare` writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stratarec.artifacts import digest, write_sealed
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources.parquet import ParquetConfig
+from stratarec.data.splits import SPLITS, SplitConfig
+from stratarec.errors import DatasetError
+from stratarec.files import file_hash
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small data sets with and without groups."""
+    root = tmp_path_factory.mktemp("crafted")
+    draws, rows = np.random.default_rng(0), 600
+    pl.DataFrame(
+        {
+            "label": draws.integers(0, 2, rows),
+            "user": np.repeat(np.arange(60), 10),
+            "time": np.arange(rows),
+            "item": draws.integers(0, 30, rows),
+            "city": np.repeat(draws.integers(0, 9, 60), 10),
+            "tags": [list(range(row % 3)) for row in range(rows)],
+            "price": draws.random(rows),
+        }
+    ).write_parquet(root / "log.parquet")
+    schema = Schema(
+        sparse=(
+            SparseFeature(name="item"),
+            SparseFeature(name="city", group="where"),
+            SparseFeature(name="tags", kind="multi"),
+            SparseFeature(name="seen", kind="history", of="item"),
+        ),
+        dense=(DenseFeature(name="price"),),
+        user="user",
+        time="time",
+    )
+    for groups in ("auto", "none"):
+        source = ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema)
+        split = SplitConfig(valid=0.2, test=0.2)
+        prepare(PrepareConfig(source=source, path=str(root / groups), split=split, groups=groups))  # type: ignore[arg-type]
+    return root
+
+
+def manifest(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((root / "dataset.json").read_text())
+    return found
+
+
+def seal(root: Path, content: dict[str, Any]) -> None:
+    """Write a manifest whose own hash is right."""
+    write_sealed(root / "dataset.json", {key: content[key] for key in content if key != "hash"})
+
+
+def rewrite(root: Path, file: str, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Change a file of the first training shard, and let every hash follow."""
+    content = manifest(root)
+    entry = content["splits"]["train"][0]
+    entry = entry["tables"] if file == "tables" else entry
+    path = root / entry["path"]
+    pq.write_table(change(pq.read_table(path)), path, row_group_size=1 if file == "tables" else None)
+    entry.update(bytes=path.stat().st_size, hash=file_hash(path))
+    seal(root, content)
+
+
+def put(column: str, values: Callable[[list[Any]], list[Any]], kind: pa.DataType) -> Callable[[pa.Table], pa.Table]:
+    """Replace a column by values of any type."""
+
+    def change(table: pa.Table) -> pa.Table:
+        changed = pa.array(values(table[column].to_pylist()), kind)
+        return table.set_column(table.column_names.index(column), column, changed)
+
+    return change
+
+
+def first(value: Any) -> Callable[[list[Any]], list[Any]]:
+    """Another first value, in the list where the column is one row."""
+    return lambda values: [[value, *values[0][1:]]] if isinstance(values[0], list) else [value, *values[1:]]
+
+
+def read_all(path: Path) -> None:
+    """All that training, profiles and predictions read."""
+    dataset = Dataset.open(path)
+    for split in SPLITS:
+        list(dataset.row_numbers(split))
+        for number, shard in enumerate(dataset.shards(split)):
+            for group in range(len(shard.row_groups)):
+                dataset.read_row_group(split, number, group)
+        list(Loader(dataset, split, LoaderConfig(batch_size=64)).epoch(0))
+    for name in dataset.vocabularies:
+        dataset.access_counts(name)
+
+
+WRAPS = 1 << 62
+SAMPLES = [
+    ("none", "@label", first(7), pa.uint8(), "a label is 7, expected 0 or 1"),
+    ("none", "@label", first(-1), pa.int8(), "column '@label' is of int8 type, expected uint8"),
+    ("none", "@label", first(0.5), pa.float32(), "column '@label' is of float type, expected uint8"),
+    ("none", "@label", first(None), pa.uint8(), "column '@label' has missing values"),
+    ("none", "item", first(10**6), pa.int32(), "column 'item' has ids of .* to 1000000, expected -1 to"),
+    ("none", "item", first(-2), pa.int32(), "column 'item' has ids of -2 to"),
+    ("none", "item", first(1.5), pa.float64(), "column 'item' is of double type, expected int32"),
+    ("none", "item", first((1 << 32) + 1), pa.int64(), "column 'item' is of int64 type, expected int32"),
+    ("none", "item", first(None), pa.int32(), "column 'item' has missing values"),
+    ("none", "tags", lambda v: [[99], *v[1:]], pa.list_(pa.int32()), "column 'tags' has ids of .* to 99"),
+    ("none", "tags", lambda v: [[None], *v[1:]], pa.list_(pa.int32()), "column 'tags' has missing values"),
+    ("none", "seen", lambda v: [[-9], *v[1:]], pa.list_(pa.int32()), "column 'seen' has ids of -9"),
+    ("none", "price", first(float("nan")), pa.float32(), "column 'price' has a value that is not finite"),
+    ("none", "price", first(float("inf")), pa.float32(), "column 'price' has a value that is not finite"),
+    ("none", "price", first(1.0), pa.float64(), "column 'price' is of double type, expected float"),
+    ("none", "@row", lambda v: [v[0], 0, *v[2:]], pa.int64(), "rows of the log that are negative or stand twice"),
+    ("none", "@row", first(-5), pa.int64(), "rows of the log that are negative or stand twice"),
+    ("none", "@user", lambda v: [0.5] * len(v), pa.float64(), "column '@user' is of double type, expected int64"),
+]
+LIST32, LIST64 = pa.list_(pa.int32()), pa.list_(pa.int64())
+TABLES = [
+    ("auto", "@pointers/where/samples", lambda v: [[WRAPS] * 4 + v[0]], LIST64, "is of list<.*int64> type, expected"),
+    ("auto", "@sessions/samples", lambda v: [[WRAPS] * 4 + v[0]], LIST64, "is of list<.*int64> type, expected"),
+    ("auto", "@sessions/samples", first(0), LIST32, "its sessions have .* samples in parts of 0"),
+    ("auto", "@pointers/where/row", first(-1), LIST32, "@pointers/where points at -1"),
+    ("auto", "seen/start", first(2**31 - 1), LIST32, "a window of seen has .* events from 2147483647"),
+    ("auto", "seen/start", first(float("nan")), pa.list_(pa.float32()), "is of list<.*float> type, expected"),
+    ("auto", "seen/length", first(2**31 - 1), LIST32, "a window of seen has 2147483647 events"),
+    ("auto", "@events/seen/id", first(10**6), LIST32, "column '@events/seen' has ids of .* to 1000000"),
+    ("auto", "where/city", first(-2), LIST32, "column 'city' has ids of -2"),
+    ("auto", "where/city", lambda v: [None], LIST32, "column 'where/city' has missing values"),
+    ("auto", "seen/length", lambda v: [v[0] + [0]], LIST32, "damaged"),
+    ("auto", "where/city", lambda v: [v[0] * 1000], LIST32, "where has .* rows for .* samples"),
+    ("auto", "seen/start", lambda v: [v[0] * 1000], LIST32, "damaged"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "values", "kind", "message"), [*SAMPLES, *TABLES], ids=lambda value: str(value)[:20]
+)
+def test_what_prepare_never_writes_is_named(
+    made: Path, tmp_path: Path, name: str, column: str, values: Any, kind: pa.DataType, message: str
+) -> None:
+    shutil.copytree(made / name, tmp_path / "data")
+    rewrite(tmp_path / "data", "tables" if name == "auto" else "samples", put(column, values, kind))
+    with pytest.raises(DatasetError, match=message) as caught:
+        read_all(tmp_path / "data")
+    assert "shard-00000" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_and_row_groups_that_no_manifest_names_are_refused(made: Path, tmp_path: Path) -> None:
+    changes: list[tuple[str, Callable[[pa.Table], pa.Table], str]] = [
+        ("samples", lambda table: table.append_column("more", table["item"]), "column 'more' is of int32 type"),
+        ("samples", lambda table: table.drop_columns(["item"]), "column 'item' is of no type, expected int32"),
+        ("samples", lambda table: table.slice(1), "row groups of .* rows, expected 1 with"),
+        ("tables", lambda table: pa.concat_tables([table, table]), "row groups of .* rows, expected 1 with"),
+    ]
+    for place, (file, change, message) in enumerate(changes):
+        path = tmp_path / str(place)
+        shutil.copytree(made / "auto", path)
+        rewrite(path, file, change)
+        with pytest.raises(DatasetError, match=message):
+            read_all(path)
+
+
+def shard(content: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = content["splits"]["train"][0]
+    return found
+
+
+MANIFESTS: list[tuple[Change, str]] = [
+    (lambda c: c["positives"].update(train=float("nan")), "NaN is no number"),
+    (lambda c: c["positives"].update(train=10**6), "1000000 positive ones of .* samples of the train split"),
+    (lambda c: c["positives"].update(train=-1), "positives.train: input should be greater than or equal to 0"),
+    (lambda c: c["positives"].pop("train"), r"splits \['test', 'valid'\], expected"),
+    (lambda c: shard(c).update(row_groups=[0]), "row_groups.0: input should be greater than or equal to 1, got 0"),
+    (lambda c: shard(c).update(row_groups=[10**9], samples=10**9), "row_groups.0: input should be less than"),
+    (lambda c: shard(c).update(samples=10**12), "has 1000000000000 samples, its row groups"),
+    (lambda c: shard(c).update(path="/etc/passwd"), "path: string should match pattern"),
+    (lambda c: shard(c).update(path="train/../../x.parquet"), "path: string should match pattern"),
+    (lambda c: shard(c)["tables"].update(path="../x.tables.parquet"), "path: string should match pattern"),
+    (lambda c: shard(c).update(tables=None), "has no file of tables"),
+    (lambda c: c["splits"]["train"].append(shard(c)), "a file is named twice"),
+    (lambda c: c["splits"].update(test=c["splits"]["train"]), "the test split has shards of another one"),
+    (lambda c: c["vocabularies"]["item"].update(rows=2**31), "input should|rows for"),
+    (lambda c: c["vocabularies"]["item"].update(rows=10**6), "1000000 rows for .* values and"),
+    (lambda c: c["vocabularies"]["item"].update(values=1.5), "values: input should be a valid integer, got 1.5"),
+    (lambda c: c["vocabularies"]["item"].update(values="7"), "values: input should be a valid integer, got '7'"),
+    (lambda c: c["vocabularies"].pop("item"), "vocabularies of .*, expected of"),
+    (lambda c: c["about"]["moments"]["price"].update(deviation=0.0), "deviation: input should be greater than 0"),
+    (lambda c: c["about"]["moments"].clear(), "moments of"),
+    (lambda c: c["groups"]["where"].append("item"), "column 'item' is of int32 type, expected no such column"),
+    (lambda c: c["groups"]["where"].append("nobody"), "groups of .*nobody"),
+    (lambda c: c["schema"]["sparse"][0].update(kind="triple"), "kind: input should be 'single'"),
+    (lambda c: c["schema"].update(more=1), "schema.more: unexpected keyword argument"),
+    (lambda c: c.update(more=1), "more: extra inputs are not permitted"),
+    (lambda c: c.update(format=4), "format 4, expected 5; prepare the data again"),
+    (lambda c: c.pop("about"), "about: field required"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MANIFESTS, ids=[message[:40] for _, message in MANIFESTS])
+def test_nonsense_in_a_sealed_manifest_is_named(made: Path, tmp_path: Path, change: Change, message: str) -> None:
+    shutil.copytree(made / "auto", tmp_path / "data")
+    content = manifest(tmp_path / "data")
+    change(content)
+    del content["hash"]
+    (tmp_path / "data" / "dataset.json").write_text(json.dumps({**content, "hash": digest(content)}))
+    with pytest.raises(DatasetError, match=message) as caught:
+        read_all(tmp_path / "data")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["file", "folder"])
+def test_files_behind_links_are_refused(made: Path, tmp_path: Path, whole: bool) -> None:
+    shutil.copytree(made / "auto", tmp_path / "data")
+    entry = shard(manifest(tmp_path / "data"))
+    path = tmp_path / "data" / entry["path"]
+    path = path if whole else path.parent
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DatasetError, match="is a link, expected what was written there"):
+        Dataset.open(tmp_path / "data")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
+def test_a_manifest_that_is_no_file_is_refused_at_once(
+    made: Path, tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    shutil.copytree(made / "auto", tmp_path / "data")
+    (tmp_path / "data" / "dataset.json").unlink()
+    make(tmp_path / "data" / "dataset.json")
+    with pytest.raises(DatasetError, match=r"dataset\.json"):
+        Dataset.open(tmp_path / "data")
+
+
+def test_a_file_is_hashed_when_it_is_first_used(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "auto", tmp_path / "data")
+    path = tmp_path / "data" / manifest(tmp_path / "data")["vocabularies"]["item"]["path"]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    dataset = Dataset.open(tmp_path / "data", verify="used")
+    list(Loader(dataset, "train", LoaderConfig(batch_size=64)).epoch(0))
+    with pytest.raises(DatasetError, match=f"{path.name} is damaged: its hash does not match"):
+        dataset.access_counts("item")
+    with pytest.raises(DatasetError, match=f"{path.name} is damaged: its hash does not match"):
+        Dataset.open(tmp_path / "data")

@@ -1,0 +1,45 @@
+"""A data set that is prepared anew between being opened and being read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipes import tiny
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.errors import DatasetError, StorageError
+from stratarec.recipe import Recipe
+from stratarec.training.trainer import Trainer
+
+
+def made(root: Path, seed: int) -> Recipe:
+    content = tiny(root, max_steps=2)
+    content["data"]["source"] |= {"samples": 1000, "seed": seed}
+    return Recipe.from_dict(content)
+
+
+def test_files_of_another_data_set_are_never_read_for_those_that_were_opened(tmp_path: Path) -> None:
+    recipe = made(tmp_path, 1)
+    prepare(recipe.data)
+    dataset = Dataset.open(recipe.data.path)
+    trainer = Trainer(recipe, dataset)
+    prepare(made(tmp_path, 2).data, overwrite=True)
+    with pytest.raises(DatasetError, match="data was prepared anew while it was opened; start again"):
+        trainer.train()
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_same_data_set_prepared_anew_is_read(tmp_path: Path) -> None:
+    recipe = made(tmp_path, 1)
+    prepare(recipe.data)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
+    prepare(recipe.data, overwrite=True)
+    trainer.train()
+
+
+def test_what_is_held_is_not_replaced(tmp_path: Path) -> None:
+    dataset = prepare(made(tmp_path, 1).data)
+    with dataset.held(), dataset.held(), pytest.raises(StorageError, match="is in use by"):
+        prepare(made(tmp_path, 2).data, overwrite=True)

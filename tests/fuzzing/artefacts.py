@@ -1,0 +1,208 @@
+"""Small artefacts of every kind, and what a user does with each: what comes of it is compared with what came before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recipes import table_values, tiny
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.prepare import prepare
+from stratarec.data.splits import SPLITS
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.planning.plan import Plan
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.serving.manifest import Manifest as ExportManifest
+from stratarec.serving.scorer import Scorer
+from stratarec.serving.stored import check_files
+from stratarec.training.evaluation import evaluate_split
+from stratarec.training.export import export
+from stratarec.training.run import new_plan, open_run
+from stratarec.training.trainer import Trainer
+
+STEPS = 6
+ROWS = "rows"
+"""Where logs are at work."""
+_ROWS = 600
+_TIERS: dict[str, Any] = {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.1, "ways": 8}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artefact:
+    """Something that may be damaged."""
+
+    name: str
+    use: Callable[[Path, Path], dict[str, str]]
+    """Of (where it is, a folder for outputs): what comes of it, by part."""
+
+
+def _log(root: Path) -> Path:
+    """A log with a feature of every kind: ids, lists, a history, a group, a dense column, times, users."""
+    draws, path = np.random.default_rng(0), root / "log.parquet"
+    pl.DataFrame(
+        {
+            "label": draws.integers(0, 2, _ROWS),
+            "user": np.repeat(np.arange(60), 10),
+            "time": np.arange(_ROWS),
+            "item": draws.integers(0, 200, _ROWS),
+            "city": np.repeat(draws.integers(0, 9, 60), 10),
+            "tags": [[f"t{draws.integers(0, 40)}" for _ in range(row % 3)] for row in range(_ROWS)],
+            "price": draws.random(_ROWS),
+        }
+    ).write_parquet(path)
+    return path
+
+
+def recipe(root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, Any] | None = None) -> Recipe:
+    """The recipe of every run here."""
+    found = tiny(root, run=str(run), batch_size=16, max_steps=steps, eval_every=3, log_every=2)
+    found["model"]["embedding_dim"] = 16
+    found["train"] |= {"checkpoint": {"every_steps": 2, "keep": 1}}
+    found["data"] = {
+        "path": str(root / "data"),
+        "source": {
+            "kind": "parquet",
+            "paths": [str(root / "log.parquet")],
+            "schema": {
+                "sparse": [
+                    {"name": "item"},
+                    {"name": "city", "group": "where"},
+                    {"name": "tags", "kind": "multi"},
+                    {"name": "seen", "kind": "history", "of": "item"},
+                ],
+                "dense": [{"name": "price", "standardize": True}],
+                "user": "user",
+                "time": "time",
+            },
+        },
+        "split": {"valid": 0.2, "test": 0.2},
+        "vocabulary": {"min_count": 1, "tail_buckets": 500},
+        "shard_samples": 400,
+    }
+    if memory is not None:
+        found["memory"] = memory
+    return Recipe.from_dict(found)
+
+
+def _memories(root: Path) -> dict[str, dict[str, Any] | None]:
+    log = {**_TIERS, "block": {"path": str(root / ROWS), "budget": "64MiB"}}
+    return {"resident": None, "cached": _TIERS, "log": log}
+
+
+def _plan(root: Path, kind: str, made: Recipe) -> Plan | None:
+    """The plan of a recipe; for a log with its cached tables there, which a planner would not do with so few rows."""
+    plan = new_plan(made, Dataset.open(made.data.path))
+    if plan is None or kind != "log":
+        return plan
+    tables = tuple(
+        placed
+        if placed.tier == "level0"
+        else replace(placed, tier="log", codec=CodecConfig(kind="int8"), level1_rows=10)
+        for placed in plan.tables
+    )
+    return replace(plan, tables=tables)
+
+
+def make(root: Path) -> None:
+    """Every artefact, each in a folder below `root` that has its name."""
+    _log(root)
+    made = recipe(root, root / "run")
+    prepare(made.data)
+    prepare(replace(made.data, path=str(root / "plain"), groups="none"))
+    for kind, memory in _memories(root).items():
+        made = recipe(root, root / kind, memory=memory)
+        Trainer(made, Dataset.open(made.data.path), plan=_plan(root, kind, made)).train()
+    (root / "plan").mkdir()
+    made = recipe(root, root / "run", memory=_TIERS)
+    plan = _plan(root, "cached", made)
+    assert plan is not None
+    plan.save(root / "plan" / "plan.json")
+    with open_run(root / "resident") as trained:
+        export(trained, root / "export")
+
+
+def artefacts(root: Path) -> dict[str, Artefact]:
+    """What `make` made below `root`."""
+    uses: dict[str, Callable[[Path, Path], dict[str, str]]] = {"data": _read, "plain": _read, "export": _score}
+    uses |= {kind: _Run(root, memory) for kind, memory in _memories(root).items()}
+    uses["plan"] = lambda path, out: _train(root, path, out)
+    return {name: Artefact(name=name, use=use) for name, use in uses.items()}
+
+
+def _digest(*values: Any) -> str:
+    found = hashlib.sha256()
+    for value in values:
+        array = np.asarray(value)
+        found.update(repr((array.dtype, array.shape)).encode())
+        found.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+    return found.hexdigest()
+
+
+def _read(path: Path, _: Path) -> dict[str, str]:
+    """All that training, profiles and predictions read of a data set."""
+    dataset, found = Dataset.open(path), {}
+    for split in SPLITS:
+        found[f"{split} rows"] = _digest(*dataset.row_numbers(split))
+        for number, shard in enumerate(dataset.shards(split)):
+            for group in range(len(shard.row_groups)):
+                table = dataset.read_row_group(split, number, group)
+                content = json.dumps({name: table[name].to_pylist() for name in table.column_names})
+                found[f"{split} {number} {group}"] = hashlib.sha256(content.encode()).hexdigest()
+        batches = list(Loader(dataset, split, LoaderConfig(batch_size=64)).epoch(0))
+        parts = [(batch.label, batch.dense, batch.sparse.values, batch.sparse.offsets) for batch in batches]
+        found[f"{split} batches"] = _digest(*(part.numpy() for each in parts for part in each))
+    for name in dataset.vocabularies:
+        found[f"counts {name}"] = _digest(dataset.access_counts(name))
+    found["inputs"] = json.dumps(dataset.inputs(), sort_keys=True)
+    return found
+
+
+class _Run:
+    """A run is evaluated, and gone on with."""
+
+    def __init__(self, root: Path, memory: dict[str, Any] | None) -> None:
+        self.root, self.memory = root, memory
+
+    def __call__(self, path: Path, _: Path) -> dict[str, str]:
+        found = {}
+        with open_run(path) as trained:
+            metrics, _, _ = evaluate_split(
+                trained.model, trained.dataset, "test", precision="float32", progress=SilentProgress()
+            )
+            found["evaluated"] = json.dumps(metrics.to_dict())
+        made = recipe(self.root, path, steps=STEPS + 2, memory=self.memory)
+        trainer = Trainer(made, Dataset.open(made.data.path))
+        found["trained"] = json.dumps(trainer.train(resume=True)["test"])
+        found["position"] = json.dumps([trainer.position.step, trainer.position.losses[-1:]])
+        values = table_values(path / "checkpoints" / f"step-{STEPS + 2:08d}")
+        found["tables"] = _digest(*(values[name] for name in sorted(values)))
+        return found
+
+
+def _train(root: Path, path: Path, out: Path) -> dict[str, str]:
+    """A plan is trained by."""
+    made = recipe(root, out / "run", steps=2, memory=_TIERS)
+    trainer = Trainer(made, Dataset.open(made.data.path), plan=Plan.load(path / "plan.json"))
+    return {"trained": json.dumps(trainer.train()["test"])}
+
+
+def _score(path: Path, _: Path) -> dict[str, str]:
+    """An export is checked, and scores."""
+    check_files(path, ExportManifest.read(path))
+    frame = {
+        "item": [0, 1, 5, 10**9],
+        "city": [0, 1, 2, None],
+        "tags": [["t1"], [], ["t2", "nothing"], ["t3"] * 5],
+        "seen": [[], [1], [2, 3], [10**9]],
+        "price": [0.5, 0.1, None, 7.0],
+    }
+    return {"scores": _digest(Scorer.open(path).score(frame))}

@@ -1,0 +1,226 @@
+"""What may happen to an artefact: a field of a manifest that is another value, a file that is other bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stratarec.artifacts import digest
+from stratarec.files import file_hash
+
+Place = tuple[str | int, ...]
+
+_MISSING = object()
+_TEXT = "x" * 100_000
+_VALUES: tuple[Any, ...] = (
+    None, _MISSING, -1, 0, 1, 2**31 - 1, 2**31, 2**62, 2**64, 10**400, float("nan"), float("inf"), -float("inf"),
+    5e-324, 1.7e308, True, False, "", _TEXT, "../x", "/etc/passwd", "\0", "a\n\x1b[31mb", "\ud800", [], {}, [[]],
+    {"": None},
+)  # fmt: skip
+
+
+def mutate(path: Path, draws: random.Random, others: Path) -> str:
+    """Change something about the artefact in `path`; returns what, which is empty where nothing could be.
+
+    Parameters
+    ----------
+    others : Path
+        Folder of other artefacts, whose files may take the place of this one's.
+    """
+    if draws.random() < 0.6:
+        return _change_field(path, draws)
+    return _change_bytes(path, draws, others)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file() and "tensorboard" not in file.parts)
+
+
+def _change_field(path: Path, draws: random.Random) -> str:
+    file = draws.choice([file for file in _files(path) if file.suffix == ".json"])
+    content = json.loads(file.read_text())
+    # A field of a list of a thousand is as likely as one of its own.
+    kinds: dict[Place, list[Place]] = {}
+    for place in _places(content):
+        kinds.setdefault(tuple("*" if isinstance(part, int) else part for part in place), []).append(place)
+    place = draws.choice(kinds[draws.choice(sorted(kinds))])
+    if place == ("hash",):
+        return ""
+    said = _put(content, place, draws)
+    _seal(file, content)
+    return f"field {file.relative_to(path)} {'.'.join(map(str, place))} {said}"
+
+
+def _places(content: Any, place: Place = ()) -> Iterator[Place]:
+    yield place
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in entries:
+        yield from _places(value, (*place, key))
+
+
+def _put(content: Any, place: Place, draws: random.Random) -> str:
+    """Give a field another value; returns it in words."""
+    parent = {"": content}
+    inside: Any = parent
+    for part in ("", *place)[:-1]:
+        inside = inside[part]
+    key = place[-1] if place else ""
+    value = draws.choice([*_VALUES, *_neighbours(inside[key], draws)])
+    if value is _MISSING:
+        del inside[key]
+        return "missing"
+    if draws.random() < 0.05:
+        value = _nested(draws.choice((5, 190, *range(900, 1000, 5))))
+    elif draws.random() < 0.05 and isinstance(inside[key], dict):
+        inside[key]["more"] = value
+        return "an extra key"
+    inside[key] = value
+    if not place:
+        return "another value of all"
+    return repr(value)[:60] if not isinstance(value, list) else f"a list of {len(value)}"
+
+
+def _neighbours(value: Any, draws: random.Random) -> list[Any]:
+    """Values of the same type that are not what was written."""
+    if isinstance(value, bool):
+        return [not value] * 4
+    if isinstance(value, int):
+        return [value + 1, value - 1, -value, value * 2, float(value), str(value), value + 2**32, draws.getrandbits(40)]
+    if isinstance(value, float):
+        return [value * 2, -value, value + 1e-3, int(value), str(value)]
+    if isinstance(value, str):
+        return [value + "x", value[:-1], value[::-1], f"../{value}", f"/{value}", value.upper(), f"{value}\n"]
+    if isinstance(value, list) and value:
+        shuffled = draws.sample(value, len(value))
+        return [value + value, [*value, value[-1]], value[:-1], value[1:], value[::-1], shuffled]
+    if isinstance(value, dict) and value:
+        first, last = next(iter(value)), list(value)[-1]
+        swapped = {**value, first: value[last], last: value[first]}
+        return [swapped, {f"{key}x": each for key, each in value.items()}, {first: value[first]}]
+    return []
+
+
+def _nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def _seal(file: Path, content: Any) -> None:
+    """Write a manifest whose own hash is right, as whoever wrote it would."""
+
+    def write() -> None:
+        sealed = content
+        if isinstance(content, dict) and isinstance(content.get("hash"), str):
+            bare = {key: value for key, value in content.items() if key != "hash"}
+            # What is no JSON is sealed as Python writes it.
+            sealed = {**bare, "hash": digest(bare)}
+        file.write_text(json.dumps(sealed, indent=1))
+
+    # What is nested more deeply than a reader goes must be written all the same.
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _change_bytes(path: Path, draws: random.Random, others: Path) -> str:
+    file = draws.choice(_files(path))
+    kind, change = draws.choice(_CHANGES)
+    sealed = draws.random() < 0.5 and kind not in ("link", "pipe", "folder", "missing", "device")
+    change(file, draws, others)
+    if sealed:
+        _let_hashes_follow(path)
+    return f"bytes {file.relative_to(path)} {kind}{' sealed' if sealed else ''}"
+
+
+def _flip(file: Path, draws: random.Random, _: Path) -> None:
+    content = bytearray(file.read_bytes())
+    for _ in range(draws.choice((1, 1, 2, 8))):
+        # Headers and footers say what the rest is.
+        place = draws.choice((draws.randrange(len(content)), draws.randrange(min(64, len(content)))))
+        place = draws.choice((place, len(content) - 1 - draws.randrange(min(400, len(content)))))
+        content[place] ^= 1 << draws.randrange(8)
+    file.write_bytes(content)
+
+
+def _truncate(file: Path, draws: random.Random, _: Path) -> None:
+    os.truncate(file, draws.randrange(file.stat().st_size))
+
+
+def _extend(file: Path, draws: random.Random, _: Path) -> None:
+    with file.open("ab") as end:
+        end.write(draws.choice((b"\0", b"\0" * 4096, b" ", b"{}", draws.randbytes(100))))
+
+
+def _swap(file: Path, draws: random.Random, others: Path) -> None:
+    like = [other for other in _files(others) if other.suffix == file.suffix]
+    content = draws.choice(like).read_bytes()
+    file.unlink()
+    file.write_bytes(content)
+
+
+def _replaced(make: Callable[[Path, Path], object]) -> Callable[[Path, random.Random, Path], None]:
+    def change(file: Path, draws: random.Random, others: Path) -> None:
+        target = draws.choice(_files(others))
+        file.unlink()
+        make(file, target)
+
+    return change
+
+
+_CHANGES: list[tuple[str, Callable[[Path, random.Random, Path], None]]] = [
+    *[("flipped", _flip)] * 6,
+    *[("truncated", _truncate)] * 2,
+    ("emptied", lambda file, draws, others: os.truncate(file, 0)),
+    ("extended", _extend),
+    *[("swapped", _swap)] * 2,
+    ("link", _replaced(lambda file, target: file.symlink_to(target))),
+    ("device", _replaced(lambda file, target: file.symlink_to("/dev/zero"))),
+    ("pipe", _replaced(lambda file, target: os.mkfifo(file))),
+    ("folder", _replaced(lambda file, target: file.mkdir())),
+    ("missing", _replaced(lambda file, target: None)),
+]
+
+
+def _let_hashes_follow(path: Path) -> None:
+    """Every manifest below `path` tells what its files are now, as if they had been written so."""
+    for file in sorted(path.rglob("*.json"), key=lambda found: len(found.parts), reverse=True):
+        try:
+            content = json.loads(file.read_text())
+        except ValueError:
+            continue
+        if isinstance(content, dict) and isinstance(content.get("hash"), str):
+            _follow(file.parent, content)
+            _seal(file, content)
+
+
+def _follow(folder: Path, content: Any, name: str = "") -> None:
+    """Sizes and hashes of the files that a part of a manifest in `folder` names."""
+    if isinstance(content, list):
+        for entry in content:
+            _follow(folder, entry)
+    if not isinstance(content, dict):
+        return
+    for key, entry in content.items():
+        if key == "hashes":
+            entry.update({name: file_hash(folder / name) for name in entry if (folder / name).is_file()})
+        else:
+            _follow(folder, entry, str(key))
+    named = str(content.get("path", content.get("name", name)))
+    found = next(iter(sorted(folder.rglob(Path(named).name))), None) if named else None
+    if found is not None and found.is_file() and isinstance(content.get("hash"), str) and file_hash(found):
+        content["hash"] = file_hash(found)
+        if "bytes" in content:
+            content["bytes"] = found.stat().st_size

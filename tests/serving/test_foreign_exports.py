@@ -1,0 +1,580 @@
+"""An export may be anybody's: whatever was done to it, a scorer gives scores or one clear error, and runs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import re
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import safetensors.numpy
+import torch
+
+from recipes import tiny
+from stratarec import Scorer
+from stratarec.artifacts import write_sealed
+from stratarec.cli import main
+from stratarec.data.prepare import prepare
+from stratarec.errors import DatasetError, ExportError
+from stratarec.files import file_hash
+from stratarec.recipe import Recipe
+from stratarec.serving.manifest import Manifest
+from stratarec.serving.stored import check_files
+from stratarec.training.export import export
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+FLIPS = int(os.environ.get("STRATAREC_FLIPS", "60"))
+"""How many bytes of each file are changed, one at a time."""
+
+VALUES = [None, True, -1, 0, 2**62, 2**70, 0.5, 1e300, "", "x", "../x", "/etc/passwd", [], [1], {}, {"a": 1}, [[]] * 3]
+
+
+def log(rows: int = 600) -> pl.DataFrame:
+    draws = np.random.default_rng(2)
+    return pl.DataFrame(
+        {
+            "label": draws.integers(0, 2, rows),
+            "who": draws.integers(0, 20, rows),
+            "time": draws.integers(0, 3000, rows),
+            "price": draws.lognormal(2, 2, rows),
+            "item": draws.integers(0, 30, rows),
+            "city": [f"c{place}" for place in draws.integers(0, 9, rows)],
+        }
+    )
+
+
+FRAME = log()[:50].with_columns(pl.Series("history", [[3, 4], [], [5]] * 16 + [[], []], dtype=pl.List(pl.Int64)))
+
+
+def recipe(root: Path, **model: Any) -> Recipe:
+    made = tiny(root, epochs=1, max_steps=3, eval_every=0)
+    schema = {
+        "user": "who",
+        "time": "time",
+        "dense": [{"name": "price"}],
+        "sparse": [{"name": "item"}, {"name": "city"}, {"name": "history", "kind": "history", "of": "item"}],
+    }
+    made["data"]["source"] = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
+    made["model"] |= {"history": {"pooling": "transformer"}} | model
+    return Recipe.from_dict(made)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with a program, never changed; its run and data set lie beside it."""
+    root = tmp_path_factory.mktemp("exports")
+    log().write_parquet(root / "log.parquet")
+    made = recipe(root)
+    Trainer(made, prepare(made.data)).train()
+    with open_run(root / "run") as trained:
+        return export(trained, root / "whole", program=True)
+
+
+@pytest.fixture(scope="module")
+def scores(whole: Path) -> np.ndarray[Any, Any]:
+    return Scorer.open(whole).score(FRAME)
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def reseal(folder: Path, change: Callable[[dict[str, Any]], object] = lambda content: None) -> None:
+    """What whoever can write a manifest can do: new hashes of all files, and any change beside."""
+    content = json.loads((folder / "manifest.json").read_text())
+    del content["hash"]
+    for name, entry in content["files"].items():
+        if (folder / name).is_file():
+            entry |= {"bytes": (folder / name).stat().st_size, "hash": file_hash(folder / name)}
+    change(content)
+    write_sealed(folder / "manifest.json", content)
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ExportError) as caught:
+        Scorer.open(folder)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    return str(caught.value)
+
+
+def test_an_export_is_data_and_its_manifest_names_every_file(whole: Path, tmp_path: Path) -> None:
+    with open_run(whole.parent / "run") as trained:
+        plain = export(trained, tmp_path / "plain")
+    names = [path.relative_to(plain).as_posix() for path in files(plain)]
+    vocabularies = ["vocabulary/0000-city.parquet", "vocabulary/0001-item.parquet"]
+    assert names == ["README.txt", "manifest.json", "network.safetensors", "tables.safetensors", *vocabularies]
+    assert set(Manifest.read(plain).files) == set(names) - {"manifest.json"}
+    assert set(Manifest.read(whole).files) == (set(names) | {"program.pt2"}) - {"manifest.json"}
+    assert "RUNS CODE" in (whole / "README.txt").read_text()
+    assert "program" not in (plain / "README.txt").read_text()
+    # The files are what other readers of their formats take them for.
+    assert safetensors.numpy.load_file(plain / "tables.safetensors")["item"].shape == (30 + 16, 4)
+    for folder in (plain, whole):
+        check_files(folder, Manifest.read(folder))
+
+
+def test_the_program_gives_the_same_scores(whole: Path, scores: np.ndarray[Any, Any]) -> None:
+    scorer = Scorer.open(whole)
+    dense, sparse = scorer._encoder.encode(FRAME)
+    pooled, (history,) = scorer._tables.look_up(sparse)
+    program = torch.export.load(whole / "program.pt2").module()
+    with torch.no_grad():
+        found = program(dense, pooled, *history.padded())
+    np.testing.assert_allclose(found.numpy(), scores, rtol=1e-5, atol=1e-6)
+
+
+class Marks:
+    """What unpickling this does shows in a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.marker),)
+
+
+def poisoned_program(path: Path, marker: Path) -> None:
+    """The file with a pickle in the place of every pickle and of sample inputs, and everything else as it was."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in content.items():
+            pickled = name.endswith((".pt", ".pkl")) or "sample_inputs" in name
+            archive.writestr(name, pickle.dumps(Marks(marker)) if pickled else data)
+
+
+def test_a_pickle_in_any_file_never_runs(copy: Path, tmp_path: Path, scores: np.ndarray[Any, Any]) -> None:
+    marker = tmp_path / "ran"
+    poisoned_program(copy / "program.pt2", marker)
+    with pytest.raises(Exception, match=r".*"):  # that the poison works: torch's own loader runs it, or fails on it
+        torch.export.load(copy / "program.pt2")
+    assert marker.exists(), "torch no longer runs what it unpickles: the documentation may say so"
+    marker.rmdir()
+    np.testing.assert_array_equal(Scorer.open(copy).score(FRAME), scores)
+    reseal(copy)
+    np.testing.assert_array_equal(Scorer.open(copy).score(FRAME), scores)
+    torch.save({"weights": Marks(marker)}, tmp_path / "pickle.pt")
+    for path in files(copy):
+        kept = path.read_bytes()
+        for poison in (pickle.dumps(Marks(marker)), (tmp_path / "pickle.pt").read_bytes()):
+            path.write_bytes(poison)
+            if path.name == "manifest.json":
+                refused(copy)
+            else:
+                reseal(copy)
+                if path.name not in ("program.pt2", "README.txt"):
+                    refused(copy)
+                else:
+                    np.testing.assert_array_equal(Scorer.open(copy).score(FRAME), scores)
+        path.write_bytes(kept)
+        reseal(copy)
+    assert not marker.exists()
+
+
+def test_a_flipped_byte_is_refused_or_harmless(copy: Path, scores: np.ndarray[Any, Any]) -> None:
+    draws, refusals = random.Random(7), dict.fromkeys((path.name for path in files(copy)), 0)
+    for path in files(copy):
+        content = bytearray(path.read_bytes())
+        for _ in range(FLIPS):
+            place, kept = draws.randrange(len(content)), 0
+            kept = content[place]
+            content[place] ^= 1 << draws.randrange(8)
+            path.write_bytes(content)
+            try:
+                np.testing.assert_array_equal(Scorer.open(copy).score(FRAME), scores)
+            except ExportError as error:
+                refusals[path.name] += str(path) in str(error)
+            if path.name != "manifest.json":
+                with pytest.raises(ExportError, match=r"hash does not match|has \d+ bytes|is missing"):
+                    check_files(copy, Manifest.read(copy))
+            content[place] = kept
+        path.write_bytes(content)
+    for name, count in refusals.items():
+        if name in ("program.pt2", "README.txt"):
+            assert count == 0, "opened what scoring has no use for"
+        else:
+            # White space of a manifest has no meaning.
+            assert count >= (FLIPS if name != "manifest.json" else FLIPS // 2), name
+
+
+@pytest.mark.parametrize("kind", ["link", "gone", "directory", "pipe", "empty", "outside"])
+def test_files_that_are_not_what_was_written(copy: Path, tmp_path: Path, kind: str) -> None:
+    for path in files(copy):
+        if path.name in ("program.pt2", "README.txt"):
+            continue
+        moved = path.rename(tmp_path / "moved")
+        if kind == "link":
+            path.symlink_to(moved)
+        elif kind == "directory":
+            path.mkdir()
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "empty":
+            path.touch()
+        if kind == "outside":
+            folder = path.parent.rename(tmp_path / "folder")
+            path.parent.symlink_to(folder)
+            moved.rename(folder / path.name)
+            if path.parent != copy:  # a link to the whole export is the user's own
+                assert "is a link" in refused(copy)
+            path.parent.unlink()
+            folder.rename(path.parent)
+            continue
+        assert path.name in refused(copy) or kind == "gone"
+        if kind in ("directory",):
+            path.rmdir()
+        elif kind != "gone":
+            path.unlink()
+        moved.rename(path)
+    Scorer.open(copy)
+
+
+def test_no_export_at_all(tmp_path: Path, whole: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere", whole / "README.txt", whole.parent / "run"):
+        assert "is no exported model" in refused(folder)
+
+
+def test_files_of_another_export_are_refused(copy: Path, whole: Path, tmp_path: Path) -> None:
+    log().write_parquet(tmp_path / "log.parquet")
+    made = recipe(tmp_path)
+    made = Recipe.from_dict(made.to_dict() | {"train": made.to_dict()["train"] | {"seed": 9}})
+    Trainer(made, prepare(made.data)).train()
+    with open_run(tmp_path / "run") as trained:
+        other = export(trained, tmp_path / "other")
+    for name in ("network.safetensors", "tables.safetensors", "vocabulary/0001-item.parquet"):
+        kept = (copy / name).read_bytes()
+        shutil.copy(other / name if "parquet" not in name else other / "vocabulary/0000-city.parquet", copy / name)
+        assert name in refused(copy)
+        (copy / name).write_bytes(kept)
+    shutil.copy(other / "manifest.json", copy / "manifest.json")
+    assert "hash does not match" in refused(copy)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in JSON data, those of objects and lists too."""
+    if path:
+        yield path
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in entries:
+        yield from leaves(inner, (*path, key))
+
+
+def put(content: Any, path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        content = content[key]
+    content[path[-1]] = value
+
+
+def drop(content: Any, path: tuple[Any, ...]) -> None:
+    for key in path[:-1]:
+        content = content[key]
+    del content[path[-1]]
+
+
+def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, scores: np.ndarray[Any, Any]) -> None:
+    """Sealed anew, every field in turn is all that it may not be; some of it means the same, or another model."""
+    original = json.loads((copy / "manifest.json").read_text())
+    del original["hash"]
+    accepted, long = set(), 0
+    for path in leaves(original):
+        for value in (*VALUES, "absent"):
+            content = json.loads(json.dumps(original))
+            if value == "absent":
+                drop(content, path)
+            else:
+                put(content, path, value)
+            write_sealed(copy / "manifest.json", content)
+            try:
+                found = Scorer.open(copy).score(FRAME)
+            except ExportError as error:
+                long += "\n" in str(error) or len(str(error)) > 1000
+                continue
+            assert found.dtype == np.float32
+            assert ((found >= 0) & (found <= 1)).all()
+            if value == "absent":  # what has a default may be left out
+                np.testing.assert_array_equal(found, scores)
+            accepted.add(".".join(str(part) for part in path if not isinstance(part, int)))
+    free = {
+        # Not read by scoring, or other numbers of the same meaning: a manifest's writer decides.
+        "schema.label", "schema.session", "schema.time", "schema.user", "schema.time_unit", "schema.dense.group",
+        "schema.sparse.group", "schema.sparse.max_length", "schema.sparse.separator", "schema.dense.standardize",
+        "schema.sparse", "schema.sparse.kind", "schema.sparse.of", "schema.sparse.vocabulary", "schema.dense.transform",
+        "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history",
+        "model.pooling",
+        "model",
+        "moments.price.mean", "moments.price.squares", "moments.price.count", "moments.price.least",
+        "moments.price.most", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
+        "files.program.pt2.bytes", "files.program.pt2.hash",
+    }  # fmt: skip
+    assert accepted <= free
+    assert not long
+
+
+def test_fields_that_are_none_are_refused_wherever_they_stand(copy: Path) -> None:
+    original = json.loads((copy / "manifest.json").read_text())
+    del original["hash"]
+    for path in [(), *leaves(original)]:
+        content = json.loads(json.dumps(original))
+        place = content
+        for key in path:
+            place = place[key]
+        if isinstance(place, dict):
+            place["extra"] = 1
+            write_sealed(copy / "manifest.json", content)
+            assert "extra" in refused(copy), path
+
+
+def deep(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[]", "expected an object"),
+        (deep(100_000), "nested too deeply"),
+        ('{"format": 1e999}', "Infinity|format"),
+        ('{"format": NaN}', "no number"),
+        (f'{{"format": {"9" * 5000}}}', "damaged"),
+        ('{"format": 2}', "format 2, expected 1"),
+        ('{"format": 1}', "its hash does not match"),
+    ],
+)
+def test_manifests_that_are_no_manifest(copy: Path, text: str, message: str) -> None:
+    (copy / "manifest.json").write_text(text)
+    assert re.search(message, refused(copy))
+
+
+def tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    return safetensors.numpy.load_file(path)
+
+
+def change_weights(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Other tensors, in a file as the library writes it, with hashes that fit."""
+    found = tensors(folder / name)
+    change(found)
+    safetensors.numpy.save_file(found, folder / name)
+    reseal(folder)
+
+
+def first(found: dict[str, Any], make: Callable[[Any], Any]) -> None:
+    name = sorted(found)[0]
+    found[name] = make(found[name].copy())
+
+
+def with_value(value: float) -> Callable[[Any], Any]:
+    def make(array: Any) -> Any:
+        array.flat[array.size // 2] = value
+        return array
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["network.safetensors", "tables.safetensors"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: first(found, with_value(float("nan"))), "has a number that is not finite"),
+        (lambda found: first(found, with_value(float("inf"))), "has a number that is not finite"),
+        (lambda found: first(found, lambda array: array.astype(np.int32)), r"is I32 \[.*expected F32 \["),
+        (lambda found: first(found, lambda array: array.astype(np.float64)), "is F64"),
+        (lambda found: first(found, lambda array: array.astype(np.float16)), "is F16"),
+        (lambda found: first(found, lambda array: array.reshape(1, -1, 1)), "expected F32"),
+        (lambda found: first(found, lambda array: array[:-1]), "expected F32"),
+        (lambda found: found.pop(sorted(found)[0]), "is missing, expected F32"),
+        (lambda found: found.update(extra=np.zeros(3, np.float32)), "expected no such tensor"),
+        (lambda found: found.clear(), "is missing"),
+    ],
+)
+def test_other_weights_with_hashes_that_fit_are_refused(copy: Path, name: str, change: Any, message: str) -> None:
+    change_weights(copy, name, change)
+    assert re.search(message, refused(copy))
+
+
+def headers(path: Path) -> Iterator[bytes]:
+    """Files with headers that lie."""
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
+
+    def file(found: Any) -> bytes:
+        text = found if isinstance(found, bytes) else json.dumps(found).encode()
+        return struct.pack("<Q", len(text)) + text + body
+
+    name, other = list(header)[:2]
+    for length in (0, 7, 1 << 40, (1 << 64) - 1, len(content), size - 8, size + 8):
+        yield struct.pack("<Q", length) + content[8:]
+    yield content[:4]
+    yield content[:-4]
+    yield content + bytes(4)
+    yield file(b"{")
+    yield file(deep(100_000).encode())
+    for offsets in ([0, 1 << 62], [-4, 0], [1 << 63, 1 << 64], header[other]["data_offsets"], [8, 4], "x", None, [0]):
+        yield file(header | {name: header[name] | {"data_offsets": offsets}})
+    for shape in ([1 << 62, 4], [-1], [[1]], "x", None, [0], [1 << 31, 1 << 31]):
+        yield file(header | {name: header[name] | {"shape": shape}})
+    for kind in ("I64", "BOOL", "F4", "", None, 3, ["F32"]):
+        yield file(header | {name: header[name] | {"dtype": kind}})
+    yield file(header | {name: None})
+    yield file({})
+    # Two tensors over the same bytes.
+    yield file(dict.fromkeys(header, header[name]))
+
+
+@pytest.mark.parametrize("name", ["network.safetensors", "tables.safetensors"])
+def test_headers_that_lie_are_refused(copy: Path, name: str) -> None:
+    for content in list(headers(copy / name)):
+        (copy / name).write_bytes(content)
+        reseal(copy)
+        assert name in refused(copy)
+
+
+def columns(path: Path) -> dict[str, pa.Array]:
+    table = pq.read_table(path)
+    return {key: table[key].combine_chunks() for key in table.column_names}
+
+
+def swap_first(values: pa.Array, place: int, value: Any) -> pa.Array:
+    found = values.to_pylist()
+    found[place] = value
+    return pa.array(found, values.type)
+
+
+def no_text(size: int) -> pa.Array:
+    """Bytes that claim to be text."""
+    buffers = pa.array([b"\xff\xfe" * (place + 1) for place in range(size)], pa.large_binary()).buffers()
+    return pa.Array.from_buffers(pa.large_string(), size, buffers)
+
+
+VOCABULARIES: list[tuple[Any, str]] = [
+    (lambda c: c | {"more": c["id"]}, "its columns are"),
+    (lambda c: {key: c[key] for key in ("value", "id")}, "its columns are"),
+    (lambda c: {key: c[key] for key in ("id", "value", "count")}, "its columns are"),
+    (lambda c: c | {"id": c["id"].cast(pa.int64())}, "its columns are"),
+    (lambda c: c | {"count": c["count"].cast(pa.float64())}, "its columns are"),
+    (lambda c: c | {"value": c["id"].cast(pa.float64())}, "its values are double"),
+    (lambda c: c | {"value": pa.array([[1]] * len(c["id"]))}, "its values are list"),
+    (lambda c: c | {"value": c["id"]}, "its values are int32"),
+    (lambda c: c | {"value": swap_first(c["value"], 1, c["value"][0].as_py())}, "its values are not distinct"),
+    (lambda c: c | {"value": swap_first(c["value"], 1, None)}, "rows without one"),
+    (lambda c: c | {"value": swap_first(c["value"], -1, c["value"][0].as_py())}, "rows without one|not distinct"),
+    (lambda c: c | {"id": swap_first(c["id"], 0, 1)}, "do not count up"),
+    (lambda c: c | {"id": swap_first(c["id"], 3, -1)}, "do not count up"),
+    (lambda c: c | {"id": swap_first(c["id"], 3, None)}, "missing|do not count up"),
+    (lambda c: c | {"count": swap_first(c["count"], -1, -1)}, "counts are negative"),
+    (lambda c: c | {"count": swap_first(c["count"], 1, 1 << 60)}, "counts are negative, or rise"),
+    (lambda c: c | {"count": swap_first(c["count"], 1, None)}, "missing|counts"),
+    (lambda c: {key: array[:-1] for key, array in c.items()}, r"it has \d+ rows, expected"),
+    (lambda c: {key: pa.concat_arrays([array, array]) for key, array in c.items()}, "rows, expected"),
+    (lambda c: c | {"value": no_text(len(c["id"]))}, "other values|UTF8"),
+    (lambda c: c | {"value": c["value"].take(pa.array([1, 0, *range(2, len(c["value"]))]))}, "other values"),
+]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("place", range(len(VOCABULARIES)))
+def test_vocabularies_that_are_none_are_refused(copy: Path, number: int, place: int) -> None:
+    change, message = VOCABULARIES[place]
+    path = sorted((copy / "vocabulary").iterdir())[number]
+    pq.write_table(pa.table(change(columns(path))), path)
+    reseal(copy)
+    found = refused(copy)
+    assert re.search(message, found), found
+    assert path.name in found
+
+
+def test_a_small_file_that_unfolds_to_gigabytes_is_refused(copy: Path) -> None:
+    path = copy / "vocabulary/0000-city.parquet"
+    found = columns(path)
+    long = pa.array(["x" * (1 << 22)] * len(found["id"]), pa.large_string())
+    pq.write_table(pa.table(found | {"value": long}), path, compression="zstd", use_dictionary=["value"])
+    assert path.stat().st_size < 1 << 20
+    reseal(copy)
+    assert "its values are not distinct" in refused(copy) or "unfolds" in refused(copy)
+    pq.write_table(pa.table(found | {"value": long}), path, compression="zstd", use_dictionary=False)
+    reseal(copy)
+    assert "unfolds to" in refused(copy)
+
+
+@pytest.mark.parametrize("model", [{"embedding_dim": 10**9}, {"top_mlp": [10**12]}, {"top_mlp": [1] * 5000},
+                                   {"history": {"pooling": "transformer", "layers": 10**9}}])  # fmt: skip
+def test_models_too_large_to_build_are_refused_at_once(copy: Path, model: dict[str, Any]) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["model"] |= model
+        for table in content["tables"].values():
+            table["width"] = content["model"]["embedding_dim"]
+
+    reseal(copy, change)
+    refused(copy)
+
+
+def test_weights_that_overflow_give_an_error_and_no_score(copy: Path) -> None:
+    change_weights(copy, "network.safetensors", lambda found: found.update({k: v * 0 + 3e38 for k, v in found.items()}))
+    with pytest.raises(ExportError, match=r"the score of row 1 is no number: the exported weights overflow"):
+        Scorer.open(copy).score(FRAME)
+
+
+def test_a_vocabulary_that_is_a_link_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log().write_parquet(tmp_path / "log.parquet")
+    made = recipe(tmp_path)
+    Trainer(made, prepare(made.data)).train()
+    path = next((tmp_path / "data" / "vocabulary").iterdir())
+    with open_run(tmp_path / "run") as trained:
+        path.rename(tmp_path / "secret")
+        path.symlink_to(tmp_path / "secret")
+        with pytest.raises(DatasetError, match="is a link"):
+            export(trained, tmp_path / "out")
+        path.unlink()
+        path.write_bytes((tmp_path / "secret").read_bytes()[:-1] + b"x")
+        with pytest.raises(DatasetError, match="its hash does not match"):
+            export(trained, tmp_path / "out")
+    path.unlink()
+    path.symlink_to(tmp_path / "secret")
+    assert main(["export", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 2
+    assert "is a link" in capsys.readouterr().err
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data", "log.parquet", "run", "secret"]
+
+
+def test_changed_bytes_with_hashes_that_fit_give_scores_or_one_error(copy: Path) -> None:
+    """Whoever can change a file can make its hash fit: what reads it must stand that."""
+    draws, seen = random.Random(11), {"scores": 0, "refused": 0}
+    for path in files(copy):
+        if path.name in ("manifest.json", "program.pt2", "README.txt"):
+            continue
+        whole = path.read_bytes()
+        for _ in range(FLIPS):
+            content = bytearray(whole)
+            for _ in range(draws.choice((1, 1, 3))):
+                content[draws.randrange(len(content))] = draws.choice((0, 1, 127, 128, 255, draws.randrange(256)))
+            path.write_bytes(content[: draws.choice((len(content), len(content), draws.randrange(len(content)))) or 1])
+            reseal(copy)
+            try:
+                found = Scorer.open(copy).score(FRAME)
+            except ExportError as error:
+                seen["refused"] += "\n" not in str(error) and len(str(error)) < 1000
+            else:
+                seen["scores"] += bool(((found >= 0) & (found <= 1)).all())
+        path.write_bytes(whole)
+        reseal(copy)
+    assert sum(seen.values()) == 4 * FLIPS
+    assert min(seen.values()) > 0

@@ -1,0 +1,313 @@
+"""A scorer gives the scores of `stratarec predict`, from raw values and an export alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+
+from recipes import tiny
+from stratarec import Scorer
+from stratarec.data.prepare import prepare
+from stratarec.data.vocabulary import Vocabulary, VocabularyLimits
+from stratarec.errors import DataError
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.serving.values import ValueIndex
+from stratarec.training.export import export
+from stratarec.training.predict import predict
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+MODELS: dict[str, Any] = {
+    "dlrm": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
+    "dcnv2": {"kind": "dcnv2", "embedding_dim": 4, "cross_layers": 2, "low_rank": 3, "deep_mlp": [8]},
+}
+
+
+def write_log(path: Path, rows: int = 1500) -> pl.DataFrame:
+    """Every kind of feature, missing values of each, and values that are rare."""
+    draws = np.random.default_rng(5)
+    item, city = draws.integers(0, 60, rows) ** 2, draws.integers(0, 9, rows)
+    hidden = draws.random((4, rows)) < 0.1
+    frame = pl.DataFrame(
+        {
+            "label": (draws.random(rows) < 0.2 + 0.5 * (item % 2)).astype(np.int64),
+            "who": draws.integers(0, 40, rows),
+            "time": draws.integers(0, 3000, rows),
+            "visit": draws.integers(0, 200, rows),
+            "price": pl.Series(draws.lognormal(2, 2, rows)).set(pl.Series(hidden[0]), None),
+            "age": pl.Series(draws.integers(-3, 40, rows)).set(pl.Series(hidden[1]), None),
+            "item": pl.Series(item).set(pl.Series(hidden[2]), None),
+            "city": pl.Series([f"é{place}" for place in city]).set(pl.Series(hidden[3]), None),
+            "tags": [[f"t{tag}" for tag in draws.integers(0, 30, count)] for count in draws.integers(0, 6, rows)],
+            "words": [" ".join(f"w{word}" for word in draws.integers(0, 30, count)) for count in item % 5],
+            "left": draws.integers(-5, 20, rows),
+            "right": draws.integers(2**63 - 5, 2**63 + 5, rows, dtype=np.uint64),
+            "twin": pl.Series((item + 1) % 400),
+            "seen": pl.Series(draws.integers(2**63, 2**63 + 50, rows, dtype=np.uint64)),
+        }
+    )
+    frame.write_parquet(path)
+    return frame
+
+
+SPARSE: list[dict[str, Any]] = [
+    {"name": "item"},
+    {"name": "city"},
+    {"name": "tags", "kind": "multi", "max_length": 3},
+    {"name": "words", "kind": "multi", "separator": " "},
+    {"name": "seen"},
+    {"name": "twin", "vocabulary": "item"},
+    {"name": "left", "vocabulary": "both"},
+    {"name": "right", "vocabulary": "both"},
+    {"name": "history", "kind": "history", "of": "item", "max_length": 4},
+]
+
+
+def with_histories(frame: pl.DataFrame) -> pl.DataFrame:
+    """The items of a user's clicks before a row, in the order of time and then of the log; by a plain loop."""
+    rows = frame.to_dicts()
+    order = sorted(range(len(rows)), key=lambda place: (rows[place]["time"], place))
+    clicks = [rows[place] for place in order if rows[place]["label"] == 1 and rows[place]["item"] is not None]
+    found = [
+        [click["item"] for click in clicks if click["who"] == row["who"] and click["time"] < row["time"]]
+        for row in rows
+    ]  # fmt: skip
+    return frame.with_columns(pl.Series("history", found, dtype=pl.List(pl.Int64)))
+
+
+def content(root: Path, model: dict[str, Any], groups: str, **train: Any) -> dict[str, Any]:
+    made = tiny(root, epochs=1, eval_every=0, **train)
+    schema = {
+        "label": "label",
+        "user": "who",
+        "time": "time",
+        "session": "visit",
+        "dense": [{"name": "price"}, {"name": "age", "transform": "none"}],
+        "sparse": SPARSE,
+    }
+    made["model"] = model
+    made["data"] |= {
+        "path": str(root / f"data-{groups}"),
+        "source": {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema},
+        "groups": groups,
+        "vocabulary": {"min_count": 3, "tail_buckets": 4},
+    }
+    return made
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scorer")
+
+
+@pytest.fixture(scope="module")
+def log(root: Path) -> pl.DataFrame:
+    return with_histories(write_log(root / "log.parquet"))
+
+
+def exported(root: Path, name: str, made: dict[str, Any], **options: Any) -> pl.DataFrame:
+    """Train, predict every split and export; the scores, by row of the log."""
+    recipe = Recipe.from_dict(made | {"train": made["train"] | {"run": str(root / f"run-{name}")}})
+    Trainer(recipe, prepare(recipe.data)).train()
+    parts = []
+    with open_run(root / f"run-{name}") as trained:
+        export(trained, root / name, **options)
+        for split in ("train", "valid", "test"):
+            predict(trained, split, root / "scores.parquet", SilentProgress())
+            parts.append(pl.read_parquet(root / "scores.parquet"))
+    return pl.concat(parts).sort("row")
+
+
+@pytest.mark.parametrize("groups", ["auto", "none"])
+@pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, pooling: str, groups: str) -> None:
+    model = MODELS[kind] | {"history": {"pooling": pooling}, "pooling": "sum" if kind == "dcnv2" else "mean"}
+    name = f"{kind}-{pooling}-{groups}"
+    scores = exported(root, name, content(root, model, groups))
+    shutil.rmtree(root / f"run-{name}")  # an export needs no run
+    state = torch.get_rng_state()
+    scorer = Scorer.open(root / name)
+    found = scorer.score(log)
+    assert torch.equal(state, torch.get_rng_state())
+    assert found.dtype == np.float32
+    assert scores["row"].to_list() == list(range(1, len(log) + 1))
+    assert scores["score"].n_unique() > 1000
+    np.testing.assert_allclose(found, scores["score"].to_numpy(), rtol=2e-6, atol=1e-7)
+    # Some samples alone, as a service is asked.
+    few = scorer.score(log[100:103])
+    np.testing.assert_allclose(few, found[100:103], rtol=2e-6, atol=1e-7)
+    assert scorer.score(log[:0]).shape == (0,)
+
+
+def test_scores_have_the_bits_of_predict_where_batches_hold_the_same_samples(root: Path, log: pl.DataFrame) -> None:
+    made = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none")
+    made["data"]["path"] = str(root / "one")
+    scores = exported(root, "bits", made)
+    with open_run(root / "run-bits") as trained:
+        predict(trained, "test", root / "s.parquet", SilentProgress())
+    test = pl.read_parquet(root / "s.parquet")
+    found = Scorer.open(root / "bits").score(log[(test["row"] - 1).to_list()])
+    np.testing.assert_array_equal(found, test["score"].to_numpy())
+    assert len(scores) == len(log)
+
+
+def test_bf16_and_several_batches(root: Path, log: pl.DataFrame) -> None:
+    made = content(root, MODELS["dlrm"], "none", precision="bf16")
+    scores = exported(root, "bf16", made)["score"].to_numpy()
+    scorer = Scorer.open(root / "bf16")
+    assert scorer.manifest.precision == "bf16"
+    # Products of matrices round to bfloat16 otherwise in batches of other sizes.
+    np.testing.assert_allclose(scorer.score(log), scores, atol=4e-3)
+    many = pl.concat([log] * 12)
+    np.testing.assert_allclose(scorer.score(many), np.tile(scores, 12), atol=4e-3)
+
+
+@pytest.mark.parametrize("home", [{"precision": "int8"}, {"precision": "fp32"}])
+def test_tables_at_home_elsewhere_are_exported(root: Path, log: pl.DataFrame, home: dict[str, Any]) -> None:
+    made = content(root, MODELS["dlrm"], "auto", batch_size=32)
+    made["memory"] = home
+    scores = exported(root, f"tiered-{home['precision']}", made)
+    found = Scorer.open(root / f"tiered-{home['precision']}").score(log)
+    np.testing.assert_allclose(found, scores["score"].to_numpy(), rtol=2e-6, atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def scorer(root: Path, log: pl.DataFrame) -> Scorer:
+    exported(root, "plain", content(root, MODELS["dlrm"], "none"))
+    return Scorer.open(root / "plain")
+
+
+def test_any_frame_gives_the_same_scores(scorer: Scorer, log: pl.DataFrame) -> None:
+    expected = scorer.score(log)
+    columns = log.to_dict(as_series=False)
+    floats = columns | {
+        "item": np.array([np.nan if value is None else value for value in columns["item"]]),
+        "age": np.array([np.nan if value is None else value for value in columns["age"]]),
+        "seen": np.array(columns["seen"], dtype=np.uint64),
+    }
+    for frame in (columns, floats, log.to_arrow(), log.with_columns(pl.col("city").cast(pl.Categorical)), log[:, ::-1]):
+        np.testing.assert_array_equal(scorer.score(frame), expected)
+
+
+def test_pandas_frames(scorer: Scorer, log: pl.DataFrame) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(log.to_dict(as_series=False))
+    assert frame["item"].dtype.kind == "f", "missing integers were no floats"
+    np.testing.assert_array_equal(scorer.score(frame), scorer.score(log))
+
+
+def test_values_that_training_never_saw_share_the_tail(scorer: Scorer, log: pl.DataFrame) -> None:
+    one = log[:1].with_columns(pl.Series("item", [10**9 + 7]), pl.Series("city", ["nowhere"]))
+    assert 0 < scorer.score(one)[0] < 1
+    assert scorer.score(one)[0] != scorer.score(log[:1])[0]
+    gone = log[:1].with_columns(pl.lit(None).alias("item"), pl.lit(None).alias("history"))
+    assert 0 < scorer.score(gone)[0] < 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda log: log.drop("item"), "the frame: no column 'item'; it has label, who"),
+        (lambda log: log.rename({"price": "prize"}), "no column 'price'; did you mean 'prize'"),
+        (lambda log: log.with_columns(pl.lit("x").alias("price")), "column 'price' is String, expected numbers"),
+        (lambda log: log.with_columns(pl.lit(float("inf")).alias("price")), "row 1: column 'price': got inf"),
+        (lambda log: log.with_columns(pl.lit("x").alias("item")), "column 'item' is String, with values that are no"),
+        (lambda log: log.with_columns(pl.lit(0.5).alias("item")), "row 1: column 'item': got 0.5, expected a whole"),
+        (lambda log: log.with_columns(pl.lit(-1).alias("seen")), "column 'seen' is Int"),
+        (lambda log: log.with_columns(pl.lit(3).alias("history")), "column 'history' is Int32, expected lists"),
+        (lambda log: log.with_columns(pl.lit(3).alias("words")), "column 'words' is Int32, expected text to split"),
+        (lambda log: log.lazy(), "got LazyFrame, expected a DataFrame"),
+        (lambda log: 3, "got int, expected a DataFrame"),
+        (lambda log: log.to_dict(as_series=False) | {"city": ["a"]}, "columns of different lengths"),
+        (lambda log: log.to_dict(as_series=False) | {"city": [object()] * len(log)}, "column 'city'"),
+        (lambda log: log.to_dict(as_series=False) | {"item": [2**70] * len(log)}, "column 'item'"),
+        (lambda log: log.to_dict(as_series=False) | {"item": [1, "x"] * (len(log) // 2)}, "column 'item'"),
+    ],
+)  # fmt: skip
+def test_frames_that_are_no_log_are_refused(scorer: Scorer, log: pl.DataFrame, change: Any, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        scorer.score(change(log))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_refused(scorer: Scorer, log: pl.DataFrame) -> None:
+    table = log[:1].to_arrow()
+    bad = pa.Array.from_buffers(pa.large_string(), 1, pa.array([b"\xff"], pa.large_binary()).buffers())
+    with pytest.raises(DataError, match=r"column 'city' cannot be read: .*Invalid UTF8"):
+        scorer.score(table.set_column(table.column_names.index("city"), "city", bad))
+
+
+def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
+    expected = scorer.score(log)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(scorer.score, [log] * 24):
+            np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pl.Series("value", [5, -3, 2**62, 0, 7]),
+        pl.Series("value", [2**64 - 1, 3, 0], dtype=pl.UInt64),
+        pl.Series("value", ["b", "", "é", "a\0", "a", "zz", "𐍈"]),
+        pl.Series("value", [], dtype=pl.String),
+    ],
+)
+def test_searching_finds_what_joining_finds(values: pl.Series) -> None:
+    counted = pl.DataFrame({"value": values, "count": np.arange(len(values)) + 2})
+    vocabulary = Vocabulary.rank(counted, VocabularyLimits(tail_buckets=3))
+    strange = ["q", "aa"] if values.dtype == pl.String else [1, 9, 2**40]
+    asked = pl.concat([values, pl.Series("value", [None, *strange, *strange, None], dtype=values.dtype), values])
+    np.testing.assert_array_equal(ValueIndex(vocabulary).ids(asked), vocabulary.encode(asked))
+
+
+def test_a_table_of_another_kind_than_a_frame_is_read_by_its_column_names(scorer: Scorer, log: pl.DataFrame) -> None:
+    batch = pa.Table.to_batches(log[:5].to_arrow())[0]
+    np.testing.assert_array_equal(scorer.score(pa.Table.from_batches([batch])), scorer.score(log[:5]))
+
+
+def test_tables_stay_in_their_file(root: Path, log: pl.DataFrame) -> None:
+    made = content(root, MODELS["dlrm"] | {"embedding_dim": 32}, "none", max_steps=1)
+    made["data"] |= {"path": str(root / "wide"), "vocabulary": {"overrides": {"item": {"tail_buckets": 2_000_000}}}}
+    scores = exported(root, "wide-export", made)
+    script = (
+        "import sys, polars as pl, numpy as np\n"
+        "from stratarec import Scorer\n"
+        "from stratarec.models import build_model\n"
+        "frame = pl.read_parquet(sys.argv[2])\n"
+        "def own():\n"
+        "    lines = open('/proc/self/status').read().splitlines()\n"
+        "    return next(int(line.split()[1]) for line in lines if line.startswith('RssAnon')) >> 10\n"
+        "before = own()\n"
+        "scorer = Scorer.open(sys.argv[1])\n"
+        "found = scorer.score(frame)\n"
+        "np.save(sys.argv[3], found)\n"
+        "print(own() - before)\n"
+    )
+    log.write_parquet(root / "frame.parquet")
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(root / "wide-export"),
+        str(root / "frame.parquet"),
+        str(root / "s.npy"),
+    ]
+    assert (root / "wide-export" / "tables.safetensors").stat().st_size > 256e6
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # Ids, counts and values of the vocabularies take a tenth of the tables.
+    assert int(done.stdout) < 150, f"{done.stdout} MiB"
+    np.testing.assert_allclose(np.load(root / "s.npy"), scores["score"].to_numpy(), rtol=2e-6, atol=1e-7)

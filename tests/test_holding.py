@@ -1,0 +1,219 @@
+"""One writer a directory: who is in the way is named, the dead are not, and readers keep what they read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.errors import CheckpointError, StorageError
+from stratarec.holding import held
+from stratarec.ownership import HOLDER, Kind, claim, entries
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+KIND = Kind(name="thing", field="thing", content=("inside",))
+
+HOLD = """
+import sys
+from pathlib import Path
+from stratarec.holding import held
+with held(Path(sys.argv[1]), shared=sys.argv[2] == "read"):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def another(path: Path, how: str = "write") -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds `path`."""
+    command = [sys.executable, "-c", HOLD, str(path), how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def thing(tmp_path: Path) -> Path:
+    claim(tmp_path / "thing", KIND)
+    return tmp_path / "thing"
+
+
+def test_the_writer_is_named_and_its_note_goes_with_it(thing: Path) -> None:
+    with another(thing) as process:
+        said = rf"{thing} is in use by process {process.pid} on {re.escape(socket.gethostname())} since 20\d\d-.*"
+        with pytest.raises(StorageError, match=said), held(thing):
+            pass
+        with pytest.raises(StorageError, match=said), held(thing, shared=True):
+            pass
+        assert entries(thing) == ["stratarec.json"]
+    assert not (thing / HOLDER).exists()
+    with held(thing):
+        pass
+
+
+def test_a_killed_writer_holds_nothing_and_is_not_named(thing: Path) -> None:
+    with another(thing) as process:
+        process.kill()
+        process.wait()
+    assert (thing / HOLDER).exists()
+    with (
+        another(thing, "read"),
+        pytest.raises(StorageError, match="is in use by another process or trainer, which reads"),
+        held(thing),
+    ):
+        pass
+    with held(thing):
+        assert json.loads((thing / HOLDER).read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("note", ["{", "[]", '{"pid": -1}'])
+def test_a_damaged_note_keeps_nobody_out(thing: Path, note: str) -> None:
+    (thing / HOLDER).write_text(note)
+    with held(thing):
+        (thing / HOLDER).write_text(note)
+        with pytest.raises(StorageError, match="is in use by another process or trainer"), held(thing):
+            pass
+    with held(thing):
+        pass
+
+
+def test_readers_share(thing: Path) -> None:
+    with (
+        another(thing, "read"),
+        held(thing, shared=True),
+        held(thing, shared=True),
+        pytest.raises(StorageError, match="is in use"),
+        held(thing),
+    ):
+        pass
+    with held(thing):
+        pass
+
+
+def test_what_was_replaced_meanwhile_is_not_held(thing: Path) -> None:
+    before, after = held(thing), held(thing)
+    with before:
+        thing.rename(thing.with_name("old"))
+        claim(thing, KIND)
+        after.__enter__()
+    assert not (thing.with_name("old") / HOLDER).exists()
+    assert (thing / HOLDER).exists()
+    after.__exit__(None, None, None)
+    assert not (thing / HOLDER).exists()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("holding")
+    prepare(Recipe.from_dict(tiny(root)).data)
+    made = Recipe.from_dict(tiny(root, max_steps=14))
+    Trainer(made, Dataset.open(made.data.path)).train()
+    (root / "r.yaml").write_text(yaml.safe_dump(tiny(root, max_steps=14)))
+    return root
+
+
+def test_a_checkpoint_that_is_read_is_not_pruned(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(home / "run" / "checkpoints", folder)
+    first, last = checkpoint.steps(folder)
+    with checkpoint.held(first), checkpoint.held(first):
+        checkpoint.prune(folder, 1, set())
+        assert checkpoint.steps(folder) == [first, last]
+        checkpoint.load(first)
+    checkpoint.prune(folder, 1, {first})
+    assert checkpoint.steps(folder) == [first, last]
+    checkpoint.prune(folder, 1, set())
+    assert sorted(path.name for path in folder.iterdir()) == [last.name]
+    with pytest.raises(CheckpointError, match=f"{first.name} is gone"), checkpoint.held(first):
+        pass
+
+
+READ = """
+import sys
+from stratarec.training.run import open_run
+for _ in range(20):
+    with open_run(sys.argv[1]) as trained:
+        print(trained.checkpoint.name, flush=True)
+"""
+
+
+def test_readers_of_a_run_that_goes_on_always_get_a_whole_checkpoint(home: Path, tmp_path: Path) -> None:
+    content = tiny(
+        home, run=str(tmp_path / "run"), max_steps=80, eval_every=0, checkpoint={"every_steps": 1, "keep": 1}
+    )
+    made = Recipe.from_dict(content)
+    first = Recipe.from_dict({**content, "train": {**content["train"], "max_steps": 1}})
+    Trainer(first, Dataset.open(made.data.path)).train()
+    (tmp_path / "run" / "result.json").unlink()
+    command = [sys.executable, "-c", READ, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        names = [reader.stdout.readline()]
+        Trainer(made, Dataset.open(made.data.path)).train(resume=True)
+        names += reader.stdout.readlines()
+    assert reader.returncode == 0
+    assert len(names) == 20
+    assert names == sorted(names)
+    assert len(checkpoint.steps(tmp_path / "run" / "checkpoints")) == 1
+
+
+def test_data_that_are_read_are_not_replaced(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Dataset.open(home / "data").fingerprint
+    with open_run(home / "run"):
+        assert main(["prepare", "-q", str(home / "r.yaml"), "--overwrite"]) == 2
+        assert f"{home / 'data'} is in use by another process or trainer, which reads" in capsys.readouterr().err
+        assert not (home / "data.preparing").exists()
+    assert main(["prepare", "-q", str(home / "r.yaml"), "--overwrite"]) == 0
+    assert Dataset.open(home / "data").fingerprint == before
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "result.json", "report.html"])
+def test_a_run_is_not_written_through_links(
+    home: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(home / "run", tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "step-00000001").mkdir()
+    (tmp_path / "mine" / "step-00000001" / "state.json").write_text("mine")
+    there = tmp_path / "run" / name
+    shutil.rmtree(there) if there.is_dir() else there.unlink()
+    there.symlink_to(tmp_path / "mine")
+    for option in ("--resume", "--overwrite"):
+        assert main(["train", "-q", str(home / "r.yaml"), f"train.run={tmp_path / 'run'}", option]) == 2
+        assert f"{there} is a link" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "step-00000001" / "state.json").read_text() == "mine"
+
+
+def test_check_reads_everything(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(home / "run", tmp_path / "run")
+    shutil.copytree(home / "data", tmp_path / "data")
+    for path in ("run", "data"):
+        assert main(["check", str(tmp_path / path)]) == 0
+        assert capsys.readouterr().out.endswith(f"{tmp_path / path} is whole\n")
+    # The first of its checkpoints, which no other command opens.
+    path = checkpoint.steps(tmp_path / "run" / "checkpoints")[0] / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert main(["check", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == f"stratarec: {path} is damaged: its hash does not match; use another checkpoint\n"
+    assert main(["check", str(tmp_path)]) == 2
+    assert "is no data set, run, export or plan of StrataRec" in capsys.readouterr().err

@@ -1,0 +1,182 @@
+"""Texts that are small and stand for what is not, and special files in the place of a recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec import limited_yaml
+from stratarec.cli import main
+from stratarec.errors import ConfigError, DatasetError
+from stratarec.files import read_json
+from stratarec.recipe import Recipe
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+LIMIT_SECONDS = 10
+"""What is refused here takes milliseconds; what it did before took minutes, or more memory than there is."""
+
+
+def bomb(levels: int, width: int = 9) -> str:
+    lines = ["a0: &a0 [" + ", ".join(["lol"] * width) + "]"]
+    lines += [f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * width) + "]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+def merges(levels: int, width: int = 9) -> str:
+    lines = ["a0: &a0 {" + ", ".join(f"k{n}: 1" for n in range(width)) + "}"]
+    lines += [f"a{n}: &a{n} {{<<: [" + ", ".join([f"*a{n - 1}"] * width) + "]}" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (bomb(9), "more than 100,000 values"),
+        (merges(9), "more than 100,000 values"),
+        ("a: &a [*a]", "line 1, column 8: a stands for a section that it lies in"),
+        ("a: &a {b: *a}", "a stands for a section that it lies in"),
+        ("[" * 60 + "]" * 60, "sections in more than 50 sections"),
+        ("[" * 200_000, "sections in more than 50 sections"),
+        ("{a: " * 200_000, "sections in more than 50 sections"),
+        ("? " * 200_000, "sections in more than 50 sections"),
+        ("- " * 200_000, "sections in more than 50 sections"),
+        ("a: " + "9" * 5_000, "line 1, column 4: a number of 5,000 digits"),
+        ("a: 0x" + "f" * 5_000, "a number of 5,002 digits"),
+        ("a: " + ":".join(["59"] * 100_000), "a number of 299,999 digits"),
+        ("a: " + "1" * 200_000 + ".5", "a number of 200,002 digits"),
+        ("[" + "1," * 200_000 + "]", "more than 100,000 values"),
+        ("{" + ",".join(f"k{n}: 1" for n in range(60_000)) + "}", "more than 100,000 values"),
+        ("a: 1\n" * 2 + "b: 1", "key 'a' stands twice"),
+        ("? [a]\n: 1", "a list or section is no key"),
+        ("? {a: 1}\n: 1", "a list or section is no key"),
+        ("x" * (limited_yaml.LARGEST + 1), "1,048,577 characters, expected at most 1,048,576"),
+        ("a: !!python/object/apply:os.system [true]", "could not determine a constructor for the tag"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_small_texts_that_stand_for_much_are_refused_at_once(text: str, message: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        limited_yaml.load(text)
+    assert time.monotonic() - began < LIMIT_SECONDS
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_are_what_the_library_says(path: Path) -> None:
+    assert limited_yaml.load(path.read_text()) == yaml.safe_load(path.read_text())
+
+
+def test_anchors_merges_and_wide_schemas_are_read() -> None:
+    text = "a: &a {x: 1, y: [1, 2]}\nb: *a\nc: {<<: *a, x: 2}\nd: [*a, *a]\ne: 0x10\nf: 1_000\ng: 1e-3\nh: 1.5\ni: ~"
+    assert limited_yaml.load(text) == yaml.safe_load(text)
+    wide = yaml.safe_dump([{"name": f"f{n}", "group": "g", "vocabulary": "v"} for n in range(5_000)])
+    assert len(limited_yaml.load(wide)) == 5_000
+    keys = "{" + ",".join(f"k{n}: 1" for n in range(40_000)) + "}"
+    began = time.monotonic()
+    assert len(limited_yaml.load(keys)) == 40_000
+    assert time.monotonic() - began < 3 * LIMIT_SECONDS
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "0x" + "f" * 5_000, "9" * 90, "-" + "9" * 90, "9" * 90 + ".5"])
+@pytest.mark.parametrize("field", ["train.seed", "train.batch_size", "data.shard_samples", "train.dense.learning_rate"])
+def test_numbers_of_many_digits_are_one_line(
+    tmp_path: Path, number: str, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
+    code = main(["prepare", "-q", str(tmp_path / "r.yaml"), f"{field}={number}"])
+    found = capsys.readouterr().err
+    if (field, number[-2:]) == ("train.dense.learning_rate", ".5"):
+        return  # a rate like any other
+    assert (code, found.count("\n")) == (2, 1)
+    assert len(found) < 1_000
+    content = tiny(tmp_path)
+    place = content["data"] if field.startswith("data.") else content["train"]
+    place["X" if "dense" in field else field.split(".")[-1]] = "NUMBER"
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content).replace("NUMBER", number).replace("X:", "dense:"))
+    assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 2
+    found = capsys.readouterr().err
+    assert found.count("\n") == 1
+    assert len(found) < 1_000
+
+
+@pytest.mark.parametrize("value", [10**5000, [10**5000], {"a": 10**5000}], ids=["number", "list", "section"])
+def test_numbers_of_many_digits_from_python_are_errors_too(tmp_path: Path, value: object) -> None:
+    for field in ("name", "data", "train", "seed", "batch_size"):
+        content = tiny(tmp_path)
+        (content if field in content else content["train"])[field] = value
+        with pytest.raises(ConfigError):
+            Recipe.from_dict(content)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 5_000, '{"a": ' + "9" * 5_000 + "}", "[" * 100_000, '{"a":' * 100_000, "\udc80"],
+    ids=["number", "object", "lists", "objects", "bytes"],
+)
+def test_json_that_is_none_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(DatasetError, match=r"a\.json is damaged: not JSON") as caught:
+        read_json(tmp_path / "a.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plan_with_long_numbers_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(yaml.safe_dump(tiny(tmp_path)))
+    assert main(["prepare", "-q", str(recipe)]) == 0
+    assert main(["plan", str(recipe), "-o", str(tmp_path / "plan.json")]) == 0
+    content = json.loads((tmp_path / "plan.json").read_text())
+    for number in ("9" * 5_000, "[" * 5_000):
+        text = json.dumps({**content, "batch_size": "NUMBER"}).replace('"NUMBER"', number)
+        (tmp_path / "plan.json").write_text(text)
+        capsys.readouterr()
+        assert main(["train", "-q", str(recipe), "--plan", str(tmp_path / "plan.json")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_special_files_are_refused_as_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    began = time.monotonic()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        for path, what in (("/dev/zero", "a device"), (tmp_path / "pipe", "a pipe"), (tmp_path / "socket", "a socket")):
+            assert main(["prepare", str(path)]) == 2
+            found = capsys.readouterr().err
+            assert found == f"stratarec: cannot read the recipe {path}: it is {what}{PIPE[what]}, expected a file\n"
+    assert time.monotonic() - began < LIMIT_SECONDS
+    with pytest.raises(DatasetError, match=r"cannot read /dev/zero: it is a device, expected a file"):
+        read_json(Path("/dev/zero"))
+    with pytest.raises(DatasetError, match=r"it is a pipe, which can be read only once"):
+        read_json(tmp_path / "pipe")
+
+
+PIPE = {"a device": "", "a pipe": ", which can be read only once", "a socket": ""}
+
+
+def test_a_recipe_from_a_process_is_refused_and_one_from_a_file_is_read(tmp_path: Path) -> None:
+    text = yaml.safe_dump(tiny(tmp_path))
+    command = [sys.executable, "-m", "stratarec.cli", "prepare", "-q", "/dev/stdin"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    expected = "cannot read the recipe /dev/stdin: it is a pipe, which can be read only once, expected a file"
+    assert (done.returncode, done.stderr) == (2, f"stratarec: {expected}\n")
+    (tmp_path / "r.yaml").write_text(text)
+    with (tmp_path / "r.yaml").open() as file:
+        assert subprocess.run(command, stdin=file, check=False, capture_output=True).returncode == 0
+
+
+def test_a_large_file_is_no_recipe(tmp_path: Path) -> None:
+    with (tmp_path / "r.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"r\.yaml is no recipe: it has more than 1,048,576 bytes"):
+        Recipe.load(tmp_path / "r.yaml")

@@ -1,0 +1,215 @@
+"""Names that are paths, patterns, markup or worse: from log to scores, on the terminal and in pages."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+from rich.console import Console
+
+from recipes import tiny
+from stratarec import Scorer
+from stratarec.cli import main
+from stratarec.reporting.progress import TerminalProgress
+from stratarec.reporting.tables import print_table
+
+NAMES = (
+    "C*", "C1", "[", "[/x]", "a/b", "../../../evil", "<script>alert(1)</script>", "{{ 7*7 }}", "*", "a.b", "'\"&",
+    "汉 字", "$x^2$", ":smile:", "pa\u202eth", "-rf",
+)  # fmt: skip
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def write(root: Path, names: tuple[str, ...]) -> Path:
+    """A log and a recipe whose features, group, vocabulary and history have these names."""
+    root.mkdir()
+    draws = np.random.default_rng(0)
+    visit = draws.integers(0, 80, 1200)
+    columns = {name: [f"{place}-{value % (place + 3)}" for value in visit] for place, name in enumerate(names)}
+    dense = draws.random(1200)
+    frame = {"y": draws.integers(0, 2, 1200), "v": visit, "w": visit % 19, "t": np.arange(1200), names[0] + "d": dense}
+    pl.DataFrame({**frame, **columns}).write_parquet(root / "log.parquet")
+    content = tiny(root, max_steps=6, epochs=1)
+    content["name"] = f"<b>{names[0]} [/x]</b>".replace("/", "")
+    content["data"]["source"] = {
+        "kind": "parquet",
+        "paths": [str(root / "log.parquet")],
+        "schema": {
+            "label": "y", "session": "v", "user": "w", "time": "t",
+            "dense": [{"name": names[0] + "d"}],
+            "sparse": [
+                {"name": names[0], "group": "g/" + names[0]},
+                {"name": names[1], "group": "g/" + names[0], "vocabulary": "v" + names[1]},
+                *({"name": name} for name in names[2:]),
+                {"name": "h/" + names[0], "kind": "history", "of": names[2], "max_length": 4},
+            ],
+        },
+    }  # fmt: skip
+    content["data"]["vocabulary"] = {"overrides": {names[2]: {"min_count": 1}}}
+    content["model"]["history"] = {"pooling": "target_attention"}
+    content["memory"] = {"precision": {names[3]: "int8"}, "block": {"path": str(root / "block")}}
+    (root / "r.yaml").write_text(yaml.safe_dump(content, allow_unicode=False))
+    return root
+
+
+def with_history(log: pl.DataFrame, names: tuple[str, ...]) -> pl.DataFrame:
+    """The log with what each user clicked on before."""
+    clicked: dict[int, list[str]] = {}
+    histories = []
+    for user, value, label in zip(log["w"], log[names[2]], log["y"], strict=True):
+        histories.append(clicked.setdefault(user, [])[-4:])
+        if label:
+            clicked[user].append(value)
+    return log.with_columns(pl.Series("h/" + names[0], histories, dtype=pl.List(pl.String)))
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.add(tag)
+
+
+def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plain = tuple(f"n{place}" for place in range(len(NAMES)))
+    found, pages = {}, []
+    for kind, names in (("odd", NAMES), ("plain", plain)):
+        root = write(tmp_path / kind, names)
+        for command in (
+            ["prepare", f"{root}/r.yaml"], ["train", f"{root}/r.yaml"], ["evaluate", f"{root}/run"],
+            ["predict", f"{root}/run"], ["export", f"{root}/run"], ["profile", f"{root}/data", "--batch-size", "64"],
+            ["plan", f"{root}/r.yaml", "--report", f"{root}/plan.html", "-o", f"{root}/plan.json"],
+        ):  # fmt: skip
+            assert main(command) == 0, (kind, command)
+        pages += [root / "run" / "report.html", root / "plan.html", root / "data-profile.html"]
+        scores = pl.read_parquet(root / "run" / "predictions-test.parquet")
+        found[kind] = scores.drop("file", "score").rows()
+        # The exported model finds the same values by the same names in the log itself.
+        rows = with_history(pl.read_parquet(root / "log.parquet"), names)[scores["row"].to_numpy() - 1]
+        again = Scorer.open(root / "run" / "export").score({name: rows[name] for name in rows.columns})
+        np.testing.assert_allclose(again, scores["score"], rtol=1e-5)
+        assert scores["score"].n_unique() > 50
+    output = capfd.readouterr()
+    assert not CONTROL.search(output.out + output.err.replace("\n", ""))
+    assert "[/x]" in output.out
+    assert r"pa\u202eth" in output.out
+    # Initial weights differ by name, the samples do not.
+    assert found["odd"] == found["plain"]
+    tags = {}
+    for page in pages:
+        parser = Tags()
+        text = page.read_text()
+        parser.feed(text)
+        tags[page] = parser.tags
+        assert "script" not in parser.tags
+        assert "49" not in re.findall(r"\{\{ 7\*7 \}\}|(49)</td>", text)
+    for odd, plain_page in zip(pages[:3], pages[3:], strict=True):
+        assert "&lt;script&gt;alert(1)" in odd.read_text()
+        assert tags[odd] == tags[plain_page]
+    # Everything lies where it belongs.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd", "plain"]
+    tops = [{path.name for path in (tmp_path / kind).iterdir()} for kind in ("odd", "plain")]
+    assert tops[0] == tops[1]
+    assert not list((tmp_path / "odd" / "block").iterdir())
+
+
+def code_of(arguments: list[str]) -> object:
+    try:
+        return main(arguments)
+    except SystemExit as leaving:  # argparse's way
+        return leaving.code
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;owned\x07\x1b[31m"
+    folder = tmp_path / f"f{evil}"
+    folder.mkdir()
+    pl.DataFrame({"y": [0, 1], f"c{evil}": [1, 2], "s": ["x", f"y{evil}"]}).write_parquet(folder / "log.parquet")
+    content = tiny(folder)
+    schema = {"label": "y", "sparse": [{"name": "missing"}]}
+    content["data"]["source"] = {"kind": "parquet", "paths": [str(folder / "log.parquet")], "schema": schema}
+    recipe = folder / "r.yaml"
+    recipe.write_text(yaml.safe_dump(content))
+    label = yaml.safe_dump({"label": "s", "sparse": [{"name": "y"}]}, default_flow_style=True).strip()
+    for arguments in (
+        ["prepare", "-q", str(recipe)],  # a path, and columns of a file
+        ["prepare", "-q", str(recipe), f"data.source.schema={label}"],
+        ["prepare", "-q", str(recipe), f"name={evil}"],
+        ["prepare", "-q", str(recipe), f"data.{evil}=1"],
+        ["prepare", "-q", str(recipe), f"--{evil}"],
+        ["prepare", "-q", str(recipe), f"data.source.paths=['{evil}']"],
+        ["train", "-q", str(recipe), f"--plan={evil}"],
+        ["evaluate", str(folder)],
+    ):
+        assert code_of(arguments) == 2
+        found = capfd.readouterr()
+        assert found.err.startswith("stratarec: ")
+        assert found.err.count("\n") == 1
+        assert not CONTROL.search(found.err), arguments
+
+
+def test_a_name_of_a_recipe_is_no_path_and_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("../../other", "..", "a/b", "a\x1bb", "a\nb", "pa\u202eth", "x" * 200, ""):
+        content = {**tiny(tmp_path), "name": name}
+        (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+        assert main(["prepare", "r.yaml"]) == 2, name
+        assert [path.name for path in tmp_path.iterdir()] == ["r.yaml"], name
+    content = {**tiny(tmp_path, max_steps=2), "name": "* [a] ..\\é"}
+    content["train"]["run"] = ""
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+    for command in ("prepare", "train"):
+        assert main([command, "-q", "r.yaml"]) == 0
+    assert [re.fullmatch(r"a-e-[0-9a-f]{8}", path.name) is not None for path in (tmp_path / "runs").iterdir()] == [True]
+
+
+def test_tables_and_notes_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, markup=False, emoji=False, highlight=False, width=80)
+    print_table(console, ["name"], [["[red]x[/]"], ["\x1b[31m"], [":smile:"]], text={"name"})
+    assert [line.strip() for line in stream.getvalue().split("\n")][:4] == ["name", "[red]x[/]", r"\x1b[31m", ":smile:"]
+    progress = TerminalProgress()
+    progress._console = Console(file=stream, markup=False, emoji=False, highlight=False, force_terminal=True, width=200)
+    progress.start("train", 3, "steps")
+    progress.advance(1, "[/x] \x1b[31m :smile:")
+    progress.finish()
+    assert r"[/x] \x1b[31m :smile:" in stream.getvalue()
+
+
+SAY = """
+from stratarec.reporting.progress import make_progress
+progress = make_progress(quiet=False)
+progress.say("[/x] \\x1b]0;owned\\x07 :smile: \\u202e")
+"""
+
+
+def test_what_is_said_on_a_terminal_is_text() -> None:
+    leader, follower = pty.openpty()
+    subprocess.run([sys.executable, "-c", SAY], stderr=follower, check=True, env={**os.environ, "COLUMNS": "200"})
+    os.close(follower)
+    said = os.read(leader, 10_000).decode()
+    os.close(leader)
+    assert said.strip() == r"[/x] \x1b]0;owned\x07 :smile: \u202e"
+
+
+def test_a_warning_is_a_line_without_control_characters(tmp_path: Path) -> None:
+    code = """
+import sys, warnings
+import stratarec.cli as cli
+cli.evaluate = lambda args: warnings.warn("from \\x1b[31m there")
+cli.main(["evaluate", "x"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr == "stratarec: UserWarning: from \\x1b[31m there\n"

@@ -1,0 +1,161 @@
+"""Writing an export: all of it or nothing, whatever the disk or others do."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes import DISK_BYTES, fill_disk, tiny
+from stratarec import Scorer
+from stratarec.cli import main
+from stratarec.data.prepare import prepare
+from stratarec.errors import CheckpointError, ExportError, StorageError
+from stratarec.recipe import Recipe
+from stratarec.training.export import export
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("export")
+    made = Recipe.from_dict(tiny(root, epochs=1, max_steps=3, eval_every=0))
+    Trainer(made, prepare(made.data)).train()
+    return root / "run"
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def limited(run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[str]:
+    """`stratarec export` in a process whose files have at most `limit` bytes."""
+
+    def prepare_process() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    command = [sys.executable, "-m", "stratarec.cli", "export", "-q", str(run), "-o", str(output), "--program"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=prepare_process)
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    assert main(["export", "-q", str(run), "-o", str(tmp_path / "whole"), "--program"]) == 0
+    sizes = sorted({path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file()})
+    shutil.rmtree(tmp_path / "whole")
+    # Each time another file is the first one that is too large; the program is the largest but one.
+    for limit in (0, 4096, sizes[-1] - 1, sizes[-2] - 1, sizes[len(sizes) // 2] - 1):
+        done = limited(run, tmp_path / "out", limit)
+        assert done.returncode == 2, (limit, done.stderr)
+        assert done.stderr.count("\n") == 1
+        assert "File too large" in done.stderr
+        assert "terminate" not in done.stderr
+        assert not list(tmp_path.iterdir()), limit
+    assert limited(run, tmp_path / "out", sizes[-1]).returncode == 0
+
+
+@pytest.mark.parametrize("program", [False, True])
+def test_a_full_disk_leaves_nothing(
+    run: Path, small_disk: Path, tmp_path: Path, program: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--program"] if program else []
+    assert main(["export", "-q", str(run), "-o", str(tmp_path / "whole"), *options]) == 0
+    needed = size(tmp_path / "whole")
+    assert needed < DISK_BYTES
+    for share in (0, 0.02, 0.3, 0.6, 0.95):
+        fill_disk(small_disk / "filler", int(needed * share))
+        capsys.readouterr()
+        assert main(["export", "-q", str(run), "-o", str(small_disk / "out"), *options]) == 2
+        assert "No space left on device" in capsys.readouterr().err
+        assert [path.name for path in small_disk.iterdir()] == ["filler"]
+        (small_disk / "filler").unlink()
+    assert main(["export", "-q", str(run), "-o", str(small_disk / "out"), *options]) == 0
+    Scorer.open(small_disk / "out")
+
+
+def test_what_is_there_is_never_replaced_nor_followed(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "target")
+    (tmp_path / ".out.tmp").mkdir()
+    (tmp_path / ".out.tmp" / "mine").touch()
+    with open_run(run) as trained:
+        for name in ("file", "folder", "nowhere"):
+            with pytest.raises(StorageError, match="it exists; name another --output"):
+                export(trained, tmp_path / name)
+        with pytest.raises(StorageError, match="is a file, expected a directory"):
+            export(trained, tmp_path / "file" / "out")
+        export(trained, tmp_path / "out")
+    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / ".out.tmp" / "mine").exists()
+    assert not (tmp_path / "target").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.tmp", "file", "folder", "nowhere", "out"]
+
+
+def test_a_directory_that_comes_in_between_stays(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    rename = os.rename
+
+    def late(source: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "mine").touch()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    with open_run(run) as trained, pytest.raises(StorageError, match=r"cannot write .*out"):
+        export(trained, tmp_path / "out")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+
+
+def test_weights_that_are_no_numbers_are_not_exported(run: Path, tmp_path: Path) -> None:
+    with open_run(run) as trained:
+        name = trained.model.embeddings.tables[3].name
+        trained.model.embeddings.table(name)["weight"][0, 0] = float("nan")
+        with pytest.raises(CheckpointError, match=f"table '{name}' has a weight that is no finite number"):
+            export(trained, tmp_path / "out")
+    with open_run(run) as trained:
+        trained.model.network.score.out.bias.data.fill_(torch.inf)
+        with pytest.raises(CheckpointError, match=r"score\.out\.bias has a weight that is no finite number"):
+            export(trained, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from stratarec.serving.manifest import Manifest\n"
+        "from stratarec.training.export import export\n"
+        "from stratarec.training.run import open_run\n"
+        "Manifest.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with open_run(sys.argv[1]) as trained:\n"
+        "    export(trained, Path(sys.argv[2]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(run), str(tmp_path / "out")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    (left,) = tmp_path.iterdir()
+    with pytest.raises(ExportError, match=r"is no exported model: it has no manifest\.json"):
+        Scorer.open(left)
+    assert main(["export", "-q", str(run), "-o", str(tmp_path / "out")]) == 0
+    Scorer.open(tmp_path / "out")
+
+
+def test_equal_models_give_equal_files(run: Path, tmp_path: Path) -> None:
+    with open_run(run) as trained:
+        for name in ("one", "other"):
+            export(trained, tmp_path / name)
+    one = {path.relative_to(tmp_path / "one"): path.read_bytes() for path in (tmp_path / "one").rglob("*.*")}
+    other = {path.relative_to(tmp_path / "other"): path.read_bytes() for path in (tmp_path / "other").rglob("*.*")}
+    assert one == other
+    assert json.loads(one[Path("manifest.json")])["precision"] == "float32"
