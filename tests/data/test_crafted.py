@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stratarec.artifacts import digest, write_sealed
+from stratarec.checking import check
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import PrepareConfig, prepare
@@ -262,3 +263,55 @@ def test_a_file_is_hashed_when_it_is_first_used(made: Path, tmp_path: Path) -> N
         dataset.access_counts("item")
     with pytest.raises(DatasetError, match=f"{path.name} is damaged: its hash does not match"):
         Dataset.open(tmp_path / "data")
+
+
+def vocabulary(name: str, change: Callable[[pa.Table], pa.Table], made: Path, place: Path) -> Path:
+    """A data set with another file of a vocabulary, and every hash right."""
+    shutil.copytree(made / "auto", place)
+    content = manifest(place)
+    entry = content["vocabularies"][name]
+    path = place / entry["path"]
+    pq.write_table(change(pq.read_table(path)), path)
+    entry.update(bytes=path.stat().st_size, hash=file_hash(path))
+    seal(place, content)
+    return path
+
+
+def again(values: list[Any]) -> list[Any]:
+    return [values[0], values[0], *values[2:]]
+
+
+VOCABULARIES: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
+    (put("value", again, pa.int64()), "its values are not distinct"),
+    (put("id", again, pa.int32()), "its ids do not count up from 0"),
+    (put("id", lambda values: values[::-1], pa.int32()), "its ids do not count up from 0"),
+    (put("id", lambda values: values, pa.int16()), "expected value, id: int32 and count: int64"),
+    (put("id", lambda values: values, pa.float32()), "expected value, id: int32 and count: int64"),
+    (put("id", first(None), pa.int32()), "an id or a count is missing"),
+    (put("count", first(-1), pa.int64()), "its counts are negative, or rise"),
+    (put("count", lambda values: values, pa.float64()), "expected value, id: int32 and count: int64"),
+    (put("value", first(10**9), pa.int64()), "it has other values than its manifest says"),
+    (put("value", first(None), pa.int64()), "rows without one"),
+    (lambda table: table.slice(1), "it has .* rows, expected"),
+    (lambda table: pa.concat_tables([table, table]), "it has .* rows, expected"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), VOCABULARIES, ids=[message[:30] for _, message in VOCABULARIES])
+def test_vocabularies_that_are_none_are_named(
+    made: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], message: str
+) -> None:
+    path = vocabulary("item", change, made, tmp_path / "data")
+    with pytest.raises(DatasetError, match=message) as caught:
+        list(check(tmp_path / "data"))
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_positives_that_are_not_those_of_the_files_are_named(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "auto", tmp_path / "data")
+    content = manifest(tmp_path / "data")
+    content["positives"]["train"] -= 1
+    seal(tmp_path / "data", content)
+    with pytest.raises(DatasetError, match="positive samples in train, its files have"):
+        list(check(tmp_path / "data"))

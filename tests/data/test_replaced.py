@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipes import tiny
+from stratarec.data import dataset as module
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.errors import DatasetError, StorageError
@@ -43,3 +45,20 @@ def test_what_is_held_is_not_replaced(tmp_path: Path) -> None:
     dataset = prepare(made(tmp_path, 1).data)
     with dataset.held(), dataset.held(), pytest.raises(StorageError, match="is in use by"):
         prepare(made(tmp_path, 2).data, overwrite=True)
+
+
+def test_a_data_set_that_is_replaced_while_it_is_opened_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(made(tmp_path, 1).data)
+    before, hashes = Dataset.open(tmp_path / "data").fingerprint, module.file_hashes
+
+    def replaced_first(*args: Any, **options: Any) -> list[str]:
+        monkeypatch.setattr(module, "file_hashes", hashes)
+        prepare(made(tmp_path, 2).data, overwrite=True)
+        return hashes(*args, **options)
+
+    monkeypatch.setattr(module, "file_hashes", replaced_first)
+    after = Dataset.open(tmp_path / "data").fingerprint
+    assert after != before
+    assert after == Dataset.open(tmp_path / "data", verify="full").fingerprint

@@ -33,7 +33,7 @@ STEPS = 6
 ROWS = "rows"
 """Where logs are at work."""
 _ROWS = 600
-_TIERS: dict[str, Any] = {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.1, "ways": 8}}
+TIERS: dict[str, Any] = {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.1, "ways": 8}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Artefact:
     """Of (where it is, a folder for outputs): what comes of it, by part."""
 
 
-def _log(root: Path) -> Path:
+def make_log(root: Path) -> Path:
     """A log with a feature of every kind: ids, lists, a history, a group, a dense column, times, users."""
     draws, path = np.random.default_rng(0), root / "log.parquet"
     pl.DataFrame(
@@ -94,11 +94,11 @@ def recipe(root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, Any] 
 
 
 def _memories(root: Path) -> dict[str, dict[str, Any] | None]:
-    log = {**_TIERS, "block": {"path": str(root / ROWS), "budget": "64MiB"}}
-    return {"resident": None, "cached": _TIERS, "log": log}
+    log = {**TIERS, "block": {"path": str(root / ROWS), "budget": "64MiB"}}
+    return {"resident": None, "cached": TIERS, "log": log}
 
 
-def _plan(root: Path, kind: str, made: Recipe) -> Plan | None:
+def place_tables(kind: str, made: Recipe) -> Plan | None:
     """The plan of a recipe; for a log with its cached tables there, which a planner would not do with so few rows."""
     plan = new_plan(made, Dataset.open(made.data.path))
     if plan is None or kind != "log":
@@ -114,16 +114,16 @@ def _plan(root: Path, kind: str, made: Recipe) -> Plan | None:
 
 def make(root: Path) -> None:
     """Every artefact, each in a folder below `root` that has its name."""
-    _log(root)
+    make_log(root)
     made = recipe(root, root / "run")
     prepare(made.data)
     prepare(replace(made.data, path=str(root / "plain"), groups="none"))
     for kind, memory in _memories(root).items():
         made = recipe(root, root / kind, memory=memory)
-        Trainer(made, Dataset.open(made.data.path), plan=_plan(root, kind, made)).train()
+        Trainer(made, Dataset.open(made.data.path), plan=place_tables(kind, made)).train()
     (root / "plan").mkdir()
-    made = recipe(root, root / "run", memory=_TIERS)
-    plan = _plan(root, "cached", made)
+    made = recipe(root, root / "run", memory=TIERS)
+    plan = place_tables("cached", made)
     assert plan is not None
     plan.save(root / "plan" / "plan.json")
     with open_run(root / "resident") as trained:
@@ -190,7 +190,7 @@ class _Run:
 
 def _train(root: Path, path: Path, out: Path) -> dict[str, str]:
     """A plan is trained by."""
-    made = recipe(root, out / "run", steps=2, memory=_TIERS)
+    made = recipe(root, out / "run", steps=2, memory=TIERS)
     trainer = Trainer(made, Dataset.open(made.data.path), plan=Plan.load(path / "plan.json"))
     return {"trained": json.dumps(trainer.train()["test"])}
 

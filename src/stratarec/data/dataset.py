@@ -40,6 +40,9 @@ from stratarec.ownership import MARKER, kind_of
 
 Verify = Literal["full", "all", "used"]
 
+# How often a data set may be prepared anew while it is opened.
+_TRIES = 3
+
 
 class Dataset:
     """A prepared data set, open for reading.
@@ -74,6 +77,18 @@ class Dataset:
             When it is missing, of another format, or a file is not what was written; the message names the file.
         """
         path = Path(path)
+        for tries in range(_TRIES):
+            stamp = _stamp(path)
+            try:
+                return cls._opened(path, verify)
+            except DatasetError:
+                # What was replaced meanwhile is no damage.
+                if tries == _TRIES - 1 or _stamp(path) == stamp:
+                    raise
+        raise AssertionError
+
+    @classmethod
+    def _opened(cls, path: Path, verify: Verify) -> Dataset:
         if not os.path.lexists(path / MANIFEST):
             what = "it does not exist"
             if path.exists():
@@ -218,3 +233,12 @@ class Dataset:
         names = [LABEL, *self.schema.names]
         names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Tells a data set from one that took its place; None while there is none."""
+    try:
+        status = os.lstat(path / MANIFEST)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

@@ -1,0 +1,150 @@
+"""Checkpoints that somebody else made: every hash fits, and the content is none that `train` writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
+from safetensors.torch import load_file, save_file
+
+from recipes import last, table_values
+from stratarec.artifacts import write_sealed
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.errors import CheckpointError
+from stratarec.files import file_hash
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs with tables in memory and with a cache; the last checkpoint of the first is a chain of several files."""
+    root = tmp_path_factory.mktemp("crafted")
+    make_log(root)
+    prepare(recipe(root, root / "plain").data)
+    for name, memory in (("plain", None), ("cached", TIERS)):
+        made = recipe(root, root / name, memory=memory)
+        Trainer(made, Dataset.open(made.data.path), plan=place_tables(name, made)).train()
+    return root
+
+
+def rewrite(run: Path, change: Callable[[dict[str, Any], Path], object]) -> None:
+    """Change the last checkpoint; its state is sealed again."""
+    path = last(run)
+    content = json.loads((path / "state.json").read_text())
+    change(content, path)
+    del content["hash"]
+    write_sealed(path / "state.json", content)
+
+
+def rows_file(entry: dict[str, Any], path: Path, rows: np.ndarray[Any, Any], records: np.ndarray[Any, Any]) -> None:
+    """Write rows and records as `write_rows` does, whatever they are; the manifest's entry follows."""
+    header = json.dumps(
+        {
+            "__metadata__": {"format": "stratarec rows 1"},
+            "rows": {"dtype": "I64", "shape": [len(rows)], "data_offsets": [0, rows.nbytes]},
+            "records": {
+                "dtype": "U8",
+                "shape": list(records.shape),
+                "data_offsets": [rows.nbytes, rows.nbytes + records.nbytes],
+            },
+        }
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + rows.tobytes() + records.tobytes())
+    entry.update(rows=len(rows), hash=file_hash(path))
+
+
+def doubled(part: str, again: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Callable[..., None]:
+    """Other row numbers in the first file of a group's home or slots."""
+
+    def change(content: dict[str, Any], path: Path) -> None:
+        group = content["tables"]["groups"][0]
+        entry = group[part]["files"][0]
+        file = path / "tables" / group["name"] / part / entry["name"]
+        found = load_file(file)
+        rows_file(entry, file, again(found["rows"].numpy()), found["records"].numpy())
+
+    return change
+
+
+ROWS = [
+    ("plain", "home", lambda rows: np.r_[rows[:1], rows[:-1]], "rows that do not ascend"),
+    ("plain", "home", lambda rows: np.r_[rows[:-1], np.int64(1) << 40], "rows that do not ascend, or are beyond"),
+    ("plain", "home", lambda rows: np.r_[np.int64(-1), rows[1:]], "rows that do not ascend, or are beyond"),
+    ("plain", "home", lambda rows: rows[::-1].copy(), "rows that do not ascend"),
+    ("cached", "slots", lambda rows: np.r_[rows[:1], rows[:-1]], "ascend|twice"),
+    ("cached", "slots", lambda rows: rows + (np.int64(1) << 30), "ascend|beyond"),
+]
+
+
+@pytest.mark.parametrize(("name", "part", "again", "message"), ROWS)
+def test_rows_that_stand_twice_or_lie_outside_are_named(
+    home: Path, tmp_path: Path, name: str, part: str, again: Any, message: str
+) -> None:
+    shutil.copytree(home / name, tmp_path / "run")
+    rewrite(tmp_path / "run", doubled(part, again))
+    with pytest.raises(CheckpointError, match=message) as caught, open_run(tmp_path / "run"):
+        pass
+    assert "safetensors" in str(caught.value)
+
+
+NETWORKS: list[tuple[Callable[[torch.Tensor], torch.Tensor], str]] = [
+    (lambda weight: weight.to(torch.int32), "int32"),
+    (lambda weight: weight.to(torch.int64), "int64"),
+    (lambda weight: weight.to(torch.float64), "float64"),
+    (lambda weight: weight.to(torch.bool), "bool"),
+    (lambda weight: weight.reshape(-1), "(expected|for a weight of) "),
+    (lambda weight: weight * float("nan"), "not finite"),
+    (lambda weight: weight / 0.0, "not finite"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), NETWORKS)
+@pytest.mark.parametrize("name", ["network", "optimizer"])
+def test_tensors_of_another_type_shape_or_no_number_are_named(
+    home: Path, tmp_path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    def put(content: dict[str, Any], path: Path) -> None:
+        file = path / f"{name}.safetensors"
+        found = load_file(file)
+        chosen = next(key for key, value in found.items() if value.ndim == 2)
+        save_file({**found, chosen: change(found[chosen]).contiguous()}, file)
+        content["hashes"][file.name] = file_hash(file)
+
+    shutil.copytree(home / "plain", tmp_path / "run")
+    rewrite(tmp_path / "run", put)
+    made = recipe(home, tmp_path / "run", steps=8)
+    trainer = Trainer(made, Dataset.open(made.data.path))
+    with pytest.raises(CheckpointError, match=rf"{name}\.safetensors.*{message}"):
+        trainer.train(resume=True)
+
+
+def test_a_row_of_two_files_of_a_chain_is_that_of_the_later_one(home: Path, tmp_path: Path) -> None:
+    """Deltas override: a file that comes twice under two names changes nothing."""
+
+    def twice(content: dict[str, Any], path: Path) -> None:
+        group = content["tables"]["groups"][0]
+        entries = group["home"]["files"]
+        folder = path / "tables" / group["name"] / "home"
+        again = {**entries[-1], "name": "rows-000099.safetensors"}
+        shutil.copy(folder / entries[-1]["name"], folder / again["name"])
+        entries.append(again)
+
+    shutil.copytree(home / "plain", tmp_path / "run")
+    before = table_values(last(tmp_path / "run"))
+    rewrite(tmp_path / "run", twice)
+    after = table_values(last(tmp_path / "run"))
+    assert before.keys() == after.keys()
+    for name, values in before.items():
+        np.testing.assert_array_equal(values, after[name])
+    with open_run(tmp_path / "run"):
+        pass
