@@ -139,7 +139,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         reason = error.strerror
         if source.is_symlink() or not source.is_file():
             raise StorageError(f"cannot keep {source} in {target.parent}: {reason}") from error
-        if target.exists():
+        if os.path.lexists(target):
             raise storage_error(target, error) from error
     warnings.warn(
         f"{target.parent} takes no hard links from {source.parent} ({reason}): files are copied, which takes their "
