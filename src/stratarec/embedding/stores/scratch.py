@@ -41,7 +41,7 @@ class Scratch:
 
     def __init__(self, parent: Path, prefix: str, token: str = "") -> None:
         make_directory(parent)
-        for path in parent.glob(f"{prefix}*"):
+        for path in (*parent.glob(f"{prefix}*"), *parent.glob(f".making-{prefix}*")):
             if _is_abandoned(path):
                 shutil.rmtree(path, ignore_errors=True)
         self.path = parent / f"{prefix}{token or uuid.uuid4().hex[:12]}"
