@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from stratarec.holding import lock
 from stratarec.opening import open_regular
 
 _OWNER = ".owner"
+_MAKING_SECONDS = 60
 
 
 class Scratch:
@@ -41,7 +43,9 @@ class Scratch:
 
     def __init__(self, parent: Path, prefix: str, token: str = "") -> None:
         make_directory(parent)
-        for path in (*parent.glob(f"{prefix}*"), *parent.glob(f".making-{prefix}*")):
+        # One that is being made right now is not locked yet.
+        unfinished = [path for path in parent.glob(f".making-{prefix}*") if _age(path) > _MAKING_SECONDS]
+        for path in (*parent.glob(f"{prefix}*"), *unfinished):
             if _is_abandoned(path):
                 shutil.rmtree(path, ignore_errors=True)
         self.path = parent / f"{prefix}{token or uuid.uuid4().hex[:12]}"
@@ -81,6 +85,14 @@ def hold(path: Path) -> IO[bytes]:
         return file
     file.close()
     raise StorageError(f"{path} is in use by another store: give each its own directory")
+
+
+def _age(path: Path) -> float:
+    """Seconds since something was made in a directory; 0 where it is gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _is_abandoned(path: Path) -> bool:
