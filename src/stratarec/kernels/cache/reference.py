@@ -39,9 +39,7 @@ class TableCache:
 
     def stage(self, ids: list[int], batch: int, horizon: int) -> tuple[list[int], list[int], list[int]]:
         """Slots of `ids` (-1: no room), rows that came in, rows that went out, each in order."""
-        rows_in: list[int] = []
-        rows_out: list[int] = []
-        missing = []
+        rows_in, rows_out, missing = list[int](), list[int](), list[int]()
         for row in ids:
             place = self._find(row)
             if place < 0:
