@@ -7,8 +7,8 @@ import re
 _FREE = (
     # Bytes that were changed and sealed again are what they say.
     r".*: bytes .* sealed",
-    # How columns are standardised is what a data set or an export says of itself.
-    r"export: field manifest.json moments\..*",
+    # How raw columns are read and standardised is what a data set or an export says of itself.
+    r"export: field manifest.json (moments|schema\.(dense|sparse)\.\d+)\..*",
     r"(data|plain): field dataset.json about.moments.*",
     # A plan that was made for another memory section is no plan of this run: it is planned anew, and rounded anew.
     r"(cached|log): field plan.json memory.*",
