@@ -215,5 +215,12 @@ def test_check_reads_everything(home: Path, tmp_path: Path, capsys: pytest.Captu
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert main(["check", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == f"stratarec: {path} is damaged: its hash does not match; use another checkpoint\n"
+    # Files that scoring never opens are part of an export, too.
+    assert main(["export", str(home / "run"), "-o", str(tmp_path / "export")]) == 0
+    assert main(["check", str(tmp_path / "export")]) == 0
+    (tmp_path / "export" / "README.txt").write_text("?" * (tmp_path / "export" / "README.txt").stat().st_size)
+    capsys.readouterr()
+    assert main(["check", str(tmp_path / "export")]) == 2
+    assert f"{tmp_path / 'export' / 'README.txt'} is damaged" in capsys.readouterr().err
     assert main(["check", str(tmp_path)]) == 2
     assert "is no data set, run, export or plan of StrataRec" in capsys.readouterr().err

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from stratarec.artifacts import read_sealed
+from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET, MANIFEST
 from stratarec.data.names import LABEL
@@ -17,9 +17,10 @@ from stratarec.embedding.saving import saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.ownership import kind_of
 from stratarec.planning.plan import Plan
+from stratarec.recipe import Recipe
 from stratarec.serving.manifest import MANIFEST as EXPORT
 from stratarec.serving.scorer import Scorer
-from stratarec.tensors import read_tensors
+from stratarec.serving.stored import check_files
 from stratarec.training import checkpoint
 from stratarec.training.directory import PLAN, RECIPE, RUN
 from stratarec.training.records import RunPlan, read_recipe, read_result
@@ -41,8 +42,7 @@ def check(path: Path) -> Iterator[str]:
     elif kind_of(path) == RUN.name or (path / RECIPE).exists():
         yield from _run(path)
     elif (path / EXPORT).exists():
-        tables = Scorer.open(path).manifest.tables
-        yield f"export: {len(tables)} tables, {sum(table.rows for table in tables.values()):,} rows, every hash fits"
+        yield from _export(path)
     elif path.is_file():
         Plan.load(path)
         yield "plan: every field is right"
@@ -50,9 +50,21 @@ def check(path: Path) -> Iterator[str]:
         raise ConfigError(f"{path} is no data set, run, export or plan of StrataRec")
 
 
+def _export(path: Path) -> Iterator[str]:
+    manifest = Scorer.open(path).manifest
+    check_files(path, manifest)
+    rows = sum(table.rows for table in manifest.tables.values())
+    yield f"export: {len(manifest.tables)} tables, {rows:,} rows, every hash fits"
+
+
 def _data_set(path: Path) -> Iterator[str]:
     dataset = Dataset.open(path, verify="full")
-    yield f"files: {len(dataset.manifest.files())} have the hashes that {MANIFEST} names"
+    with dataset.held():
+        yield f"files: {len(dataset.manifest.files())} have the hashes that {MANIFEST} names"
+        yield from _content(path, dataset)
+
+
+def _content(path: Path, dataset: Dataset) -> Iterator[str]:
     for name, info in dataset.vocabularies.items():
         read_vocabulary(path / info.path, info, str(path / info.path))
         yield f"vocabulary {name}: {info.values:,} values, each once"
@@ -94,19 +106,17 @@ def _run(path: Path) -> Iterator[str]:
         raise CheckpointError(f"{path} has a result of {result.checkpoint}, which is not there")
     for each in found:
         with checkpoint.held(each):
-            yield f"{each.name}: {_rows(each):,} rows, every hash and checksum fits"
+            yield f"{each.name}: {_rows(each, recipe):,} rows, every hash and checksum fits"
 
 
-def _rows(path: Path) -> int:
-    """Read all of a checkpoint; how many rows its tables have."""
+def _rows(path: Path, recipe: Recipe) -> int:
+    """Read all of a checkpoint of `recipe`; how many rows its tables have."""
     loaded, total = checkpoint.load(path), 0
-    for name in (NETWORK, OPTIMIZER):
-        tensors = read_tensors(path / name)
+    for name, tensors in ((NETWORK, loaded.network), (OPTIMIZER, loaded.optimizer)):
         checkpoint.check_tensors(path / name, tensors, tensors)
-    known = loaded.state["identity"]
-    recipe = read_recipe(path.parents[1]).to_dict()
-    if json.dumps(recipe["model"], sort_keys=True) != json.dumps(known["model"], sort_keys=True):
-        raise CheckpointError(f"{path} is of another model than {path.parents[1] / RECIPE}")
+    other = first_difference(recipe.to_dict()["model"], loaded.state["identity"]["model"], "model")
+    if other is not None:
+        raise CheckpointError(f"{path} has {other.field} {other.have!r}, {path.parents[1] / RECIPE} {other.want!r}")
     for group in loaded.state["tables"]["groups"]:
         for rows, found in saved_rows(path / "tables" / group["name"], group):
             if not all(np.isfinite(values).all() for values in (found.weights, found.row_state, found.full_state)):

@@ -182,8 +182,8 @@ def check(args: argparse.Namespace) -> None:
     from stratarec.checking import check as run
 
     for line in run(Path(args.path)):
-        print(line)
-    print(f"{args.path} is whole")
+        _say(line)
+    _say(f"{args.path} is whole")
 
 
 class _Parser(argparse.ArgumentParser):

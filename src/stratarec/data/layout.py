@@ -52,6 +52,7 @@ class Layout:
         samples.update({TIME: pa.int64()} if schema.time else {})
         samples.update({ROW: pa.int64()} if manifest.about.rows.kept else {})
         sessions = {"user": pa.int64(), **({"session": pa.int64()} if schema.session else {})}
+        pointed = (*(groups or {}), *histories) if manifest.deduplicated else ()
         tables: dict[str, Columns] = {}
         if not manifest.deduplicated:
             names = {"user": USER, "session": SESSION}
@@ -61,14 +62,13 @@ class Layout:
             for name in histories:
                 tables[name] = {"start": _PLACES, "length": _PLACES}
                 tables[events(name)] = {"id": _IDS}
-            pointed = [*(groups or {}), *histories]
             tables.update({pointer(name): {"samples": _PLACES, "row": _PLACES} for name in pointed})
             tables.update({SESSIONS: {**sessions, "samples": _PLACES}} if schema.session_keys else {})
         return cls(
             samples=samples,
             tables=tables,
             ids={feature.name: manifest.vocabularies[feature.vocabulary].rows for feature in schema.sparse},
-            pointed=(*(groups or {}), *histories) if manifest.deduplicated else (),
+            pointed=pointed,
             windows=tuple(histories) if manifest.deduplicated else (),
         )
 

@@ -39,7 +39,7 @@ from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics
 from stratarec.training.pipeline import Cadence, InOrder, Item, Pipeline
 from stratarec.training.position import Position, best, is_over
-from stratarec.training.records import read_plan, read_result, write_plan, write_recipe, write_result
+from stratarec.training.records import Result, read_plan, read_result, write_plan, write_recipe, write_result
 from stratarec.training.run import (
     check_identity,
     identity,
@@ -152,8 +152,8 @@ class Trainer:
             self.model.embeddings.close()
 
     def _train_and_test(self, found: Path | None) -> dict[str, Any]:
-        ended = found is not None and self._take_up(found)
         earlier = read_result(self.run)
+        ended = found is not None and self._take_up(found, earlier)
         self._tested = "" if earlier is None else earlier.checkpoint
         if ended and earlier is not None and earlier.steps == self.position.step:
             self.progress.say(f"{self.run} has ended; this is its result")
@@ -176,11 +176,10 @@ class Trainer:
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps):
             self.progress.say(line)
 
-    def _take_up(self, path: Path) -> bool:
-        """Go on from a checkpoint; whether no step is left to train."""
+    def _take_up(self, path: Path, result: Result | None) -> bool:
+        """Go on from a checkpoint of a run with that result; whether no step is left to train."""
         check_identity(path, self._identity, self.dataset)
         position = take_up(self.run, path, self.recipe, self.total_steps)
-        result = read_result(self.run)
         if not (position.finished and result is not None and result.steps == position.step):
             self._restore(path)
         self.position = position
