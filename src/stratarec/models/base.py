@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from stratarec.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.embedding import EmbeddingBagConfig, Prepared, TieredEmbeddingBagCollection
+from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
 from stratarec.models.dedup import History, Lookup, Runs, Windows, look_up
 from stratarec.models.sequence import HistoryConfig, build_pooling
@@ -132,18 +132,18 @@ class CTRModel(nn.Module):
 
     Parameters
     ----------
-    embeddings : TieredEmbeddingBagCollection
+    embeddings : EmbeddingCollection
         Trains itself in backward; its tables are no parameters.
     network : Network
         Everything that a dense optimizer trains.
     """
 
-    def __init__(self, embeddings: TieredEmbeddingBagCollection, network: Network) -> None:
+    def __init__(self, embeddings: EmbeddingCollection[Any], network: Network) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.network = network
 
-    def forward(self, batch: Batch, lookup: Lookup | None = None, prepared: Prepared | None = None) -> Tensor:
+    def forward(self, batch: Batch, lookup: Lookup | None = None, prepared: Handle | None = None) -> Tensor:
         """``[B]`` float32 logits.
 
         Parameters
@@ -160,7 +160,7 @@ class CTRModel(nn.Module):
         return look_up(batch, self.network.sequence_keys)
 
     def vectors(
-        self, batch: Batch, lookup: Lookup, prepared: Prepared | None = None
+        self, batch: Batch, lookup: Lookup, prepared: Handle | None = None
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
         found = self.embeddings(prepared or lookup.features)

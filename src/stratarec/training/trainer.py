@@ -22,7 +22,7 @@ from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
-from stratarec.embedding import Prefetcher, Prepared
+from stratarec.embedding import Handle, Prefetcher
 from stratarec.errors import Interrupted, TrainingError
 from stratarec.models.dedup import Lookup
 from stratarec.models.outputs import autocast
@@ -237,7 +237,7 @@ class Trainer:
         """The batches of an epoch and their lookups, made ahead on a thread: what `step` takes."""
         return self.pipeline.items(epoch, start_batch)
 
-    def step(self, batch: Batch, lookup: Lookup | None = None, prepared: Prepared | None = None) -> None:
+    def step(self, batch: Batch, lookup: Lookup | None = None, prepared: Handle | None = None) -> None:
         """One optimizer step; `lookup` and `prepared` are the batch's, where they were made ahead."""
         position, config = self.position, self.config
         for group in self.optimizer.param_groups:

@@ -218,8 +218,8 @@ def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: t
     done = 0
     for rows, slots, count in lists:
         done = cpu.compact(
-            workspace.room, count, layout.first_row, tuple(layout.noise), workspace.arrays[rows], workspace.arrays[slots],
-            done, found.rows, found.slots, found.tables, found.keys,
+            workspace.room, count, layout.first_row, tuple(layout.noise), workspace.arrays[rows],
+            workspace.arrays[slots], done, found.rows, found.slots, found.tables, found.keys,
         )  # fmt: skip
     return found
 

@@ -1,0 +1,82 @@
+"""Ranks that share tables train what one process trains on the batches of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed.jobs import Setup, sharded, single, together
+from distributed.ranks import Ranks
+
+from stratarec.distributed.engine import ExchangeConfig
+from stratarec.distributed.mesh import Mesh
+
+
+def compare(found: dict[str, Any], want: dict[str, Any], tolerance: float) -> None:
+    """Equal to the bit where `tolerance` is 0."""
+    assert found["step"] == want["step"]
+    pairs = [
+        *zip(found["pooled"], want["pooled"], strict=True), *zip(found["rows"], want["rows"], strict=True),
+        (found["read"], want["read"]),
+        *((found["tables"][name][part], whole[part]) for name, whole in want["tables"].items() for part in whole),
+    ]  # fmt: skip
+    for mine, whole in pairs:
+        assert mine.shape == whole.shape
+        if tolerance:
+            torch.testing.assert_close(mine, whole, rtol=tolerance, atol=tolerance)
+        else:
+            assert torch.equal(mine, whole)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("singles", [False, True])
+def test_pooling_at_the_owner_has_the_bits_of_one_process(
+    ranks: Ranks, count: int, singles: bool, tmp_path: Path
+) -> None:  # fmt: skip
+    setup = Setup("whole", singles=singles, steps=100)
+    compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), 0)
+
+
+@pytest.mark.parametrize("home", ["dram", "log"])
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_tables_with_homes_keep_their_bits_at_one_owner(ranks: Ranks, home: str, codec: str, tmp_path: Path) -> None:
+    """What goes home, and how it is rounded, follows from the batches alone."""
+    setup = Setup("whole", home=home, codec=codec, steps=100)
+    compare(together(ranks.run(2, sharded, setup, tmp_path)), single(setup, tmp_path), 0)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("layout", ["rows", "split", "mixed"])
+@pytest.mark.parametrize("home", ["", "dram", "log"])
+def test_rows_that_travel_differ_by_the_order_of_sums_alone(
+    ranks: Ranks, count: int, layout: str, home: str, tmp_path: Path
+) -> None:
+    setup = Setup(layout, home=home, steps=100)
+    compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), 1e-6)
+
+
+@pytest.mark.parametrize("layout", ["whole", "rows", "split"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adam"])
+def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_path: Path) -> None:
+    setup = Setup(layout, optimizer=optimizer)
+    compare(together([sharded(Mesh.alone(), setup, tmp_path)]), single(setup, tmp_path), 0)
+
+
+@pytest.mark.parametrize("layout", ["whole", "mixed"])
+def test_ranks_may_have_few_samples_or_none(ranks: Ranks, layout: str, tmp_path: Path) -> None:
+    setup = Setup(layout, home="dram", uneven=True, steps=30)
+    tolerance = 0 if layout == "whole" else 1e-6
+    compare(together(ranks.run(4, sharded, setup, tmp_path)), single(setup, tmp_path), tolerance)
+
+
+@pytest.mark.parametrize("wire", ["fp16", "bf16", "int8"])
+def test_narrow_wires_repeat_to_the_bit_and_stay_near(ranks: Ranks, wire: Any, tmp_path: Path) -> None:
+    setup = Setup("mixed", home="dram", codec="int8", exchange=ExchangeConfig(wire=wire, gradient_wire=wire))
+    first, second = (together(ranks.run(4, sharded, setup, tmp_path / str(time))) for time in range(2))
+    compare(first, second, 0)
+    exact = together(ranks.run(4, sharded, replace(setup, exchange=ExchangeConfig()), tmp_path / "exact"))
+    compare(first, exact, {"fp16": 5e-3, "bf16": 5e-2, "int8": 5e-2}[wire])
+    assert any(not torch.equal(mine, theirs) for mine, theirs in zip(first["pooled"], exact["pooled"], strict=True))
