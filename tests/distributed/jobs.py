@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from stratarec.distributed.engine import ExchangeConfig, ShardedCollection
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Place, Sharding
-from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.jagged import KeyedJagged
@@ -153,3 +154,47 @@ def together(found: list[dict[str, Any]]) -> dict[str, Any]:
         "tables": found[0]["tables"],
         "step": found[0]["step"],
     }
+
+
+def ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) -> dict[str, Any]:
+    """As `sharded` (with one rank `single`), prepared `depth` batches ahead; rank 1 has a bad id in one of them."""
+    share_of = 1 if mesh.ranks == 1 else mesh.rank
+    options: dict[str, Any] = {
+        "optimizer": RowOptimizerConfig(learning_rate=0.05), "seed": 7,
+        "tiers": replace(tiers(setup, path / f"rank-{share_of}"), lookahead=depth),
+    }  # fmt: skip
+    if mesh.ranks == 1:
+        collection: Any = TieredEmbeddingBagCollection(TABLES, **options)
+    else:
+        sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
+        collection = ShardedCollection(sharding, mesh, exchange=setup.exchange, **options)
+
+    def batches() -> Iterator[KeyedJagged]:
+        for step in range(setup.steps):
+            mine = share(step, mesh.rank, mesh.ranks, setup.uneven)
+            features = batch(step, setup.singles).take(torch.arange(mine.start, mine.stop))
+            if step == bad_step and mesh.rank == 1:
+                features.values[0] = 40
+            yield features
+
+    pooled, rows = [], []
+    with Prefetcher(collection.engine, batches(), lambda item: item, depth=depth) as source:
+        for features, prepared in source:
+            found = collection(prepared)
+            pooled.append(found.pooled.detach().clone())
+            rows.append(found.sequences["history"].values.detach().clone())
+            loss(found, features).backward()
+    tables = {table.name: {k: v.clone() for k, v in collection.table(table.name).items()} for table in TABLES}
+    collection.close()
+    return {"pooled": pooled, "rows": rows, "read": torch.zeros(0), "tables": tables, "step": collection.step}
+
+
+def small(mesh: Mesh, setup: Setup, path: Path) -> None:
+    """Rank 1 has slots for one set of rows only."""
+    given = tiers(setup, path)
+    if mesh.rank == 1:
+        given = replace(
+            given, tables={name: replace(tier, cache_rows=2) for name, tier in given.tables.items()}, ways=1
+        )
+    sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
+    trained(ShardedCollection(sharding, mesh, tiers=given), setup, mesh.rank, mesh.ranks)

@@ -64,16 +64,18 @@ class Ranks:
 
     def start(self, ranks: int) -> None:
         """Have so many processes, each able to run jobs."""
-        self._workers = [worker for worker in self._workers if worker[0].is_alive()] if self._workers else []
-        if len(self._workers) >= ranks:
-            return
-        self.close()
         for rank in range(ranks):
-            here, there = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(rank, there), daemon=True)
-            process.start()
-            there.close()
-            self._workers.append((process, here))
+            if rank == len(self._workers):
+                self._workers.append(self._started(rank))
+            elif not self._workers[rank][0].is_alive():
+                self._workers[rank] = self._started(rank)
+
+    def _started(self, rank: int) -> tuple[Any, Connection]:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(rank, there), daemon=True)
+        process.start()
+        there.close()
+        return process, here
 
     def begin(
         self, ranks: int, job: Job, arguments: Sequence[Sequence[Any]], timeout: float = 30.0, local: int = 0
@@ -93,7 +95,7 @@ class Ranks:
             except (EOFError, ConnectionResetError):
                 answer, where = None, ""
             if isinstance(answer, str) and where:
-                raise AssertionError(where)
+                answer = AssertionError(where)
             found.append(answer)
         return found
 

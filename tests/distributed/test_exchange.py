@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from distributed.jobs import Setup, sharded, single, together
+from distributed.jobs import TABLES, Setup, ahead, batch, places, sharded, single, small, together
 from distributed.ranks import Ranks
 
-from stratarec.distributed.engine import ExchangeConfig
+from stratarec.distributed.engine import ExchangeConfig, ShardedCollection
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharding import Sharding
+from stratarec.errors import ConfigError
 
 
 def compare(found: dict[str, Any], want: dict[str, Any], tolerance: float) -> None:
@@ -80,3 +83,43 @@ def test_narrow_wires_repeat_to_the_bit_and_stay_near(ranks: Ranks, wire: Any, t
     exact = together(ranks.run(4, sharded, replace(setup, exchange=ExchangeConfig()), tmp_path / "exact"))
     compare(first, exact, {"fp16": 5e-3, "bf16": 5e-2, "int8": 5e-2}[wire])
     assert any(not torch.equal(mine, theirs) for mine, theirs in zip(first["pooled"], exact["pooled"], strict=True))
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_batches_prepared_ahead_have_the_bits_of_one_process_that_does_so(
+    ranks: Ranks, codec: str, tmp_path: Path
+) -> None:
+    """Ids travel on the thread that prepares, rows and gradients on the one that trains."""
+    setup = Setup("whole", home="dram", codec=codec, steps=60)
+    found = together(ranks.run(2, ahead, setup, tmp_path, 2))
+    compare(found, ahead(Mesh.alone(), setup, tmp_path, 2), 0)
+
+
+def test_ahead_or_not_rows_of_shared_tables_are_the_same(ranks: Ranks, tmp_path: Path) -> None:
+    setup = Setup("split", home="dram", steps=30)
+    found = [together(ranks.run(4, ahead, setup, tmp_path / str(depth), depth)) for depth in (0, 3)]
+    compare(*found, 0)
+
+
+def test_a_bad_id_of_one_rank_ends_all_of_them_at_once(ranks: Ranks, tmp_path: Path) -> None:
+    """On the thread that prepares, while the others train; nobody waits for the timeout."""
+    began = time.monotonic()
+    ranks.begin(4, ahead, [(Setup("mixed", home="dram"), tmp_path, 2, 9)] * 4)
+    messages = {str(error) for error in ranks.end(4)}
+    assert messages == {"rank 1: feature 'page': id 40 is outside table 'page', expected 0 to 39"}
+    assert time.monotonic() - began < 15
+
+
+def test_a_cache_that_is_too_small_on_one_rank_is_an_error_on_all(ranks: Ranks, tmp_path: Path) -> None:
+    setup = Setup("whole", home="dram", steps=3)
+    ranks.begin(2, small, [(setup, tmp_path)] * 2)
+    for error in ranks.end(2):
+        assert str(error).startswith("rank 1: table 'user': one batch uses"), error
+
+
+def test_weights_of_samples_are_refused() -> None:
+    features = batch(0, True)
+    weighted = replace(features, weights=torch.ones(features.values.numel()))
+    sharding = Sharding(TABLES, places("whole", 1), 1)
+    with pytest.raises(ConfigError, match="per-sample weights do not travel"):
+        ShardedCollection(sharding, Mesh.alone())(weighted)

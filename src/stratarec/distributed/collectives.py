@@ -52,6 +52,10 @@ class Channel:
         self.wait_seconds = 0.0
         """Time spent waiting for them so far."""
 
+    def close(self) -> None:
+        """Drop the connections, so that the others see at once that this rank is gone."""
+        self._group = None
+
     def exchange(
         self, given: Tensor, given_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
     ) -> Tensor:
@@ -129,16 +133,14 @@ class Channel:
         RankError
             With the message of the first rank that had an error, and that rank's number.
         """
-        if self._group is None:
-            if error is not None:
-                raise error
-            return
         failed = [bad for (bad,) in self.everyones([error is not None], stopped)]
         if any(failed):
             self.raise_together(error, failed)
 
     def raise_together(self, error: StrataError | None, failed: Sequence[int]) -> NoReturn:
         """As `agree` once every rank knows which of them `failed`."""
+        if self._group is None and error is not None:
+            raise error
         messages = self.gather(str(error).encode() if error is not None else b"")
         first = next(rank for rank, bad in enumerate(failed) if bad)
         raise RankError(f"rank {first}: {messages[first].decode()}") from error

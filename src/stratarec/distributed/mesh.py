@@ -112,8 +112,10 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
     if not 0 <= rank < size:
         raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
     roll = RollCall(_meet(config, rank, size), rank, size)
+    mesh: Mesh | None = None
     try:
-        yield _connected(config, rank, size, shape, roll)
+        mesh = _connected(config, rank, size, shape, roll)
+        yield mesh
     except StrataError as error:
         roll.leave(str(error) if isinstance(error, RankError) else f"rank {rank}: {error}")
         raise
@@ -121,6 +123,9 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
         roll.leave(f"rank {rank} ended with {type(error).__name__}: {error}")
         raise
     finally:
+        if mesh is not None:
+            mesh.ids.close()
+            mesh.rows.close()
         dist.destroy_process_group()
 
 

@@ -102,9 +102,11 @@ class Wire:
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
-    """Neighbouring spans of one width as one."""
+    """Neighbouring spans of one width as one; empty ones are left out."""
     found: list[Span] = []
     for rows, width in spans:
+        if not rows:
+            continue
         if found and found[-1][1] == width:
             found[-1] = (found[-1][0] + rows, width)
         else:
