@@ -125,7 +125,7 @@ def test_when_a_rank_is_killed_the_others_stop_and_say_which(ranks: Ranks, dead:
 
 def sleeps(mesh: Mesh) -> None:
     if mesh.rank == 1:
-        time.sleep(4)
+        time.sleep(7)
     mesh.rows.agree(None)
 
 
