@@ -27,6 +27,7 @@ ROOMS = [
     ("models",),
     ("reporting",),
     ("profiling",),
+    ("distributed",),
     ("embedding.module", "embedding.torchrec", "embedding"),
     ("embedding.prefetch",),
     ("embedding.engine",),
