@@ -22,7 +22,7 @@ from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import GroupMode
 from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.models.dedup import Lookup
+from stratarec.models.request import Request
 from stratarec.training.settings import torch_settings
 from stratarec.training.trainer import Trainer
 
@@ -38,10 +38,10 @@ class Side:
         self.trainer = Trainer(with_run(made, Path(folder) / f"{name}-{groups}"), dataset)
         self.batches = self._forever()
 
-    def _forever(self) -> Iterator[tuple[Batch, Lookup]]:
+    def _forever(self) -> Iterator[tuple[Batch, Request]]:
         epoch = 0
         while True:
-            yield from self.trainer.items(epoch)
+            yield from self.trainer.pipeline.items(epoch)
             epoch += 1
 
     def steps(self, count: int) -> float:
@@ -74,7 +74,7 @@ def gate(name: str, folder: str, *fields: str) -> None:
     with torch.no_grad():
         for batch in islice(stream, 5):
             model = side.trainer.model
-            _, pooled, _, runs = model.vectors(batch, model.look_up(batch))
+            _, pooled, _, runs = model.vectors(batch, model.request(batch))
             if runs is not None:
                 pooled = runs.expand(pooled.view(batch.size, -1, model.network.width)).flatten(1)
             plain = batch.expanded(keys)

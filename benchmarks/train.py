@@ -61,7 +61,7 @@ class Side:
         epoch = 0
         while True:
             for batch in self.loader.epoch(epoch):
-                yield (batch, self.model.look_up(batch)) if isinstance(self.model, CTRModel) else (batch,)
+                yield (batch, self.model.request(batch)) if isinstance(self.model, CTRModel) else (batch,)
             epoch += 1
 
     def step(self) -> float:

@@ -12,7 +12,7 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.inverse import InverseJagged, JaggedWindows
 from stratarec.jagged import KeyedJagged
 from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
-from stratarec.models.dedup import look_up
+from stratarec.models.request import Request
 
 ROWS = {"item": 60, "os": 5, "tags": 9}
 KEYS = ("item", "os", "tags", "history")
@@ -95,14 +95,14 @@ def test_pooled_vectors_have_the_bits_of_the_expanded_path(
     model = build_model(config, schema(), ROWS, seed=3)
     grouped = batch(spare=spare or 0, scattered=scattered)
     grouped = numbered(grouped) if spare is None else grouped
-    lookup = look_up(grouped, model.network.sequence_keys)
+    request = Request.of(grouped, model.network.sequence_keys)
     with torch.no_grad():
-        _, found, _, runs = model.vectors(grouped, lookup)
+        _, found, _, runs = model.vectors(grouped, request)
         if runs is not None:
             found = runs.expand(found.view(grouped.size, -1, model.network.width)).flatten(1)
         expected = model.embeddings(grouped.expanded(KEYS).sparse).pooled
     assert torch.equal(found, expected)
-    fewer = lookup.features.values.numel() < grouped.expanded(KEYS).sparse.values.numel()
+    fewer = request.features.values.numel() < grouped.expanded(KEYS).sparse.values.numel()
     assert fewer or spare or scattered, "nothing was looked up once for several samples"
 
 

@@ -99,7 +99,7 @@ def test_what_lies_in_the_padding_changes_neither_score_nor_gradient(config: Mod
     if pooling == "transformer":
         torch.nn.init.normal_(model.network.poolings[0].position)  # type: ignore[arg-type]
     with torch.no_grad():
-        dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.look_up(batch_of(HISTORIES)))
+        dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.request(batch_of(HISTORIES)))
         rows, mask = history.padded()
     found = []
     for filling in (0.0, 1e3):
@@ -122,7 +122,7 @@ def test_padded_histories_score_and_train_as_jagged_ones(config: ModelConfig, po
     model = build_model(with_history(config, pooling), schema(), ROWS)
     found = []
     for padded in (False, True):
-        dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.look_up(batch_of(HISTORIES)))
+        dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.request(batch_of(HISTORIES)))
         if padded:
             scores = model.network.padded(dense, pooled, *history.padded())
         else:

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from stratarec.batch import Batch
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.jagged import KeyedJagged
-from stratarec.models import DLRMConfig, build_model
-from stratarec.models.dedup import Lookup
+from stratarec.models import CTRModel, DLRMConfig, build_model
+from stratarec.models.request import Request
+from stratarec.training.cadence import Agreement, Cadence, Decision, Seen
 from stratarec.training.checkpoint import CheckpointConfig
 from stratarec.training.config import TrainConfig
-from stratarec.training.pipeline import Cadence, Pipeline
+from stratarec.training.pipeline import Pipeline, Schedule, Stages
+from stratarec.training.stopping import Stopped
 
 SCHEMA = Schema(dense=(DenseFeature(name="d"),), sparse=(SparseFeature(name="f"),))
 
 
-def cadence(eval_every: int = 0, total: int = 100, **checkpoint: Any) -> Cadence:
-    return Cadence(TrainConfig(eval_every=eval_every, checkpoint=CheckpointConfig(**checkpoint)), total)
+def cadence(
+    eval_every: int = 0,
+    total: int = 100,
+    ahead: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+    agreement: Agreement | None = None,
+    **checkpoint: Any,
+) -> Cadence:
+    config = TrainConfig(eval_every=eval_every, checkpoint=CheckpointConfig(**checkpoint))
+    return Cadence(config, total, ahead=ahead, stop=stop, agreement=agreement)
+
+
+def decide(clock: Cadence, step: int, *, epoch_ended: bool = False, evaluated: bool = False) -> Decision:
+    return clock.decide(step, epoch_ended=epoch_ended, evaluated=evaluated)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of the clock that checkpoints by time look at."""
+    found = [1000.0]
+    monkeypatch.setattr("stratarec.training.cadence.time.monotonic", lambda: found[0])
+    return found
 
 
 def test_barriers_are_what_is_known_ahead() -> None:
@@ -31,22 +55,66 @@ def test_barriers_are_what_is_known_ahead() -> None:
     assert [step for step in range(1, 15) if cadence(total=14).is_barrier(step)] == [14]
 
 
-def test_evaluations_follow_steps_or_else_epochs() -> None:
-    assert [step for step in range(1, 9) if cadence(4).evaluates(step, epoch_ended=True)] == [4, 8]
-    assert not cadence().evaluates(4, epoch_ended=False)
-    assert cadence().evaluates(4, epoch_ended=True)
+def test_evaluations_follow_steps_or_else_epochs_and_are_made_once() -> None:
+    assert [step for step in range(9) if decide(cadence(4), step, epoch_ended=True).evaluate] == [4, 8]
+    assert not decide(cadence(4), 4, evaluated=True).evaluate
+    assert not decide(cadence(), 4).evaluate
+    assert decide(cadence(), 4, epoch_ended=True).evaluate
 
 
-def test_checkpoints_follow_steps_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("stratarec.training.pipeline.time.monotonic", lambda: now[0])
+def test_checkpoints_follow_steps_and_time(now: list[float]) -> None:
     clock = cadence(every_steps=5, every_minutes=2)
-    assert [step for step in range(1, 11) if clock.saves(step)] == [5, 10]
+    assert [step for step in range(1, 11) if decide(clock, step).save] == [5, 10]
     now[0] += 121
-    assert clock.saves(3)
+    assert decide(clock, 3) == Decision(save=True)
     clock.saved()
-    assert not clock.saves(3)
-    assert not cadence(every_minutes=0).saves(3)
+    assert decide(clock, 3) == Decision()
+    assert not decide(cadence(every_minutes=0), 3).save
+
+
+def test_what_was_not_known_ahead_waits_for_what_may_be_prepared(now: list[float]) -> None:
+    clock = cadence(ahead=3, every_minutes=1)
+    assert decide(clock, 7) == Decision()
+    now[0] += 61
+    assert [decide(clock, step) for step in range(8, 12)] == [*[Decision(drain=True)] * 3, Decision(save=True)]
+    clock.saved()
+    now[0] += 61
+    assert [decide(clock, step).save for step in range(12, 16)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("how", ["evaluation", "end", "epoch"])
+def test_a_stop_does_not_wait_beyond_a_barrier(how: str) -> None:
+    asked = [False]
+    clock = cadence(ahead=5, eval_every=10 if how == "evaluation" else 0, stop=lambda: asked[0], total=20)
+    step = {"evaluation": 10, "end": 20, "epoch": 14}[how]
+    asked[0] = True
+    assert decide(clock, step - 1) == Decision(drain=True)
+    found = decide(clock, step, epoch_ended=how == "epoch", evaluated=True)
+    assert found == Decision(save=True, stop=True)
+
+
+class Third:
+    """An agreement with another process, which is asked to stop after the third step."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def agree(self, seen: Seen) -> Seen:
+        self.asked += 1
+        return replace(seen, stop=seen.stop or self.asked >= 3)
+
+
+def test_processes_that_agree_stop_after_the_same_step() -> None:
+    def stops_at(stop: Callable[[], bool]) -> int:
+        clock = cadence(ahead=2, stop=stop, agreement=Third())
+        return next(step for step in range(1, 9) if decide(clock, step).stop)
+
+    assert stops_at(lambda: False) == 5
+    clock = cadence(agreement=Third())
+    clock.check()
+    clock.check()
+    with pytest.raises(Stopped):
+        clock.check()
 
 
 class Backwards:
@@ -55,6 +123,9 @@ class Backwards:
     def __init__(self, batches: list[Batch]) -> None:
         self._batches = batches
 
+    def __len__(self) -> int:
+        return len(self._batches)
+
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         return iter(self._batches[::-1][first:])
 
@@ -62,31 +133,64 @@ class Backwards:
 class Doubling:
     """An exchange that shows: the ids that it hands on are others."""
 
-    def features(self, lookup: Lookup) -> KeyedJagged:
-        return KeyedJagged(keys=("f",), values=lookup.features.values * 2, offsets=None, batch_size=3)
+    def features(self, request: Request) -> KeyedJagged:
+        return KeyedJagged(keys=("f",), values=request.features.values * 2, offsets=None, batch_size=3)
 
 
-@pytest.mark.parametrize("lookahead", [0, 2])
-def test_a_pipeline_prepares_what_its_schedule_and_exchange_say(lookahead: int) -> None:
-    model = build_model(
+def small_model(lookahead: int = 0) -> CTRModel:
+    return build_model(
         DLRMConfig(embedding_dim=4, bottom_mlp=(4,), top_mlp=(4,)), SCHEMA, {"f": 1000},
         tiers=TierConfig(tables={"f": TableTier(cache_rows=64)}, ways=8, lookahead=lookahead),
     )  # fmt: skip
-    batches = [
+
+
+def some_batches(count: int) -> list[Batch]:
+    return [
         Batch(
             label=torch.zeros(3),
             dense=torch.zeros(3, 1),
             sparse=KeyedJagged(keys=("f",), values=torch.arange(3) + 10 * number, offsets=None, batch_size=3),
         )
-        for number in range(20)
+        for number in range(count)
     ]
+
+
+def stages_of(model: CTRModel, schedule: Schedule, **others: Any) -> Stages:
+    config = TrainConfig()
+    return Stages(model, config.dense.build(model.network), config, schedule, **others)
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_pipeline_prepares_what_its_schedule_and_exchange_say(lookahead: int) -> None:
+    model = small_model(lookahead)
     seen = []
-    pipeline = Pipeline(model, Backwards(batches), 2, Doubling())
+    pipeline = Pipeline(stages_of(model, Backwards(some_batches(20)), exchange=Doubling()), 2)
     with pipeline.prepared(0, 5, lambda place: place == 3) as source:
-        for place, ((batch, lookup), prepared) in enumerate(source):
+        for place, ((batch, request), prepared) in enumerate(source):
             seen.append(int(batch.sparse.values[0]))
             assert prepared.features.values.tolist() == (batch.sparse.values * 2).tolist()
-            model(batch, lookup, prepared).sum().backward()
+            model(batch, request, prepared).sum().backward()
             assert place != 3 or source.drained
     assert seen == [10 * number for number in range(14, -1, -1)]
     assert model.embeddings.step == 15
+
+
+class Halving:
+    """A reduction that shows."""
+
+    def reduce(self, weights: Iterable[nn.Parameter]) -> None:
+        for weight in weights:
+            assert weight.grad is not None
+            weight.grad *= 0.5
+
+
+def test_a_reduction_comes_between_backward_and_update() -> None:
+    states = []
+    for others in ({}, {"reduction": Halving()}):
+        model = small_model()
+        stages = stages_of(model, Backwards(batches := some_batches(1)), **others)
+        stages.train(0, batches[0])
+        states.append([stages.optimizer.state[weight]["exp_avg"] for weight in model.network.parameters()])
+    assert any(state.abs().max() > 0 for state in states[0])
+    for plain, halved in zip(*states, strict=True):
+        torch.testing.assert_close(plain / 2, halved)

@@ -153,10 +153,10 @@ def test_other_tiers_take_up_a_checkpoint_only_before_they_train(home: Path, tmp
     train(recipe(home, tmp_path / "a", INT8, max_steps=5))
     made = recipe(home, tmp_path / "b", {}, max_steps=5)
     trained = Trainer(made, Dataset.open(made.data.path))
-    for item in itertools.islice(trained.items(0), 5):
+    for item in itertools.islice(trained.pipeline.items(0), 5):
         trained.step(*item)
     with pytest.raises(CheckpointError, match="has other tiers than these tables, which were trained"):
-        trained._restore(last(tmp_path / "a"))
+        trained.restore(last(tmp_path / "a"))
 
 
 def all_rows(run: Path) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def test_a_checkpoint_goes_on_under_other_tiers(home: Path, tmp_path: Path) -> N
     before = all_rows(tmp_path / "a")
     made = recipe(home, tmp_path / "a", {}, max_steps=30)
     trainer = Trainer(made, Dataset.open(made.data.path))
-    trainer._restore(last(tmp_path / "a"))
+    trainer.restore(last(tmp_path / "a"))
     after = {
         f"{table.name}.{part}": value.numpy()
         for table in trainer.model.embeddings.tables

@@ -57,7 +57,10 @@ class Prefetcher(Generic[Item]):
         self._changed = engine.flight.changed
         self._ready: deque[tuple[Item, Prepared]] = deque()
         self._given: weakref.WeakSet[Prepared] = weakref.WeakSet()
-        self._held = self._busy = self._ended = self._stopped = False
+        # Counts of items: handed out, prepared or being prepared, and that may be prepared before all were handed out.
+        self._handed = self._begun = 0
+        self._limit: int | None = None
+        self._ended = self._stopped = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -82,15 +85,19 @@ class Prefetcher(Generic[Item]):
             prepared.release_unused()
 
     def drain(self) -> None:
-        """Prepare nothing more until all that is prepared was handed out and the next item is asked for."""
+        """Prepare no more than the `depth` items that may be prepared by now, until the one after them is asked for.
+
+        How many that are follows from what was handed out, not from how fast the thread was.
+        """
         with self._changed:
-            self._held = True
+            if self._limit is None:
+                self._limit = self._handed + self._depth
 
     @property
     def drained(self) -> bool:
         """Whether nothing is prepared beyond the item handed out last, nor will be before the next is asked for."""
         with self._changed:
-            return not self._ready and (self._thread is None or self._ended or (self._held and not self._busy))
+            return not self._ready and (self._thread is None or self._ended or self._handed == self._limit)
 
     def __iter__(self) -> Prefetcher[Item]:
         return self
@@ -99,12 +106,13 @@ class Prefetcher(Generic[Item]):
         if self._thread is None:
             return self._given_out(self._prepare(next(self._source)))
         with self._changed:
-            if self._held and not self._busy and not self._ready:
-                self._held = False
+            if self._handed == self._limit:
+                self._limit = None
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._ready or self._ended or self._flight.blocked() is not None)
             if self._ready:
                 found = self._ready.popleft()
+                self._handed += 1
                 self._changed.notify_all()
                 return self._given_out(found)
             blocked = None if self._ended else self._flight.blocked()
@@ -131,27 +139,33 @@ class Prefetcher(Generic[Item]):
         limit_threads(1)
         try:
             for place, item in enumerate(self._source):
-                if not self._may_prepare():
+                if not self._may_prepare(last=self._pause_after(place)):
                     return
-                self._hand_over(self._prepare(item), hold=self._pause_after(place))
+                self._hand_over(self._prepare(item))
         except Stopped:
             pass
         except BaseException as error:
             self._error = error
         finally:
             with self._changed:
-                self._busy, self._ended = False, True
+                self._ended = True
                 self._changed.notify_all()
 
-    def _may_prepare(self) -> bool:
-        """Wait until there is to be another item; False when there is to be none."""
+    def _may_prepare(self, *, last: bool) -> bool:
+        """Wait until there is to be another item, the `last` one before a pause; False when there is to be none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or (not self._held and len(self._ready) < self._depth))
-            self._busy = not self._stopped
-            return self._busy
+            self._changed.wait_for(lambda: self._stopped or self._has_room())
+            if self._stopped:
+                return False
+            self._begun += 1
+            if last:
+                self._limit = self._begun
+            return True
 
-    def _hand_over(self, found: tuple[Item, Prepared], *, hold: bool) -> None:
+    def _has_room(self) -> bool:
+        return len(self._ready) < self._depth and (self._limit is None or self._begun < self._limit)
+
+    def _hand_over(self, found: tuple[Item, Prepared]) -> None:
         with self._changed:
             self._ready.append(found)
-            self._busy, self._held = False, self._held or hold
             self._changed.notify_all()

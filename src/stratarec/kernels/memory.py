@@ -5,6 +5,7 @@ A fresh 100 MB output costs more in page faults than the pooling that fills it: 
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 import weakref
@@ -48,12 +49,12 @@ class Recycler:
 
     def empty(self, *shape: int) -> Tensor:
         """A tensor of `shape`; as `torch.empty`, of recycled memory when large."""
-        elements = int(np.prod(shape))
+        elements = math.prod(shape)
+        if elements * 4 < _SMALL_BYTES:
+            return torch.empty(shape)
         # Powers of two and a half step between: batches of slightly different sizes share buffers.
         size = 1 << max(elements * 4 - 1, 1).bit_length()
         size = size * 3 // 4 if elements * 4 <= size * 3 // 4 else size
-        if elements * 4 < _SMALL_BYTES:
-            return torch.empty(shape)
         with self._lock:
             free = self._free.get(size)
             memory = free.pop() if free else None

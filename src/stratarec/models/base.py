@@ -13,7 +13,9 @@ from stratarec.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, Prepared, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
-from stratarec.models.dedup import History, Lookup, Runs, Windows, look_up
+from stratarec.models.history import History, Windows
+from stratarec.models.request import Request
+from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig, build_pooling
 
 
@@ -143,32 +145,32 @@ class CTRModel(nn.Module):
         self.embeddings = embeddings
         self.network = network
 
-    def forward(self, batch: Batch, lookup: Lookup | None = None, prepared: Prepared | None = None) -> Tensor:
+    def forward(self, batch: Batch, request: Request | None = None, prepared: Prepared | None = None) -> Tensor:
         """``[B]`` float32 logits.
 
         Parameters
         ----------
-        lookup : Lookup
-            What `look_up` gave for the batch, where that was done ahead of time.
+        request : Request
+            What `request` gave for the batch, where that was done ahead of time.
         prepared : Prepared
-            What ``embeddings.prepare(lookup.features)`` gave, likewise.
+            What ``embeddings.prepare(request.features)`` gave, likewise.
         """
-        return self.network(*self.vectors(batch, lookup or self.look_up(batch), prepared))  # type: ignore[no-any-return]
+        return self.network(*self.vectors(batch, request or self.request(batch), prepared))  # type: ignore[no-any-return]
 
-    def look_up(self, batch: Batch) -> Lookup:
+    def request(self, batch: Batch) -> Request:
         """The ids that the tables will be asked for, each distinct value of a group once."""
-        return look_up(batch, self.network.sequence_keys)
+        return Request.of(batch, self.network.sequence_keys)
 
     def vectors(
-        self, batch: Batch, lookup: Lookup, prepared: Prepared | None = None
+        self, batch: Batch, request: Request, prepared: Prepared | None = None
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
-        found = self.embeddings(prepared or lookup.features)
+        found = self.embeddings(prepared or request.features)
         histories = []
         for key in self.network.sequence_keys:
             bags = found.sequences[key]
-            windows = lookup.windows.get(key) or Windows(start=bags.offsets[:-1], length=bags.lengths())
+            windows = request.windows.get(key) or Windows(start=bags.offsets[:-1], length=bags.lengths())
             histories.append(History(rows=bags.values, windows=windows))
         # A group may have more distinct values than there are samples.
         pooled = found.pooled if len(found.pooled) == batch.size else found.pooled[: batch.size]
-        return batch.dense, pooled, histories, Runs.of(lookup, found.pooled_keys)
+        return batch.dense, pooled, histories, Runs.of(request, found.pooled_keys)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.dedup import Runs
 from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.runs import Runs
 
 
 @dataclass(frozen=True, kw_only=True)

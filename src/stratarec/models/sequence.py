@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from stratarec.errors import ConfigError
 from stratarec.kernels.attention import pair_pool, pair_products, pair_sums
-from stratarec.models.dedup import History
+from stratarec.models.history import History
 from stratarec.models.layers import MLP, check_sizes
 
 

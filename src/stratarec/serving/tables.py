@@ -13,7 +13,7 @@ from stratarec.embedding import EmbeddingBagConfig
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.pooling import gather, pool
-from stratarec.models.dedup import History, Windows
+from stratarec.models.history import History, Windows
 
 Floats = NDArray[np.float32]
 

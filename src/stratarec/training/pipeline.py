@@ -1,37 +1,48 @@
-"""A training step from a batch on disk to new weights: its stages in one place, and the clock that interrupts them.
+"""A training step from a batch on disk to new weights: its stages in one place, and what of them runs ahead.
 
     stage      what happens                                           where
     read       the schedule says what is trained next                 the loader's threads
-    plan       the ids that tables will be asked for (`look_up`)      the reading thread
-    exchange   ids go to whoever holds their rows (`Local`: nobody)   the prefetching thread
-    prepare    rows come into level 0 (`engine.prepare_ahead`)        the prefetching thread
-    forward, backward (which updates the rows), update of the network the training thread
+    request    the ids that tables will be asked for                  the reading thread
+    exchange   ids go to whoever holds their rows                     the prefetching thread
+    prepare    rows come into level 0                                 the prefetching thread
+    forward    logits and loss                                        the training thread
+    backward   gradients; the rows of tables are updated              the training thread
+    update     gradients of the network are reduced, and applied      the training thread
 
-The first four run ahead of the last, up to a barrier of `Cadence`. What must find the same state whatever the lookahead
-(an evaluation, a checkpoint by steps, the end) is known ahead and is a barrier; what depends on time or on the user is
-not, and waits until all that was prepared is trained.
+The first four run ahead of the last three, up to a barrier (`Cadence`). `Stages` has a method for each. What several
+processes do otherwise is handed to it: a `Schedule`, an `Exchange`, a `Reduction`; those of one process are `InOrder`
+and `Local`. Whatever else differs, a subclass overrides.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from stratarec.batch import Batch
 from stratarec.data.loader import Loader, run_ahead
-from stratarec.embedding import Prefetcher
+from stratarec.embedding import Prefetcher, Prepared
+from stratarec.errors import TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel
-from stratarec.models.dedup import Lookup
+from stratarec.models.outputs import autocast
+from stratarec.models.request import Request
 from stratarec.training.config import TrainConfig
 
-Item = tuple[Batch, Lookup]
+Item = tuple[Batch, Request]
 
 
 class Schedule(Protocol):
     """What is trained next."""
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """The batches of an epoch from its `first` on; the same ones whenever it is asked."""
@@ -40,16 +51,26 @@ class Schedule(Protocol):
 class Exchange(Protocol):
     """Sends the ids of a batch to the processes that hold their rows."""
 
-    def features(self, lookup: Lookup) -> KeyedJagged:
+    def features(self, request: Request) -> KeyedJagged:
         """What this process's tables are asked for."""
 
 
-class Local:
-    """The `Exchange` of one process: every row is its own."""
+class Reduction(Protocol):
+    """Makes one of the gradients that several processes have of the same weights."""
 
-    def features(self, lookup: Lookup) -> KeyedJagged:
+    def reduce(self, weights: Iterable[nn.Parameter]) -> None:
+        """Replace the gradient of each weight; called between backward and update."""
+
+
+class Local:
+    """The `Exchange` and the `Reduction` of one process: every row, and every gradient, is its own."""
+
+    def features(self, request: Request) -> KeyedJagged:
         """All ids of the batch."""
-        return lookup.features
+        return request.features
+
+    def reduce(self, weights: Iterable[nn.Parameter]) -> None:
+        """Nothing is to be added."""
 
 
 @dataclass(frozen=True)
@@ -58,33 +79,127 @@ class InOrder:
 
     loader: Loader
 
+    def __len__(self) -> int:
+        """See `Schedule`."""
+        return len(self.loader)
+
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """See `Schedule.batches`."""
         return self.loader.batches(epoch, first)
 
 
-class Pipeline:
-    """The stages before `forward`.
+class Stages:
+    """The stages of a step, a method each.
 
     Parameters
     ----------
     model : CTRModel
-        Plans its look-ups and owns the tables.
+    optimizer : torch.optim.Optimizer
+        Of the model's network; tables train themselves in backward.
+    config : TrainConfig
     schedule : Schedule
-    ahead : int
-        Batches that are read and planned ahead.
     exchange : Exchange
+    reduction : Reduction
     """
 
-    def __init__(self, model: CTRModel, schedule: Schedule, ahead: int, exchange: Exchange | None = None) -> None:
-        self._model, self._schedule, self._ahead = model, schedule, ahead
-        self._exchange = exchange or Local()
+    def __init__(
+        self,
+        model: CTRModel,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        schedule: Schedule,
+        *,
+        exchange: Exchange | None = None,
+        reduction: Reduction | None = None,
+    ) -> None:
+        self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
+        self._exchange, self._reduction = exchange or Local(), reduction or Local()
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of an epoch."""
+        return len(self._schedule)
+
+    def read(self, epoch: int, first: int) -> Iterator[Batch]:
+        """The batches of an epoch from its `first` on."""
+        return self._schedule.batches(epoch, first)
+
+    def request(self, batch: Batch) -> Request:
+        """The ids that the tables will be asked for."""
+        return self.model.request(batch)
+
+    def exchange(self, request: Request) -> KeyedJagged:
+        """The ids that this process's tables are asked for."""
+        return self._exchange.features(request)
+
+    def prepare(self, items: Iterator[Item], *, depth: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
+        """Bring the rows of what `exchange` gives for each item into level 0, `depth` items ahead; see `Prefetcher`."""
+        engine = self.model.embeddings.engine
+        return Prefetcher(engine, items, lambda item: self.exchange(item[1]), depth=depth, pause_after=barrier)
+
+    def forward(self, batch: Batch, request: Request | None = None, prepared: Prepared | None = None) -> Tensor:
+        """The loss of a batch, a scalar."""
+        with autocast(self._config.precision):
+            logits = self.model(batch, request, prepared)
+        return functional.binary_cross_entropy_with_logits(logits, batch.label)
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the network, and one optimizer step of the rows."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self, step: int) -> None:
+        """One optimizer step of the network, at the learning rate of `step`."""
+        dense, groups = self._config.dense, self.optimizer.param_groups
+        weights = [weight for group in groups for weight in group["params"]]
+        self._reduction.reduce(weights)
+        if self._config.clip_norm:
+            torch.nn.utils.clip_grad_norm_(weights, self._config.clip_norm)
+        for group in groups:
+            group["lr"] = dense.learning_rate * dense.schedule.factor(step)
+        self.optimizer.step()
+
+    def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Prepared | None = None) -> float:
+        """Forward, backward and update; the loss.
+
+        Raises
+        ------
+        TrainingError
+            When the loss is not a number, before anything is changed.
+        """
+        loss = self.forward(batch, request, prepared)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the loss is {value} at step {step}; lower train.dense.learning_rate or "
+                "train.embedding.learning_rate. The last checkpoint is as it was."
+            )
+        self.backward(loss)
+        self.update(step)
+        return value
+
+
+class Pipeline:
+    """Runs the stages before `forward` ahead of it.
+
+    Parameters
+    ----------
+    stages : Stages
+    ahead : int
+        Batches that are read and requested ahead.
+    """
+
+    def __init__(self, stages: Stages, ahead: int) -> None:
+        self._stages, self._ahead = stages, ahead
+        engine = stages.model.embeddings.engine
+        # Batches that are prepared ahead of the one that is trained.
+        self.depth = 0 if engine.resident else engine.tiers.lookahead
+        self.epoch_steps = stages.epoch_steps
 
     def items(self, epoch: int, first: int = 0) -> Iterator[Item]:
-        """Read and plan: the batches of an epoch and their look-ups, made ahead on a thread."""
-        return run_ahead(
-            lambda: ((batch, self._model.look_up(batch)) for batch in self._schedule.batches(epoch, first)), self._ahead
-        )
+        """Read and request: the batches of an epoch and what they ask for, made ahead on a thread."""
+        stages = self._stages
+        return run_ahead(lambda: ((batch, stages.request(batch)) for batch in stages.read(epoch, first)), self._ahead)
 
     def prepared(self, epoch: int, first: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
         """Exchange and prepare the rest of an epoch, a context manager over ``(item, prepared)``.
@@ -94,48 +209,4 @@ class Pipeline:
         barrier : callable
             Whether nothing is to be prepared beyond the i-th item until it is trained.
         """
-        engine = self._model.embeddings.engine
-        return Prefetcher(
-            engine,
-            self.items(epoch, first),
-            lambda item: self._exchange.features(item[1]),
-            depth=0 if engine.resident else engine.tiers.lookahead,
-            pause_after=barrier,
-        )
-
-
-class Cadence:
-    """One clock for evaluation, checkpoint and stop. It decides; with several processes, one would for all.
-
-    Parameters
-    ----------
-    config : TrainConfig
-    total_steps : int
-        Steps of the whole run.
-    """
-
-    def __init__(self, config: TrainConfig, total_steps: int) -> None:
-        self._evaluate_every, self._checkpoint, self._total = config.eval_every, config.checkpoint, total_steps
-        self._saved_at = time.monotonic()
-
-    def is_barrier(self, step: int) -> bool:
-        """Whether an evaluation, a checkpoint or the end is known ahead to follow `step`."""
-        every = (self._evaluate_every, self._checkpoint.every_steps)
-        return step >= self._total or any(_is_multiple(step, steps) for steps in every)
-
-    def evaluates(self, step: int, *, epoch_ended: bool) -> bool:
-        """Whether an evaluation follows `step`."""
-        return _is_multiple(step, self._evaluate_every) if self._evaluate_every else epoch_ended
-
-    def saves(self, step: int) -> bool:
-        """Whether a checkpoint follows `step`, by steps or by time."""
-        minutes, most = (time.monotonic() - self._saved_at) / 60, self._checkpoint.every_minutes
-        return _is_multiple(step, self._checkpoint.every_steps) or bool(most and minutes >= most)
-
-    def saved(self) -> None:
-        """A checkpoint was written now."""
-        self._saved_at = time.monotonic()
-
-
-def _is_multiple(step: int, every: int) -> bool:
-    return bool(every) and step % every == 0
+        return self._stages.prepare(self.items(epoch, first), depth=self.depth, barrier=barrier)

@@ -10,6 +10,7 @@ from typing import Any
 from stratarec.training.config import EarlyStoppingConfig
 
 Evaluation = Mapping[str, Any]
+_SMOOTHING = 0.98
 
 
 @dataclass
@@ -28,6 +29,13 @@ class Position:
     train_seconds: float = 0.0
     """Spent in steps, by all sessions of the run; the one field that differs from run to run."""
     trained_samples: int = 0
+
+    def trained(self, loss: float, samples: int) -> None:
+        """Count a step on so many samples."""
+        kept = _SMOOTHING if self.step else 0.0
+        self.smoothed_loss = kept * self.smoothed_loss + (1 - kept) * loss
+        self.step += 1
+        self.trained_samples += samples
 
     @property
     def evaluated(self) -> bool:

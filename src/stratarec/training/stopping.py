@@ -28,11 +28,6 @@ class StopRequest:
         self.made = False
         self._at_once = at_once
 
-    def check(self) -> None:
-        """Raise `Stopped` if there was a request."""
-        if self.made:
-            raise Stopped
-
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take SIGINT and SIGTERM as requests."""

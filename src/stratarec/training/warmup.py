@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 from scipy.special import pdtrc
 from torch import Tensor
-from torch.nn import functional
 
 from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
@@ -35,6 +34,7 @@ from stratarec.planning.apply import tier_config
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
+from stratarec.training.pipeline import InOrder, Stages
 
 # Slots of a cache, and rows of a second level before a log.
 _SLOTS, _SECOND_LEVEL = 1024, 256
@@ -114,6 +114,7 @@ def _small_model(recipe: Recipe, dataset: Dataset, tiers: TierConfig | None) -> 
 def _exercise(model: CTRModel, recipe: Recipe, loader: Loader, folder: Path) -> None:
     """Steps, evaluations and two checkpoints."""
     optimizer = recipe.train.dense.build(model.network)
+    stages = Stages(model, optimizer, recipe.train, InOrder(loader))
     size = _rows(model.embeddings.tiers.ways)
     # In no order: neighbouring ids would spread over the sets of a cache too evenly to fill any.
     order = torch.randperm(_TABLE_ROWS, generator=torch.Generator().manual_seed(0))
@@ -122,25 +123,17 @@ def _exercise(model: CTRModel, recipe: Recipe, loader: Loader, folder: Path) -> 
     saved: Path | None = None
     for batch in _forms(model, loader):
         for turn in range(_TURNS if tiered else 1):
-            _step(model, recipe, optimizer, _of_rows(batch, rows[turn]))
+            stages.train(0, _of_rows(batch, rows[turn]))
         # From the first checkpoint on, rows that change are noted, and rows may be read from files.
         if saved is None:
             saved = folder / "first"
             model.embeddings.save(saved)
-        _step(model, recipe, optimizer, _of_rows(batch, rows[0]))
+        stages.train(0, _of_rows(batch, rows[0]))
         with torch.no_grad(), autocast(recipe.train.precision):
             # Rows in level 0, at home, and never written.
             for turn in (0, 1, _TURNS) if tiered else (0,):
                 model(_of_rows(batch, rows[turn]))
     model.embeddings.save(folder / "second", saved)
-
-
-def _step(model: CTRModel, recipe: Recipe, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-    with autocast(recipe.train.precision):
-        logits = model(batch)
-    optimizer.zero_grad(set_to_none=True)
-    functional.binary_cross_entropy_with_logits(logits, batch.label).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
 
 
 def _forms(model: CTRModel, loader: Loader) -> list[Batch]:
@@ -150,10 +143,10 @@ def _forms(model: CTRModel, loader: Loader) -> list[Batch]:
         small = Loader(loader.dataset, loader.split, replace(loader.config, batch_size=size, window_row_groups=1))
         batches = small.batches(0)
         for batch in islice(batches, _BATCHES):
-            lookup = model.look_up(batch)
+            request = model.request(batch)
             # Vectors that a history looks at are expanded where samples share them.
-            expanded = any(model.embeddings.pooled_keys[place] in lookup.shared for place in model.network.targets)
-            found.setdefault((lookup.features.offsets is None, lookup.starts is None, expanded), batch)
+            expanded = any(model.embeddings.pooled_keys[place] in request.shared for place in model.network.targets)
+            found.setdefault((request.features.offsets is None, request.starts is None, expanded), batch)
         batches.close()  # type: ignore[attr-defined]
     return list(found.values())
 

@@ -21,7 +21,6 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bags import lookups_by_table
 from stratarec.kernels.bags.cpu import Bags, Features
 from stratarec.kernels.rows import U, ahead_of, prefetch_row
 from stratarec.kernels.team import BODY, run_team, take, team_of
@@ -190,13 +189,14 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
 
 def update(slots, layout, bags, gradients, rule, workspace):
     """`update.update` for arrays."""
-    counts = lookups_by_table(layout, bags)
-    if not counts.any():
+    kept = kept_for(workspace)
+    load = kept.load(layout, bags)
+    if not load.total:
         return
-    threads, kept = threads_for(int(counts.sum())), kept_for(workspace)
-    tables = (layout.table_start, layout.table_features, counts)
-    tasks = kept.tasks(layout, counts, threads)
-    work = kept.scratch(threads, int(counts.max()), layout.width, bags.values.dtype)
+    threads = threads_for(load.total)
+    tables = (layout.table_start, layout.table_features, load.counts)
+    tasks = load.tasks(layout, threads)
+    work = kept.scratch(threads, load.most, layout.width, bags.values.dtype)
     kernels(*blocks(layout.width)).update(
         team_of(threads), layout.width, tuple(slots), bags.compiled, layout.features(bags), tables, tuple(tasks),
         _given(layout, gradients), tuple(work), compiled(rule),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels.bags import GroupLayout
+from stratarec.kernels.bags import BagBatch, GroupLayout, lookups_by_table
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.update.lists import Scratch
 
@@ -56,22 +56,48 @@ def shapes(lookups: int, width: int, ids: np.dtype[Any]) -> dict[str, tuple[int,
     }
 
 
+class Load:
+    """How many lookups of each table a batch has, and how threads share them.
+
+    Parameters
+    ----------
+    counts : ndarray
+        ``[tables]`` int64.
+    batch : int or None
+        Samples, where every bag holds one id: nothing else then decides the counts.
+    """
+
+    def __init__(self, counts: NDArray[np.int64], batch: int | None) -> None:
+        self.counts, self.batch = counts, batch
+        self.total, self.most = int(counts.sum()), int(counts.max(initial=0))
+        self._tasks: dict[int, Tasks] = {}
+
+    def tasks(self, group: GroupLayout, threads: int) -> Tasks:
+        """`schedule` for so many threads."""
+        if threads not in self._tasks:
+            rows = group.rows[group.table_features[group.table_start[:-1]]]
+            # A lookup adds one gradient row; a distinct row also reads and writes a row of the table.
+            costs = (self.counts + 2 * np.minimum(self.counts, rows)).astype(float).tolist()
+            self._tasks[threads] = schedule(costs, threads)
+        return self._tasks[threads]
+
+
 class Kept:
-    """The scratch of the largest batch met, and the tasks of the last one."""
+    """The scratch of the largest batch met, and the load of the last one."""
 
     def __init__(self) -> None:
         self._arrays: Scratch | None = None
-        self._tasks: dict[tuple[int, bytes], Tasks] = {}
+        self._load: Load | None = None
 
-    def tasks(self, group: GroupLayout, counts: NDArray[np.int64], threads: int) -> Tasks:
-        """`schedule` for these numbers of lookups; kept, since batches without jagged features repeat them."""
-        key = (threads, counts.tobytes())
-        if key not in self._tasks:
-            rows = group.rows[group.table_features[group.table_start[:-1]]]
-            # A lookup adds one gradient row; a distinct row also reads and writes a row of the table.
-            costs = (counts + 2 * np.minimum(counts, rows)).astype(float).tolist()
-            self._tasks = {key: schedule(costs, threads)}
-        return self._tasks[key]
+    def load(self, group: GroupLayout, bags: BagBatch) -> Load:
+        """The batch's load; that of the last one where it is the same, as it is without jagged features."""
+        last, batch = self._load, bags.batch if bags.offsets is None else None
+        if last is not None and batch is not None and last.batch == batch:
+            return last
+        counts = lookups_by_table(group, bags)
+        if last is None or last.batch != batch or not np.array_equal(counts, last.counts):
+            self._load = last = Load(counts, batch)
+        return last
 
     def scratch(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> Scratch:
         """Arrays for `threads` threads and up to `lookups` lookups of a table, whose ids are of type `ids`."""

@@ -1,0 +1,117 @@
+"""What a batch asks the tables for: distinct values once.
+
+Batches are shuffled in *runs*: neighbouring samples that agree in all groups. The features of groups are looked up once
+a run, and a run's vectors serve all its samples. A batch with runs is looked up by one call, so that backward is one
+optimizer step: a group's R bags are the first R of B bags of its features, the others are empty. Embedding tables and
+caches see an ordinary `KeyedJagged` with fewer ids.
+
+Shapes: B samples, R runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratarec.batch import Batch
+from stratarec.inverse import LEAST_RUN, InverseJagged, JaggedWindows
+from stratarec.jagged import KeyedJagged
+from stratarec.kernels import batches, dedup
+from stratarec.models.history import Windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Ids to look up, and how to expand what is found.
+
+    Parameters
+    ----------
+    features : KeyedJagged
+        Every feature over B bags.
+    starts : Tensor or None
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. None where no feature is looked up by run.
+    shared : frozenset of str
+        Pooled features of which the first R bags are the runs'.
+    windows : mapping of str to Windows
+        The unpooled features of groups.
+    """
+
+    features: KeyedJagged
+    starts: Tensor | None = None
+    shared: frozenset[str] = frozenset()
+    windows: Mapping[str, Windows]
+
+    @classmethod
+    def of(cls, batch: Batch, sequences: tuple[str, ...]) -> Request:
+        """Join the features of a batch and of its groups; `sequences` are looked up without pooling."""
+        if not batch.groups:
+            return cls(features=batch.sparse, windows={})
+        starts, alike = _runs(batch.groups, batch.size)
+        keys, parts, windows = [*batch.sparse.keys], [_bags(batch.sparse)], {}
+        shared: list[str] = []
+        for group in batch.groups:
+            for key in [key for key in group.keys if key in sequences]:
+                values, windows[key] = _unpooled(group, key)
+                keys.append(key)
+                parts.append(_bags(values))
+            if pooled := [key for key in group.keys if key not in sequences]:
+                by_run = any(group is other for other in alike)
+                unique = group.unique if len(pooled) == len(group.keys) else group.bags().select(pooled)
+                keys += pooled
+                parts.append(_bags(unique, group.inverse[starts[:-1]] if by_run else group.inverse))
+                shared += pooled if by_run else []
+        features = _joined(keys, parts, batch.size)
+        return cls(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
+
+
+def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> batches.Bags:
+    start = stop = None
+    if isinstance(features, JaggedWindows):
+        start = features.start.numpy()
+        stop = start + features.length.numpy()
+    elif features.offsets is not None:
+        start, stop = features.offsets.numpy()[:-1], features.offsets.numpy()[1:]
+    return batches.Bags(
+        values=features.values.numpy(),
+        features=len(features.keys),
+        bags=features.batch_size,
+        start=start,
+        stop=stop,
+        rows=None if rows is None else rows.numpy(),
+    )
+
+
+def _joined(keys: Sequence[str], parts: Sequence[batches.Bags], size: int) -> KeyedJagged:
+    """Features over different numbers of bags side by side, each filled up with empty bags."""
+    size = max(size, *(part.count for part in parts))
+    values, offsets = (torch.from_numpy(part) for part in batches.join_bags(parts, size))
+    filled = tuple(part.count for part in parts for _ in range(part.features))
+    return KeyedJagged(keys=tuple(keys), values=values, offsets=offsets, batch_size=size, filled=filled)
+
+
+def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, Windows]:
+    """The values of an unpooled feature, and which of them its histories are."""
+    unique = group.unique
+    if isinstance(unique, JaggedWindows):
+        # Windows share values: all of them are one bag.
+        offsets = torch.tensor([0, unique.values.numel()])
+        values = KeyedJagged(keys=unique.keys, values=unique.values, offsets=offsets, batch_size=1)
+        return values, Windows(start=unique.start, length=unique.length, inverse=group.inverse)
+    bags = unique[key]
+    values = KeyedJagged.from_features({key: bags})
+    return values, Windows(start=bags.offsets[:-1], length=bags.lengths(), inverse=group.inverse)
+
+
+def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[InverseJagged]]:
+    """``[R + 1]`` starts of runs, and the groups that are constant in each: as many as leave runs long enough."""
+    starts = np.array([0, size])
+    alike: list[InverseJagged] = []
+    for group in sorted(groups, key=lambda group: group.unique.batch_size):
+        finer = dedup.find_runs(group.inverse.numpy(), starts)
+        if (len(finer) - 1) * LEAST_RUN <= size:
+            starts, alike = finer, [*alike, group]
+    return torch.from_numpy(starts), alike

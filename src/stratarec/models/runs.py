@@ -1,0 +1,65 @@
+"""Vectors that the samples of a run share: which they are, and how they become each sample's.
+
+Shapes: B samples, R runs, F features, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratarec.kernels import dedup
+from stratarec.models.request import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Which of a batch's vectors are the same for all samples of a run; of those, row r is run r's.
+
+    Parameters
+    ----------
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+    shared : tuple of bool
+        ``[F]``.
+    """
+
+    starts: Tensor
+    shared: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, request: Request, keys: Sequence[str]) -> Runs | None:
+        """The runs of the pooled features `keys`; None where none is shared."""
+        if request.starts is None:
+            return None
+        return cls(starts=request.starts, shared=tuple(key in request.shared for key in keys))
+
+    def expand(self, vectors: Tensor) -> Tensor:
+        """``[B, F, D]`` of which every vector is its sample's; the memory of `vectors` may be overwritten."""
+        width = vectors.shape[2]
+        spans = [(place * width, width) for place, shared in enumerate(self.shared) if shared]
+        columns = dedup.Spans(vectors[0].numel(), spans, self.starts)
+        out: Tensor = _Expand.apply(vectors.flatten(1), columns)  # type: ignore[no-untyped-call]
+        return out.view(vectors.shape)
+
+    def beside(self, others: int) -> Runs:
+        """The same runs with `others` more vectors behind, which are not shared."""
+        return Runs(starts=self.starts, shared=(*self.shared, *[False] * others))
+
+
+class _Expand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pooled: Tensor, spans: dedup.Spans) -> Tensor:
+        ctx.spans = spans
+        # Overwritten memory under a new tensor: autograd refuses an output of a function that is changed in place, and
+        # the lookup keeps nothing of it for its backward.
+        return torch.from_numpy(spans.expand(pooled).numpy())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.spans.fold(gradient.float()), None

@@ -1,0 +1,133 @@
+"""One clock for evaluation, checkpoint and stop.
+
+What must find the same state whatever the lookahead (an evaluation, a checkpoint by steps, the end) follows from the
+step alone: it is known ahead, and is a *barrier* beyond which nothing is prepared. What depends on time or on the user
+is not known ahead. It waits until every batch that may be under way by then is trained, `ahead` steps later: that, too,
+follows from the step at which it was asked for, so that all processes of a run would do it after the same one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from stratarec.training.config import TrainConfig
+from stratarec.training.stopping import Stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What each process of a run sees for itself, and may see otherwise than the others."""
+
+    checkpoint_age_seconds: float
+    """Since the last checkpoint, or the start."""
+    stop: bool
+    """Whether it was asked to stop."""
+
+
+class Agreement(Protocol):
+    """Makes one of what several processes see."""
+
+    def agree(self, seen: Seen) -> Seen:
+        """What all of them go by. All call it equally often, after the same steps, and get the same."""
+
+
+class Alone:
+    """The `Agreement` of one process."""
+
+    def agree(self, seen: Seen) -> Seen:
+        """What it sees itself."""
+        return seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What is to happen between two steps; the model must not be under way for any of the first three."""
+
+    evaluate: bool = False
+    """Before anything else; it takes time, so decide again afterwards."""
+    save: bool = False
+    stop: bool = False
+    """With a checkpoint."""
+    drain: bool = False
+    """Something waits until what is prepared is trained: prepare no more than may be prepared by now."""
+
+
+class Cadence:
+    """Decides what happens after a step.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    total_steps : int
+        Steps of the whole run.
+    ahead : int
+        Batches that may be prepared beyond the one that was trained last.
+    stop : callable
+        Whether the user asked to stop.
+    agreement : Agreement
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        total_steps: int,
+        *,
+        ahead: int = 0,
+        stop: Callable[[], bool] = lambda: False,
+        agreement: Agreement | None = None,
+    ) -> None:
+        self.total_steps = total_steps
+        self._evaluate_every, self._checkpoint = config.eval_every, config.checkpoint
+        self._ahead, self._stop, self._agreement = ahead, stop, agreement or Alone()
+        self._saved_at = time.monotonic()
+        self._due: int | None = None
+
+    def is_barrier(self, step: int) -> bool:
+        """Whether an evaluation, a checkpoint or the end is known ahead to follow `step`."""
+        every = (self._evaluate_every, self._checkpoint.every_steps)
+        return step >= self.total_steps or any(_is_multiple(step, steps) for steps in every)
+
+    def decide(self, step: int, *, epoch_ended: bool, evaluated: bool) -> Decision:
+        """What follows `step`.
+
+        Parameters
+        ----------
+        epoch_ended : bool
+            Whether it was the last one of its epoch.
+        evaluated : bool
+            Whether the evaluation that may follow it was made.
+        """
+        seen = self._seen()
+        evaluates = _is_multiple(step, self._evaluate_every) if self._evaluate_every else epoch_ended
+        overdue = bool(self._checkpoint.every_minutes) and (
+            seen.checkpoint_age_seconds >= 60 * self._checkpoint.every_minutes
+        )
+        asked = seen.stop or overdue
+        if asked and self._due is None:
+            self._due = step + self._ahead
+        now = asked and (epoch_ended or self.is_barrier(step) or (self._due is not None and step >= self._due))
+        return Decision(
+            evaluate=step > 0 and evaluates and not evaluated,
+            save=_is_multiple(step, self._checkpoint.every_steps) or now,
+            stop=seen.stop and now,
+            drain=asked and not now,
+        )
+
+    def check(self) -> None:
+        """Raise `Stopped` on a request to stop: for work between steps that keeps nothing."""
+        if self._seen().stop:
+            raise Stopped
+
+    def saved(self) -> None:
+        """A checkpoint was written now."""
+        self._saved_at, self._due = time.monotonic(), None
+
+    def _seen(self) -> Seen:
+        return self._agreement.agree(Seen(checkpoint_age_seconds=time.monotonic() - self._saved_at, stop=self._stop()))
+
+
+def _is_multiple(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0

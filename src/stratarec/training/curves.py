@@ -1,0 +1,52 @@
+"""What is told of a run while it trains: the line of its progress, its loss, TensorBoard's curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from stratarec.models import CTRModel
+from stratarec.progress import Progress
+from stratarec.reporting.metrics import LABELS
+from stratarec.training.position import Position
+
+
+class Curves:
+    """Curves of training and validation by step.
+
+    Parameters
+    ----------
+    board : SummaryWriter
+    model, optimizer
+        Whose learning rates are shown: those of the rows, and of the network.
+    every : int
+        Steps from one point of a training curve to the next.
+    """
+
+    def __init__(self, board: SummaryWriter, model: CTRModel, optimizer: torch.optim.Optimizer, every: int) -> None:
+        self._board, self._model, self._optimizer, self._every = board, model, optimizer, every
+
+    def stepped(self, position: Position, progress: Progress) -> None:
+        """A step was trained."""
+        speed = position.trained_samples / max(position.train_seconds, 1e-9)
+        progress.advance(1, f"loss {position.smoothed_loss:.4f}  {speed:,.0f} samples/s")
+        if position.step % self._every:
+            return
+        position.losses.append((position.step, position.smoothed_loss))
+        figures = {
+            "loss": position.smoothed_loss,
+            "samples_per_second": speed,
+            "dense_learning_rate": self._optimizer.param_groups[0]["lr"],
+            "row_learning_rate": self._model.embeddings.learning_rate,
+        }
+        for name, value in figures.items():
+            self._board.add_scalar(f"train/{name}", value, position.step)
+
+    def validation(self, entry: Mapping[str, Any]) -> None:
+        """The metrics of an evaluation, as `Position.evaluations` has it."""
+        for name in LABELS:
+            if entry[name] is not None:
+                self._board.add_scalar(f"valid/{name}", entry[name], entry["step"])

@@ -1,0 +1,88 @@
+"""The end of a run: its one test, its result and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.data.dataset import Dataset
+from stratarec.errors import Interrupted
+from stratarec.models import CTRModel
+from stratarec.planning.plan import Plan, compare_totals
+from stratarec.progress import Progress
+from stratarec.recipe import Recipe
+from stratarec.reporting.report import write_report
+from stratarec.training.evaluation import evaluate_split
+from stratarec.training.memory import peak_rss_bytes
+from stratarec.training.metrics import Metrics
+from stratarec.training.position import Position
+from stratarec.training.records import write_result
+from stratarec.training.stopping import Stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What is tested, and where the outcome is written."""
+
+    run: Path
+    recipe: Recipe
+    dataset: Dataset
+    model: CTRModel
+    """With the weights that are to be tested."""
+    plan: Plan | None
+    progress: Progress
+    check: Callable[[], None]
+    """Called between batches of the test; raises `Stopped` where the user asks for it."""
+
+    def write(self, position: Position, path: Path) -> dict[str, Any]:
+        """Test, and write result and report; `path` is the checkpoint with the weights that are tested.
+
+        Raises
+        ------
+        Interrupted
+            When the test was stopped; nothing is written then.
+        """
+        result: dict[str, Any] = {
+            "checkpoint": path.name,
+            "steps": position.step,
+            "samples_per_second": position.trained_samples / max(position.train_seconds, 1e-9),
+            "table_bytes": self.model.embeddings.nbytes,
+            "memory": self._memory(),
+            "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
+        }
+        curve: tuple[Any, Any] | None = None
+        if self.dataset.samples("test"):
+            metrics, label, score = self._test(path)
+            result["test"] = metrics.to_dict()
+            curve = (label, 1 / (1 + np.exp(-score.astype(np.float64))))
+        result["peak_rss_bytes"] = peak_rss_bytes()
+        write_result(self.run, result)
+        write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curve)
+        return result
+
+    def _test(self, path: Path) -> tuple[Metrics, NDArray[np.float32], NDArray[np.float32]]:
+        try:
+            return evaluate_split(
+                self.model,
+                self.dataset,
+                "test",
+                precision=self.recipe.train.precision,
+                progress=self.progress,
+                check=self.check,
+            )
+        except Stopped as error:
+            raise Interrupted(
+                f"stopped in the final test; the trained model is {path}; the same command and --resume only tests it"
+            ) from error
+
+    def _memory(self) -> list[dict[str, Any]]:
+        """What was planned and what is used, for each memory; empty without a plan."""
+        if self.plan is None:
+            return []
+        rows = compare_totals(self.plan, self.model.embeddings.bytes_by_memory())  # type: ignore[arg-type]
+        return [{**asdict(row), "defect": row.defect} for row in rows]

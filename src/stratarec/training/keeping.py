@@ -1,0 +1,82 @@
+"""The checkpoints of a run: written, gone on from, and removed when nobody wants them any more."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stratarec.models import CTRModel
+from stratarec.training import checkpoint
+from stratarec.training.config import TrainConfig
+from stratarec.training.directory import RunDirectory
+from stratarec.training.position import Position
+
+
+class Keeper:
+    """Keeps the checkpoints of one run.
+
+    Parameters
+    ----------
+    directory : RunDirectory
+        Of the run; it is settled by its first checkpoint.
+    model : CTRModel
+    optimizer : torch.optim.Optimizer
+        Of the model's network.
+    config : TrainConfig
+    identity : dict
+        What every checkpoint says it is of.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        model: CTRModel,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        identity: dict[str, Any],
+    ) -> None:
+        self._directory, self._model, self._optimizer = directory, model, optimizer
+        self._config, self._identity = config, identity
+        self._last: Path | None = None
+        # Name of the checkpoint of an earlier end of this run: needed until there is another result.
+        self.tested = ""
+
+    def save(self, position: Position) -> Path:
+        """Write a checkpoint of this moment and remove the ones no longer wanted."""
+        path = checkpoint.save(
+            self._directory.checkpoints,
+            model=self._model,
+            optimizer=checkpoint.optimizer_tensors(self._optimizer),
+            state={"step": position.step, "position": asdict(position), "identity": self._identity},
+            previous=self._last,
+        )
+        self._last = path
+        self._directory.settle()
+        self.prune(position)
+        return path
+
+    def restore(self, path: Path) -> str:
+        """Take everything but the position from a checkpoint; why the bits may differ from here on, or nothing."""
+        loaded = checkpoint.load(path)
+        difference = loaded.into(self._model)
+        checkpoint.restore_optimizer(path, self._optimizer, loaded.optimizer)
+        self._last = path
+        return difference
+
+    def best(self, step: int, *, current: int) -> Path:
+        """The checkpoint of `step`, whose weights the model now has; before, it had those of the step `current`."""
+        path = checkpoint.of_step(self._directory.checkpoints, step)
+        if step != current:
+            checkpoint.load(path).into(self._model)
+        return path
+
+    def prune(self, position: Position) -> None:
+        """Remove the checkpoints that neither the run nor its result needs."""
+        folder, config = self._directory.checkpoints, self._config
+        kept = {checkpoint.of_step(folder, step) for step in position.kept_steps(config.early_stopping)}
+        if self.tested:
+            kept.add(folder / self.tested)
+        checkpoint.prune(folder, config.checkpoint.keep, kept)

@@ -1,0 +1,128 @@
+"""From where a run is to the end of its training: steps, and between them what its cadence decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from stratarec.embedding import Prefetcher
+from stratarec.errors import Interrupted
+from stratarec.progress import Progress
+from stratarec.training.cadence import Cadence, Decision
+from stratarec.training.curves import Curves
+from stratarec.training.keeping import Keeper
+from stratarec.training.pipeline import Item, Pipeline
+from stratarec.training.position import Position
+from stratarec.training.validation import Validation
+
+
+class Loop:
+    """Trains one run.
+
+    Parameters
+    ----------
+    step : callable
+        Trains on an item and its prepared batch, and counts it.
+    pipeline : Pipeline
+    cadence : Cadence
+    keeper : Keeper
+    validation : Validation
+    curves : Curves
+    progress : Progress
+    position : Position
+        Where the run is; moved on.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., None],
+        pipeline: Pipeline,
+        cadence: Cadence,
+        keeper: Keeper,
+        validation: Validation,
+        curves: Curves,
+        progress: Progress,
+        position: Position,
+    ) -> None:
+        self._step, self._pipeline, self._cadence, self._keeper = step, pipeline, cadence, keeper
+        self._validation, self._curves, self._progress, self._position = validation, curves, progress, position
+
+    def run(self) -> None:
+        """Train to the end, with a checkpoint of it.
+
+        Raises
+        ------
+        Interrupted
+            Where the user stops it, once a checkpoint is written.
+        """
+        position = self._position
+        self._cadence.saved()
+        if self._decide().evaluate:  # an earlier session was stopped while it evaluated
+            self._evaluate()
+            if self._decide().stop:
+                self._leave()
+        self._progress.start("train", self._cadence.total_steps, "steps", position.step)
+        while position.step < self._cadence.total_steps and not position.finished:
+            self._train_epoch()
+        self._progress.finish()
+        if not position.evaluated:
+            self._evaluate(closing=True)
+        if self._decide().stop:
+            self._leave()
+        position.finished = True
+        self._save()
+
+    def _train_epoch(self) -> None:
+        """The rest of an epoch, prepared ahead where tables have tiers, but not across a barrier."""
+        position, cadence = self._position, self._cadence
+        first, began = position.step, time.perf_counter()
+
+        def barrier(place: int) -> bool:
+            return cadence.is_barrier(first + place + 1)
+
+        with self._pipeline.prepared(position.epoch, position.batch, barrier) as batches:
+            for item, prepared in batches:
+                self._step(*item, prepared)
+                position.batch += 1
+                position.train_seconds += time.perf_counter() - began
+                last = position.batch == self._pipeline.epoch_steps
+                if last:
+                    position.epoch, position.batch = position.epoch + 1, 0
+                self._curves.stepped(position, self._progress)
+                self._between_steps(batches)
+                if position.finished or last or position.step >= cadence.total_steps:
+                    break
+                began = time.perf_counter()
+
+    def _decide(self) -> Decision:
+        position = self._position
+        return self._cadence.decide(position.step, epoch_ended=position.batch == 0, evaluated=position.evaluated)
+
+    def _between_steps(self, batches: Prefetcher[Item]) -> None:
+        decision = self._decide()
+        if decision.evaluate:
+            self._evaluate()
+            decision = self._decide()
+        if decision.drain:
+            batches.drain()
+        if decision.stop:
+            self._leave()
+        if decision.save:
+            self._save()
+
+    def _evaluate(self, *, closing: bool = False) -> None:
+        if self._validation.run(self._position, self._curves, closing=closing):
+            self._save()
+
+    def _leave(self) -> NoReturn:
+        """Stop as the user asked, with a checkpoint of this moment."""
+        path = self._save()
+        self._progress.finish()
+        raise Interrupted(f"stopped; the checkpoint is {path}; go on with the same command and --resume")
+
+    def _save(self) -> Path:
+        path = self._keeper.save(self._position)
+        self._cadence.saved()
+        return path

@@ -1,0 +1,61 @@
+"""Evaluations of the validation split while a run trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stratarec.data.dataset import Dataset
+from stratarec.models import CTRModel
+from stratarec.progress import Progress, SilentProgress
+from stratarec.reporting.metrics import LABELS, show
+from stratarec.training.config import TrainConfig
+from stratarec.training.curves import Curves
+from stratarec.training.evaluation import evaluate_split
+from stratarec.training.position import Position, best, is_over
+from stratarec.training.stopping import Stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What is evaluated."""
+
+    model: CTRModel
+    dataset: Dataset
+    config: TrainConfig
+    progress: Progress
+    check: Callable[[], None]
+    """Called between batches; raises `Stopped` where the user asks for it."""
+
+    def run(self, position: Position, curves: Curves, *, closing: bool = False) -> bool:
+        """Evaluate and note it in `position`, and whether training is over; whether it is the best one so far.
+
+        Nothing happens where there is no such split, and where the user stops it.
+
+        Parameters
+        ----------
+        closing : bool
+            Whether only the end of the run asks for it.
+        """
+        stopping = self.config.early_stopping
+        if not self.dataset.samples("valid"):
+            return False
+        try:
+            metrics, _, _ = evaluate_split(
+                self.model,
+                self.dataset,
+                "valid",
+                precision=self.config.precision,
+                progress=SilentProgress(),
+                check=self.check,
+            )
+        except Stopped:
+            return False
+        found = metrics.to_dict()
+        entry = {"step": position.step, **found, **({"closing": True} if closing else {})}
+        position.evaluations.append(entry)
+        figures = (f"{LABELS[name]} {show(found[name], 5)}" for name in ("auc", "log_loss"))
+        self.progress.say(f"step {position.step}: validation {', '.join(figures)}")
+        curves.validation(entry)
+        position.finished = is_over(position.evaluations, stopping)
+        return best(position.evaluations, stopping) is entry
