@@ -27,6 +27,7 @@ ROOMS = [
     ("models",),
     ("reporting",),
     ("profiling",),
+    ("distributed",),
     ("embedding.module", "embedding.torchrec", "embedding"),
     ("embedding.prefetch",),
     ("embedding.engine",),
@@ -128,6 +129,7 @@ HOST = {
     "data": "reads files",
     "profiling": "reads batches of the loader",
     "embedding": "rows, ids and slots of the host, which its kernels are for (`SlotMemory` is the seam)",
+    "distributed": "what travels, which gloo takes from the host",
     "serving.tables": "features of raw columns, tables in mapped files",
 }
 

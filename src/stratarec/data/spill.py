@@ -109,7 +109,7 @@ class Spill:
             index=chunk.index,
             rows=frame.height,
             places=dict(zip(order, zip(starts, sizes, digests, strict=True), strict=True)),
-            samples=frame.height - frame[self._schema.label].null_count(),
+            samples=frame.height - frame[self._schema.label_column].null_count(),
             by_file=chunk.rows is not None,
             times=None if times is None else (int(times.min()), int(times.max())),  # type: ignore[arg-type]
             bytes_done=chunk.bytes_done,
