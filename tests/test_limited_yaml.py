@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from recipes import tiny
+
+import stratarec
 from stratarec import limited_yaml
 from stratarec.cli import main
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.files import read_json
 from stratarec.recipe import Recipe
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+RECIPES = sorted((Path(stratarec.__file__).parent / "recipes").glob("*.yaml"))
 LIMIT_SECONDS = 10
 """What is refused here takes milliseconds; what it did before took minutes, or more memory than there is."""
 

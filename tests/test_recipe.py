@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from recipes import tiny
+
+import stratarec
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 
-SHIPPED = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+SHIPPED = sorted((Path(stratarec.__file__).parent / "recipes").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

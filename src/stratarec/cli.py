@@ -33,6 +33,28 @@ _DEFECT, _CLOSED_PIPE = 70, 141
 _LONGEST = 200
 
 
+def init(args: argparse.Namespace) -> None:
+    """A log, or the name of a shipped recipe -> a recipe to start from."""
+    from stratarec.drafting.draft import draft
+    from stratarec.drafting.guessing import lines
+    from stratarec.drafting.shipped import copy_shipped, shipped
+    from stratarec.errors import ConfigError
+
+    output = Path(args.output) if args.output else None
+    if bool(args.recipe) == bool(args.log):
+        raise ConfigError(f"init needs a log, or one of --recipe {', '.join(shipped())}")
+    if args.recipe:
+        path = copy_shipped(args.recipe, output)
+    else:
+        path, sample, guesses = draft(tuple(args.log), output, args.label)
+        width = max(len(visible(name)) for name, _, _ in lines(guesses))
+        for name, role, reason in lines(guesses):
+            _say(f"{visible(name):{width}}  {role:8}  {reason}")
+        if not sample.whole:
+            _say(f"guessed from {sample.frame.height:,} rows of about {sample.total:,}")
+    _say(f"wrote {path}; look at it, then: stratarec prepare {path} && stratarec train {path}")
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Raw logs -> a prepared data set."""
     from stratarec.data.prepare import prepare as run
@@ -197,7 +219,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="stratarec",
         description="Train recommendation models whose embedding tables outgrow fast memory.",
-        epilog="Start with:  stratarec prepare recipes/demo.yaml && stratarec train recipes/demo.yaml",
+        epilog="start with your own log:\n  stratarec init LOG\nor with a made-up one:\n  stratarec init --recipe demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"stratarec {version('stratarec')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -215,16 +238,28 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     def add_recipe(command: argparse.ArgumentParser) -> None:
-        command.add_argument("recipe", help="YAML recipe; recipes/ has examples")
+        command.add_argument("recipe", help="YAML recipe; `stratarec init` writes one")
         command.add_argument(
             "overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
         )
 
     command = add(
+        "init",
+        init,
+        "Write a recipe to start from: look at a log (CSV, TSV, JSON lines, Parquet) and guess what its columns are, "
+        "or copy a recipe that comes with StrataRec.",
+        "stratarec init clicks.csv.gz && stratarec prepare clicks.yaml",
+    )
+    command.add_argument("log", nargs="*", help="files, globs or URLs of one log")
+    command.add_argument("--label", default="", metavar="COLUMN", help="the label: 0 and 1, or numbers to compare")
+    command.add_argument("--recipe", metavar="NAME", help="copy this one: avazu, criteo, demo, globo or trivago")
+    command.add_argument("-o", "--output", help="YAML file (default: named like the log, here)")
+
+    command = add(
         "prepare",
         prepare,
         "Turn raw logs into a prepared data set. Resumes where an interrupted call stopped.",
-        "stratarec prepare recipes/criteo.yaml 'data.source.paths=[day_*.gz]'",
+        "stratarec prepare criteo.yaml 'data.source.paths=[day_*.gz]'",
     )
     add_recipe(command)
     command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
@@ -233,7 +268,7 @@ def _parser() -> argparse.ArgumentParser:
         "plan",
         plan,
         "Print where each table would live, at which precision, with how much cache: bytes and predicted speed.",
-        "stratarec plan recipes/criteo.yaml memory.dram=1GiB -o plan.json",
+        "stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
     )
     add_recipe(command)
     command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
@@ -257,7 +292,7 @@ def _parser() -> argparse.ArgumentParser:
         "train",
         train,
         "Train a model on a prepared data set, test it once, write checkpoints and a report.",
-        "stratarec train recipes/demo.yaml train.batch_size=4096 --resume",
+        "stratarec train demo.yaml train.batch_size=4096 --resume",
     )
     add_recipe(command)
     either = command.add_mutually_exclusive_group()
