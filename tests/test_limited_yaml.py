@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from recipes import tiny
 
 import stratarec
+from recipes import tiny
 from stratarec import limited_yaml
 from stratarec.cli import main
 from stratarec.errors import ConfigError, DatasetError

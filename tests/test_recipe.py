@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recipes import tiny
 
 import stratarec
+from recipes import tiny
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import yaml
-from recipes import KILLS, assert_same_model, fill_disk, last, start, table_values, tiny
 
+from recipes import KILLS, assert_same_model, fill_disk, last, start, table_values, tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
