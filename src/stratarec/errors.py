@@ -44,5 +44,9 @@ class TrainingError(StrataError, ArithmeticError):
     """Training that cannot go on: the loss is no number."""
 
 
+class RankError(StrataError, RuntimeError):
+    """Processes that cannot go on together: names the rank that failed, is gone, or was started otherwise."""
+
+
 class Interrupted(Exception):
     """The user asked a run to stop; its message says which checkpoint was written and how to go on."""

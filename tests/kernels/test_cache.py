@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stratarec.kernels import cache
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.cache.reference import TableCache
-from stratarec.kernels.random import fill_uniform, table_key
+from stratarec.kernels.random import RowNoise, fill_uniform, table_key
 
 ROWS = (500, 90)
 
@@ -25,7 +25,7 @@ def layout(policy: str, sets: int, overflow_sets: int, ways: int) -> cache.Cache
         slot_start=np.array([0, slots, 2 * slots], dtype=np.int64),
         sets=np.full(2, sets, dtype=np.int64),
         overflow_sets=np.full(2, overflow_sets, dtype=np.int64),
-        table_key=np.array([table_key(3, "a"), table_key(3, "b")], dtype=np.uint64),
+        noise=RowNoise.of([table_key(3, "a"), table_key(3, "b")], [0, 0], [1, 1]),
         bound=np.array([0.5, 0.25], dtype=np.float32),
     )
 

@@ -8,7 +8,7 @@ import pytest
 from stratarec.kernels import cache, codec, records
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec.layout import KINDS, Layout
-from stratarec.kernels.random import table_key
+from stratarec.kernels.random import RowNoise, table_key
 from stratarec.kernels.swap import swap
 
 ROWS = np.array([3000, 700], dtype=np.int64)
@@ -25,7 +25,7 @@ def layout_of() -> cache.CacheLayout:
         slot_start=np.array([0, SLOTS, 2 * SLOTS], dtype=np.int64),
         sets=np.full(2, SETS, dtype=np.int64),
         overflow_sets=np.full(2, 2, dtype=np.int64),
-        table_key=np.array([table_key(3, "a"), table_key(3, "b")], dtype=np.uint64),
+        noise=RowNoise.of([table_key(3, "a"), table_key(3, "b")], [0, 0], [1, 1]),
         bound=np.array([0.5, 0.25], dtype=np.float32),
     )
 

@@ -1,4 +1,4 @@
-"""One partition of staged rows: put in order, its histories found, counted and encoded.
+"""One partition of spilled rows: put in order, its histories found, counted and encoded.
 
 History windows are found once over the partition's positive events, sorted by user and time: the history of a row is a
 slice of the events of its user that are strictly earlier than the row. Values of a group are found by comparing raw
@@ -15,10 +15,10 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.blocks import Encoded, GroupValues, WindowValues, slices
 from stratarec.data.groups import Repeats
 from stratarec.data.hashing import stable_hash
 from stratarec.data.names import LABEL, PLACE, ROW, SESSION, SPLIT, TIME, USER, column
+from stratarec.data.row_group import Encoded, GroupValues, WindowValues, slices
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.vocabulary import Vocabulary, merge_counts

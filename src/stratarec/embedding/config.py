@@ -9,6 +9,16 @@ from stratarec.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowPart:
+    """Which rows of a larger table a table holds: its row r is row ``first + r * stride`` there."""
+
+    first: int
+    stride: int
+    rows: int
+    """Rows of the larger table."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EmbeddingBagConfig:
     """One table and the features that look it up."""
 
@@ -24,6 +34,8 @@ class EmbeddingBagConfig:
     """How the rows of a bag become one; an empty bag gives zeros."""
     sequence_features: tuple[str, ...] = ()
     """Features that look this table up without pooling: one row for each id."""
+    part: RowPart | None = None
+    """Where these are some rows of a larger table of the same name, whose initial values and noise they have."""
 
     def __post_init__(self) -> None:
         if self.num_embeddings < 1:
@@ -32,8 +44,25 @@ class EmbeddingBagConfig:
             raise ConfigError(f"table {self.name!r}: embedding_dim is {self.embedding_dim}, expected at least 1")
         if self.pooling not in ("sum", "mean"):
             raise ConfigError(f"table {self.name!r}: pooling is {self.pooling!r}, expected 'sum' or 'mean'")
+        if self.part is not None:
+            last = self.part.first + (self.num_embeddings - 1) * self.part.stride
+            if not 0 <= self.part.first <= last < self.part.rows:
+                raise ConfigError(
+                    f"table {self.name!r}: its rows are {self.part.first} to {last} of a larger table, expected 0 to "
+                    f"{self.part.rows - 1}"
+                )
         if not self.feature_names and not self.sequence_features:
             raise ConfigError(f"table {self.name!r}: no feature looks it up; name some in feature_names")
+
+    @property
+    def numbering(self) -> RowPart:
+        """Which rows of which table these are; without a `part` all of their own."""
+        return self.part or RowPart(first=0, stride=1, rows=self.num_embeddings)
+
+    @property
+    def bound(self) -> float:
+        """Initial weights are uniform in +-1/sqrt(rows of the whole table)."""
+        return float(self.numbering.rows**-0.5)
 
 
 def check_tables(tables: tuple[EmbeddingBagConfig, ...]) -> None:

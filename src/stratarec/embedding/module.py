@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
 
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.engine import Engine
+from stratarec.embedding.engine import Engine, Held, LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.prepared import Prepared
+from stratarec.embedding.prepared import Handle, Prepared
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import JaggedTensor, KeyedJagged
@@ -52,61 +52,18 @@ class Embeddings:
         return self.pooled[:, first : first + self.dims[place]]
 
 
-class TieredEmbeddingBagCollection(nn.Module):
-    """Embedding tables that train themselves: backward applies a fused row optimizer in place.
-
-    Dimensions: F features, B samples, L ids in a bag, D width. Bag (f, b) of table t gives ::
-
-        pooled[b, f] = sum over l of weights[f, b, l] * table_t[ids[f, b, l]]     (divided by L for mean pooling)
-
-    and a sequence feature gives ``table_t[ids[f, b, l]]`` for every l. With two features over three samples::
-
-        feature    sample 0    sample 1    sample 2
-        "color"    [4]         []          [4, 1]        -> [3, D]; sample 1 is zeros
-        "shape"    [0, 2]      [2]         [2]           -> [3, D]
-
-    Tables are no `nn.Parameter`: dense optimizers do not see them. Each backward is one optimizer step: the gradients
-    of a row, over all features that share its table, are summed in ascending order of lookup position and applied
-    once. Two forwards before two backwards are two steps. Results have the same bits at any number of threads.
+class EmbeddingCollection(nn.Module, Generic[Held]):
+    """Embedding tables that train themselves, over whatever engine holds them: the module that models see.
 
     Parameters
     ----------
-    tables : sequence of EmbeddingBagConfig
-        Tables of equal width share memory and kernel calls.
-    optimizer : RowOptimizerConfig
-        Row optimizer, with its learning-rate schedule over this module's own steps.
-    seed : int
-        Initial weights are a function of (seed, table name, row).
-    tiers : TierConfig
-        Tables whose rows are at home outside level 0; by default none.
-
-    Raises
-    ------
-    ConfigError
-        For repeated names; in forward for a missing feature, an id outside its table, or arrays that are no jagged
-        batch.
-    TrainingError
-        In forward, when a batch needs more slots than a table's cache has, when a handle is used twice or out of
-        order, after `close`, and after an error that left rows incomplete.
-
-    Notes
-    -----
-    With gradients enabled, a batch is *prepared* (its rows are brought into level 0), looked up, and let go by its
-    backward pass. ``collection(features)`` prepares and looks up at once; ``collection(collection.prepare(features))``
-    is the same in two steps, and `Prefetcher` takes the first one ahead on a thread. Without gradients, rows are read
-    where they lie and nothing changes.
+    engine : LookupEngine
+        Prepares, looks up and trains batches.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[EmbeddingBagConfig],
-        *,
-        optimizer: RowOptimizerConfig | None = None,
-        seed: int = 0,
-        tiers: TierConfig | None = None,
-    ) -> None:
+    def __init__(self, engine: LookupEngine[Held]) -> None:
         super().__init__()
-        self.engine = Engine(tables, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig())
+        self.engine = engine
         # Autograd runs backward only for outputs of something that requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
 
@@ -158,7 +115,7 @@ class TieredEmbeddingBagCollection(nn.Module):
         """Bytes of level 0, cache metadata, homes in DRAM, file space and staging buffers, as they are now."""
         return self.engine.bytes_by_part()
 
-    def prepare(self, features: KeyedJagged) -> Prepared:
+    def prepare(self, features: KeyedJagged) -> Held:
         """Bring the rows of a batch into level 0; hand what this gives to `forward`, once, in order.
 
         Raises
@@ -168,10 +125,10 @@ class TieredEmbeddingBagCollection(nn.Module):
         """
         return self.engine.prepare(features)
 
-    def forward(self, features: KeyedJagged | Prepared) -> Embeddings:
+    def forward(self, features: KeyedJagged | Held) -> Embeddings:
         """Look up every feature of the collection; `features` may hold more, in any order."""
         training, engine = torch.is_grad_enabled(), self.engine
-        if isinstance(features, Prepared):
+        if not isinstance(features, KeyedJagged):
             prepared, features = features, features.features
         elif training:
             prepared = engine.prepare_now(features)
@@ -278,12 +235,68 @@ class TieredEmbeddingBagCollection(nn.Module):
         return f"{len(self.tables)} tables, {rows:,} rows, {self.optimizer.kind}, {self.engine.health.state}"
 
 
+class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
+    """Embedding tables that train themselves: backward applies a fused row optimizer in place.
+
+    Dimensions: F features, B samples, L ids in a bag, D width. Bag (f, b) of table t gives ::
+
+        pooled[b, f] = sum over l of weights[f, b, l] * table_t[ids[f, b, l]]     (divided by L for mean pooling)
+
+    and a sequence feature gives ``table_t[ids[f, b, l]]`` for every l. With two features over three samples::
+
+        feature    sample 0    sample 1    sample 2
+        "color"    [4]         []          [4, 1]        -> [3, D]; sample 1 is zeros
+        "shape"    [0, 2]      [2]         [2]           -> [3, D]
+
+    Tables are no `nn.Parameter`: dense optimizers do not see them. Each backward is one optimizer step: the gradients
+    of a row, over all features that share its table, are summed in ascending order of lookup position and applied
+    once. Two forwards before two backwards are two steps. Results have the same bits at any number of threads.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingBagConfig
+        Tables of equal width share memory and kernel calls.
+    optimizer : RowOptimizerConfig
+        Row optimizer, with its learning-rate schedule over this module's own steps.
+    seed : int
+        Initial weights are a function of (seed, table name, row).
+    tiers : TierConfig
+        Tables whose rows are at home outside level 0; by default none.
+
+    Raises
+    ------
+    ConfigError
+        For repeated names; in forward for a missing feature, an id outside its table, or arrays that are no jagged
+        batch.
+    TrainingError
+        In forward, when a batch needs more slots than a table's cache has, when a handle is used twice or out of
+        order, after `close`, and after an error that left rows incomplete.
+
+    Notes
+    -----
+    With gradients enabled, a batch is *prepared* (its rows are brought into level 0), looked up, and let go by its
+    backward pass. ``collection(features)`` prepares and looks up at once; ``collection(collection.prepare(features))``
+    is the same in two steps, and `Prefetcher` takes the first one ahead on a thread. Without gradients, rows are read
+    where they lie and nothing changes.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        *,
+        optimizer: RowOptimizerConfig | None = None,
+        seed: int = 0,
+        tiers: TierConfig | None = None,
+    ) -> None:
+        super().__init__(Engine(tables, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig()))
+
+
 class FusedLookup(torch.autograd.Function):
     """Forward pools; backward updates the tables and gives gradients to per-sample weights alone."""
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, weights: Tensor | None, prepared: Prepared, engine: Engine
+        ctx: Any, anchor: Tensor, weights: Tensor | None, prepared: Handle, engine: LookupEngine[Any]
     ) -> tuple[Tensor, ...]:
         ctx.prepared, ctx.engine = prepared, engine
         ctx.set_materialize_grads(True)
@@ -292,7 +305,7 @@ class FusedLookup(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, ...]:
-        prepared: Prepared = ctx.prepared
+        prepared: Handle = ctx.prepared
         weights = prepared.features.weights
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
         rows = tuple(part.float().contiguous() for part in rows)

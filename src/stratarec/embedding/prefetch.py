@@ -7,10 +7,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from stratarec.embedding.engine import Engine
-from stratarec.embedding.prepared import Prepared, Stopped
+from stratarec.embedding.engine import LookupEngine
+from stratarec.embedding.prepared import Handle, Stopped
 from stratarec.errors import TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.threads import limit_threads
@@ -23,7 +23,7 @@ class Prefetcher(Generic[Item]):
 
     Parameters
     ----------
-    engine : Engine
+    engine : LookupEngine
         Of the collection that will see the batches.
     source : iterator
         Read on the thread, so that loading overlaps with training too.
@@ -44,7 +44,7 @@ class Prefetcher(Generic[Item]):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LookupEngine[Any],
         source: Iterator[Item],
         features: Callable[[Item], KeyedJagged],
         *,
@@ -55,8 +55,8 @@ class Prefetcher(Generic[Item]):
         self._pause_after = pause_after
         self._flight = engine.flight
         self._changed = engine.flight.changed
-        self._ready: deque[tuple[Item, Prepared]] = deque()
-        self._given: weakref.WeakSet[Prepared] = weakref.WeakSet()
+        self._ready: deque[tuple[Item, Handle]] = deque()
+        self._given: weakref.WeakSet[Handle] = weakref.WeakSet()
         # Counts of items: handed out, prepared or being prepared, and that may be prepared before all were handed out.
         self._handed = self._begun = 0
         self._limit: int | None = None
@@ -102,7 +102,7 @@ class Prefetcher(Generic[Item]):
     def __iter__(self) -> Prefetcher[Item]:
         return self
 
-    def __next__(self) -> tuple[Item, Prepared]:
+    def __next__(self) -> tuple[Item, Handle]:
         if self._thread is None:
             return self._given_out(self._prepare(next(self._source)))
         with self._changed:
@@ -125,11 +125,11 @@ class Prefetcher(Generic[Item]):
             raise self._error
         raise StopIteration
 
-    def _given_out(self, found: tuple[Item, Prepared]) -> tuple[Item, Prepared]:
+    def _given_out(self, found: tuple[Item, Handle]) -> tuple[Item, Handle]:
         self._given.add(found[1])
         return found
 
-    def _prepare(self, item: Item) -> tuple[Item, Prepared]:
+    def _prepare(self, item: Item) -> tuple[Item, Handle]:
         features = self._features(item)
         if self._thread is None:
             return item, self._engine.prepare(features)
@@ -165,7 +165,7 @@ class Prefetcher(Generic[Item]):
     def _has_room(self) -> bool:
         return len(self._ready) < self._depth and (self._limit is None or self._begun < self._limit)
 
-    def _hand_over(self, found: tuple[Item, Prepared]) -> None:
+    def _hand_over(self, found: tuple[Item, Handle]) -> None:
         with self._changed:
             self._ready.append(found)
             self._changed.notify_all()

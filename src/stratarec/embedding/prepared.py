@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from stratarec.embedding.tables import Ids
 from stratarec.errors import TrainingError
@@ -13,6 +14,20 @@ from stratarec.jagged import KeyedJagged
 
 class Stopped(Exception):
     """A wait was given up: whoever waited is to end."""
+
+
+class Handle(Protocol):
+    """A batch whose rows are where they are looked up."""
+
+    @property
+    def features(self) -> KeyedJagged:
+        """As they were given."""
+
+    def release(self) -> None:
+        """Let the rows go: there will be no (further) look-up or backward pass."""
+
+    def release_unused(self) -> None:
+        """As `release`, unless the batch was looked up: its backward pass may still come."""
 
 
 class Prepared:

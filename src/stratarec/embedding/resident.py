@@ -29,7 +29,7 @@ from stratarec.kernels.update import Gradients, RowUpdate
 class ResidentTables(Tables):
     """Tables whose every row is a slot of its own, in float32.
 
-    Initial weights are uniform in +-1/sqrt(rows), a function of (seed, table name, row).
+    Initial weights are uniform in +-1/sqrt(rows), a function of (seed, table name, row of the whole table).
     """
 
     resident = True
@@ -51,8 +51,7 @@ class ResidentTables(Tables):
         self._viewed = False
         for table in configs:
             begin = self.first_row[table.name]
-            bound = table.num_embeddings**-0.5
-            memory.fill(begin, begin + table.num_embeddings, table_key(seed, table.name), bound)
+            memory.fill(begin, begin + table.num_embeddings, table_key(seed, table.name), table)
 
     def stage(self, features: KeyedJagged, out: NDArray[np.int32], moment: Moment) -> Ids:
         """Nothing to bring in: ids are slots."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.kernels import cache, pooling, swap, update
@@ -148,10 +149,11 @@ class CpuSlots:
             views[self._optimizer.full_state] = matrix(rows.full_state)
         return views
 
-    def fill(self, first: int, last: int, key: int, bound: float) -> None:
-        """Uniform weights in +-bound for the slots ``first:last``, a function of `key` and the slot's place."""
+    def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
+        """Initial weights of all rows of `table` in the slots ``first:last``, a function of `key` and the row."""
+        part, bound = table.numbering, table.bound
         weights = self._rows.weights[first * self.width : last * self.width].reshape(-1, self.width)
-        fill_uniform(weights, key=key, low=-bound, high=bound)
+        fill_uniform(weights, key=key, first_row=part.first, stride=part.stride, low=-bound, high=bound)
 
     def encode(
         self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],

@@ -60,6 +60,29 @@ class Traffic:
     rows_out: int = 0
 
 
+def features_of(configs: Sequence[EmbeddingBagConfig]) -> list[tuple[EmbeddingBagConfig, str]]:
+    """Every feature of a group of tables with its table, in the order of `group_layout`."""
+    return [(table, name) for table in configs for name in (*table.feature_names, *table.sequence_features)]
+
+
+def group_layout(
+    configs: Sequence[EmbeddingBagConfig], columns: Mapping[str, int], first_slot: Sequence[int], slots: Sequence[int]
+) -> GroupLayout:
+    """What kernels know of tables of one width; parameters as those of `Tables`."""
+    features = features_of(configs)
+    sizes = [len(table.feature_names) + len(table.sequence_features) for table in configs]
+    return GroupLayout(
+        width=configs[0].embedding_dim,
+        base=np.repeat(np.array(first_slot, dtype=np.int64), sizes),
+        rows=np.repeat(np.array(slots, dtype=np.int64), sizes),
+        column=np.array([columns.get(name, 0) for _, name in features], dtype=np.int64),
+        mean=np.array([table.pooling == "mean" for table, _ in features], dtype=np.int64),
+        sequence=np.array([name in table.sequence_features for table, name in features], dtype=np.int64),
+        table_start=np.cumsum([0, *sizes]).astype(np.int64),
+        table_features=np.arange(len(features), dtype=np.int64),
+    )
+
+
 class Tables(ABC):
     """Tables of one width, over slots of level 0.
 
@@ -89,21 +112,9 @@ class Tables(ABC):
         self.configs, self.memory = tuple(configs), memory
         self.width = memory.width
         self.traffic = Traffic()
-        self.features = [
-            (table, name) for table in configs for name in (*table.feature_names, *table.sequence_features)
-        ]
+        self.features = features_of(configs)
         self.sequence_keys = tuple(name for table in configs for name in table.sequence_features)
-        sizes = [len(table.feature_names) + len(table.sequence_features) for table in configs]
-        self.layout = GroupLayout(
-            width=memory.width,
-            base=np.repeat(np.array(first_slot, dtype=np.int64), sizes),
-            rows=np.repeat(np.array(slots, dtype=np.int64), sizes),
-            column=np.array([columns.get(name, 0) for _, name in self.features], dtype=np.int64),
-            mean=np.array([table.pooling == "mean" for table, _ in self.features], dtype=np.int64),
-            sequence=np.array([name in table.sequence_features for table, name in self.features], dtype=np.int64),
-            table_start=np.cumsum([0, *sizes]).astype(np.int64),
-            table_features=np.arange(len(self.features), dtype=np.int64),
-        )
+        self.layout = group_layout(configs, columns, first_slot, slots)
         rows = np.cumsum([0, *(table.num_embeddings for table in configs)]).tolist()
         self.first_row = {table.name: first for table, first in zip(configs, rows, strict=False)}
         self.rows = int(rows[-1])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from stratarec.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.embedding import EmbeddingBagConfig, Prepared, TieredEmbeddingBagCollection
+from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
 from stratarec.models.history import History, Windows
 from stratarec.models.request import Request
@@ -134,18 +134,18 @@ class CTRModel(nn.Module):
 
     Parameters
     ----------
-    embeddings : TieredEmbeddingBagCollection
+    embeddings : EmbeddingCollection
         Trains itself in backward; its tables are no parameters.
     network : Network
         Everything that a dense optimizer trains.
     """
 
-    def __init__(self, embeddings: TieredEmbeddingBagCollection, network: Network) -> None:
+    def __init__(self, embeddings: EmbeddingCollection[Any], network: Network) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.network = network
 
-    def forward(self, batch: Batch, request: Request | None = None, prepared: Prepared | None = None) -> Tensor:
+    def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """``[B]`` float32 logits.
 
         Parameters
@@ -162,7 +162,7 @@ class CTRModel(nn.Module):
         return Request.of(batch, self.network.sequence_keys)
 
     def vectors(
-        self, batch: Batch, request: Request, prepared: Prepared | None = None
+        self, batch: Batch, request: Request, prepared: Handle | None = None
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
         found = self.embeddings(prepared or request.features)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from stratarec.data.dataset import Dataset
 from stratarec.errors import Interrupted
 from stratarec.models import CTRModel
-from stratarec.planning.plan import Plan, compare_totals
+from stratarec.planning.comparison import compare_totals
+from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.reporting.report import write_report

@@ -36,8 +36,8 @@ def logits(
         with torch.no_grad(), autocast(precision):
             for batch in loader.epoch(0):
                 check()
-                scores = model(batch).numpy()
-                yield batch.label.numpy(), scores, None if batch.user is None else batch.user.numpy()
+                scores = model(batch).cpu().numpy()
+                yield batch.label.cpu().numpy(), scores, None if batch.user is None else batch.user.cpu().numpy()
                 progress.advance(batch.size)
     finally:
         progress.finish()

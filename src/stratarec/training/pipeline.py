@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from stratarec.batch import Batch
 from stratarec.data.loader import Loader, run_ahead
-from stratarec.embedding import Prefetcher, Prepared
+from stratarec.embedding import Handle, Prefetcher
 from stratarec.errors import TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel
@@ -137,7 +137,7 @@ class Stages:
         engine = self.model.embeddings.engine
         return Prefetcher(engine, items, lambda item: self.exchange(item[1]), depth=depth, pause_after=barrier)
 
-    def forward(self, batch: Batch, request: Request | None = None, prepared: Prepared | None = None) -> Tensor:
+    def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The loss of a batch, a scalar."""
         with autocast(self._config.precision):
             logits = self.model(batch, request, prepared)
@@ -159,7 +159,7 @@ class Stages:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step)
         self.optimizer.step()
 
-    def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Prepared | None = None) -> float:
+    def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> float:
         """Forward, backward and update; the loss.
 
         Raises

@@ -14,7 +14,7 @@ from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
-from stratarec.embedding import Prepared
+from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
 from stratarec.models.request import Request
 from stratarec.ownership import named_directory, state
@@ -178,7 +178,7 @@ class Trainer:
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position
         )
 
-    def step(self, batch: Batch, request: Request | None = None, prepared: Prepared | None = None) -> None:
+    def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """One optimizer step; `request` and `prepared` are the batch's, where they were made ahead."""
         loss = self.stages.train(self.position.step, batch, request, prepared)
         self.position.trained(loss, batch.size)
@@ -207,7 +207,7 @@ def _loader_config(config: TrainConfig) -> LoaderConfig:
     return LoaderConfig(
         batch_size=config.batch_size,
         seed=config.seed,
-        window_row_groups=config.window_row_groups,
+        shuffle_row_groups=config.shuffle_row_groups,
         unit=config.shuffle,
         expand=not config.deduplicate,
     )

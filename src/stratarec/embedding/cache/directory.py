@@ -14,7 +14,7 @@ from stratarec.embedding.tiers import TableTier, cache_sets
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import cache as kernel
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.random import table_key
+from stratarec.kernels.random import RowNoise, table_key
 
 MOST_ROWS = 2**31 - 2
 """A tag is a row's number plus one in an int32."""
@@ -62,8 +62,12 @@ class Directory:
             slot_start=np.cumsum([0, *(shapes.sum(axis=1) * ways)]).astype(np.int64),
             sets=shapes[:, 0].copy(),
             overflow_sets=shapes[:, 1].copy(),
-            table_key=np.array([table_key(seed, table.name) for table in configs], dtype=np.uint64),
-            bound=(rows**-0.5).astype(np.float32),
+            noise=RowNoise.of(
+                [table_key(seed, table.name) for table in configs],
+                [table.numbering.first for table in configs],
+                [table.numbering.stride for table in configs],
+            ),
+            bound=np.array([table.bound for table in configs], dtype=np.float32),
         )
         self.state = kernel.CacheState.empty(self.layout)
         self.workspace = kernel.StageWorkspace()

@@ -14,6 +14,7 @@ from stratarec.kernels.bags import BagBatch, GroupLayout, lookups_by_table
 from stratarec.kernels.cache import cpu
 from stratarec.kernels.lanes import PADDING
 from stratarec.kernels.memory import allocate
+from stratarec.kernels.random import RowNoise
 from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads, use_torch_threads
 
@@ -38,8 +39,8 @@ class CacheLayout:
     sets: Ints
     overflow_sets: Ints
     """Sets of the overflow area, which follows the cache sets."""
-    table_key: NDArray[np.uint64]
-    """Key of the table's noise, from `kernels.random.table_key`."""
+    noise: RowNoise
+    """What initial weights and rounding are functions of."""
     bound: NDArray[np.float32]
     """Initial weights are uniform in +-bound."""
 
@@ -217,15 +218,15 @@ def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: t
     done = 0
     for rows, slots, count in lists:
         done = cpu.compact(
-            workspace.room, count, layout.first_row, layout.table_key, workspace.arrays[rows], workspace.arrays[slots],
-            done, found.rows, found.slots, found.tables, found.keys,
+            workspace.room, count, layout.first_row, tuple(layout.noise), workspace.arrays[rows],
+            workspace.arrays[slots], done, found.rows, found.slots, found.tables, found.keys,
         )  # fmt: skip
     return found
 
 
 def row_keys(layout: CacheLayout, tables: NDArray[np.int32], ids: Ints) -> NDArray[np.uint64]:
     """Key of the noise of each (table, id): a function of seed, table name and id."""
-    return cpu.row_keys(layout.table_key, tables, ids)  # type: ignore[no-any-return]
+    return cpu.row_keys(tuple(layout.noise), tables, ids)  # type: ignore[no-any-return]
 
 
 def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], ids: Ints) -> Ints:

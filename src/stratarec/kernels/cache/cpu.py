@@ -14,7 +14,7 @@ from numba import njit, prange
 from stratarec.kernels.bags.cpu import Bags
 from stratarec.kernels.lanes import LANES, find_equal, least
 from stratarec.kernels.prefetch import prefetch
-from stratarec.kernels.random.cpu import GOLDEN, mix, row_key, unit
+from stratarec.kernels.random.cpu import GOLDEN, key_of, mix, unit
 from stratarec.kernels.team import BODY, run_team, take
 
 U = np.uint64
@@ -276,7 +276,7 @@ def stage(
 
 
 @njit(nogil=True, cache=True)
-def compact(room, count, first_row, table_key, row, slot, total, group_row, group_slot, table, noise_key):
+def compact(room, count, first_row, noise, row, slot, total, group_row, group_slot, table, noise_key):
     """Add the tables' lists to `total` entries: row in the group, slot, table, and the key of the row's noise.
 
     Rows below 0 are left out. Returns the number of entries.
@@ -288,7 +288,7 @@ def compact(room, count, first_row, table_key, row, slot, total, group_row, grou
                 group_row[total] = first_row[t] + row[i]
                 group_slot[total] = slot[i]
                 table[total] = t
-                noise_key[total] = row_key(table_key[t], row[i])
+                noise_key[total] = key_of(noise, t, row[i])
                 total += U(1)
     return np.int64(total)
 
@@ -325,9 +325,9 @@ def locate(row, tables, slot_start, sets, overflow_sets, reach, ways, tags, out)
 
 
 @njit(nogil=True, cache=True)
-def row_keys(table_key, tables, ids):
+def row_keys(noise, tables, ids):
     """The key of the noise of each (table, id), as `compact` gives it."""
     out = np.empty(len(ids), dtype=np.uint64)
     for i in range(U(len(ids))):
-        out[i] = row_key(table_key[U(tables[i])], ids[i])
+        out[i] = key_of(noise, U(tables[i]), ids[i])
     return out

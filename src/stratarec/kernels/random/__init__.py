@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -14,8 +17,31 @@ def table_key(seed: int, table: str) -> int:
     return xxhash.xxh3_64_intdigest(table.encode(), seed=seed & ((1 << 64) - 1))
 
 
-def fill_uniform(out: NDArray[np.float32], *, key: int, first_row: int = 0, low: float, high: float) -> None:
-    """Fill ``out[r, d]`` with uniform noise in [low, high) of row ``first_row + r``.
+class RowNoise(NamedTuple):
+    """What the noise of each table's rows is a function of; arrays have one entry a table.
+
+    Parameters
+    ----------
+    key : ndarray
+        uint64, from `table_key`.
+    first, stride : ndarray
+        uint64: row r is row ``first + r * stride`` of the table that its noise is of.
+    """
+
+    key: NDArray[np.uint64]
+    first: NDArray[np.uint64]
+    stride: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, keys: Sequence[int], first: Sequence[int], stride: Sequence[int]) -> RowNoise:
+        """From one number a table."""
+        return cls(*(np.array(numbers, dtype=np.uint64) for numbers in (keys, first, stride)))
+
+
+def fill_uniform(
+    out: NDArray[np.float32], *, key: int, first_row: int = 0, stride: int = 1, low: float, high: float
+) -> None:
+    """Fill ``out[r, d]`` with uniform noise in [low, high) of row ``first_row + r * stride``.
 
     Parameters
     ----------
@@ -24,4 +50,4 @@ def fill_uniform(out: NDArray[np.float32], *, key: int, first_row: int = 0, low:
     key : int
         From `table_key`.
     """
-    cpu.fill_uniform(out, first_row, np.uint64(key), np.float32(low), np.float32(high))
+    cpu.fill_uniform(out, first_row, stride, np.uint64(key), np.float32(low), np.float32(high))

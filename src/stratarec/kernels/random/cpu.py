@@ -24,17 +24,23 @@ def row_key(key, row):
 
 
 @njit(nogil=True, cache=True, inline="always")
+def key_of(noise, table, row):
+    """The key of a row's noise, of tables that are parts of larger ones; `noise` is `RowNoise`."""
+    return row_key(noise[0][table], noise[1][table] + noise[2][table] * uint64(row))
+
+
+@njit(nogil=True, cache=True, inline="always")
 def unit(key, column):
     """u in [0, 1) with 24 bits, a function of a row's key and the column."""
     return np.float32(mix(key + uint64(column) * GOLDEN) >> uint64(40)) * np.float32(1.0 / (1 << 24))
 
 
 @njit(nogil=True, cache=True)
-def fill_uniform(out, first_row, key, low, high):
-    """out[r, d] = low + (high - low) * u(key, first_row + r, d)."""
+def fill_uniform(out, first_row, stride, key, low, high):
+    """out[r, d] = low + (high - low) * u(key, first_row + r * stride, d)."""
     rows, width = out.shape
     span = np.float32(high - low)
     for r in range(rows):
-        noise = row_key(key, first_row + r)
+        noise = row_key(key, first_row + r * stride)
         for d in range(width):
             out[r, d] = np.float32(low) + span * unit(noise, d)

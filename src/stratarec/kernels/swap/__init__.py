@@ -52,7 +52,7 @@ def swap(
     refused = cpu.swap(
         team_of(team_threads()), codec.form, slots, (records.reshape(-1), written, changed), workspace.room,
         staging.rows_in, _PIECE_ROWS, lists["in_row"], lists["in_slot"], lists["in_victim"], layout.first_row,
-        layout.table_key, layout.bound, np.uint64(write),
+        tuple(layout.noise), layout.bound, np.uint64(write),
     )  # fmt: skip
     if refused < 0:
         return None

@@ -13,7 +13,7 @@ from stratarec.kernels.bits import set_bit, test_bit
 from stratarec.kernels.cache.cpu import initialize_row
 from stratarec.kernels.codec.cpu import decode_row, encode_row, prefetch_lines, prefetch_slot, write_key_of
 from stratarec.kernels.prefetch import prefetch
-from stratarec.kernels.random.cpu import row_key
+from stratarec.kernels.random.cpu import key_of
 from stratarec.kernels.team import BODY, run_team, take
 
 U = np.uint64
@@ -36,14 +36,14 @@ def prefetch_swap(form, slots, home, slot, row, victim):
 
 
 @njit(**BODY)
-def swap_row(form, slots, home, slot, first_row, row, victim, table_key, bound, write_key):
+def swap_row(form, slots, home, slot, first_row, row, victim, t, noise, bound, write_key):
     """Send the victim home, if there is one, and bring the row in; returns whether the codec can hold the victim."""
     weights, row_state, full_state = slots
     records, written, changed = home
     size, held = U(form[-1]), True
     if victim >= 0:
         place = U(first_row + victim)
-        key = row_key(table_key, victim)
+        key = key_of(noise, t, victim)
         held = encode_row(form, weights, row_state, full_state, slot, records, place * size, key, write_key)
         set_bit(written, place)
         set_bit(changed, place)
@@ -51,7 +51,7 @@ def swap_row(form, slots, home, slot, first_row, row, victim, table_key, bound, 
     if test_bit(written, place):
         decode_row(form, records, place * size, weights, row_state, full_state, slot)
     else:
-        key = row_key(table_key, row)
+        key = key_of(noise, t, row)
         initialize_row(slot, key, bound, weights, row_state, full_state, U(form[4]), form[5], form[6])
     return held
 
@@ -59,7 +59,7 @@ def swap_row(form, slots, home, slot, first_row, row, victim, table_key, bound, 
 @njit(**BODY)
 def swap_pieces(
     member, counter, form, slots, home, room, count, pieces, piece_rows, in_row, in_slot, in_victim, first_row,
-    table_key, bound, write, refused,
+    noise, bound, write, refused,
 ):  # fmt: skip
     """Take pieces of the tables' lists; table t has those from ``pieces[t]`` on. `refused` has one entry a piece."""
     write_key = write_key_of(write)
@@ -79,7 +79,7 @@ def swap_pieces(
             j = min(i + U(AHEAD), last - U(1))
             prefetch_swap(form, slots, home, in_slot[j], origin + in_row[j], origin + in_victim[j])
             held = swap_row(
-                form, slots, home, U(in_slot[i]), origin, in_row[i], in_victim[i], table_key[t], bound[t],
+                form, slots, home, U(in_slot[i]), origin, in_row[i], in_victim[i], t, noise, bound[t],
                 write_key,
             )  # fmt: skip
             if not held:
@@ -89,7 +89,7 @@ def swap_pieces(
 
 @njit(nogil=True, cache=True)
 def swap(
-    team, form, slots, home, room, count, piece_rows, in_row, in_slot, in_victim, first_row, table_key,
+    team, form, slots, home, room, count, piece_rows, in_row, in_slot, in_victim, first_row, noise,
     bound, write,
 ):  # fmt: skip
     """All lists; returns the first entry whose victim the codec cannot hold, or -1."""
@@ -99,7 +99,7 @@ def swap(
     refused = np.full(pieces[-1], -1)
     given = (
         np.zeros(1, np.int64), form, slots, home, room, count, pieces, piece_rows, in_row, in_slot, in_victim,
-        first_row, table_key, bound, write, refused,
+        first_row, noise, bound, write, refused,
     )  # fmt: skip
     run_team(team, swap_pieces, given)
     for entry in refused:

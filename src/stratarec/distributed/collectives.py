@@ -1,0 +1,180 @@
+"""What ranks do together: exchange bytes, gather, add in the order of ranks, agree.
+
+All of it is `all_to_all_single`, of which gloo has one implementation for uneven sizes. Nothing is reduced by gloo: its
+`reduce_scatter` is one all-reduce a rank, it adds in an order of its own and does not know bfloat16. Sums are taken
+here, in the order of ranks, so that every run gives the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from stratarec.distributed.rollcall import RollCall
+from stratarec.embedding.prepared import Stopped
+from stratarec.errors import RankError, StrataError
+
+_POLL_SECONDS = 2e-4
+
+
+def never() -> bool:
+    """A wait that is not to be given up."""
+    return False
+
+
+class Channel:
+    """All ranks, on connections of their own: collectives of one channel never mix with those of another.
+
+    One thread at a time uses a channel, and every rank calls its methods in the same order.
+
+    Parameters
+    ----------
+    rank, ranks : int
+    group : ProcessGroup or None
+        None where there is one rank.
+    roll : RollCall or None
+        Says who is gone when a collective fails; None where there is one rank.
+    """
+
+    def __init__(
+        self, rank: int, ranks: int, group: dist.ProcessGroup | None = None, roll: RollCall | None = None
+    ) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._group, self._roll = group, roll
+        self.sent_bytes = 0
+        """Bytes given to other ranks so far."""
+        self.wait_seconds = 0.0
+        """Time spent waiting for them so far."""
+
+    def close(self) -> None:
+        """Drop the connections, so that the others see at once that this rank is gone."""
+        self._group = None
+
+    def exchange(
+        self, given: Tensor, given_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
+    ) -> Tensor:
+        """Give every rank its part of `given` and take theirs.
+
+        Parameters
+        ----------
+        given : Tensor
+            Flat, contiguous.
+        given_sizes, sizes : sequence of int
+            Elements for each rank, and from each.
+        stopped : callable
+            Ends the wait; the channel is of no use afterwards.
+
+        Returns
+        -------
+        Tensor
+            What the ranks gave, rank after rank.
+
+        Raises
+        ------
+        RankError
+            When a rank is gone.
+        Stopped
+            When `stopped` came true.
+        """
+        if self._group is None:
+            return given
+        began = time.perf_counter()
+        # As bytes: gloo has no bfloat16 for some collectives, and all of them are copies here.
+        width = given.element_size()
+        taken = torch.empty(sum(sizes) * width, dtype=torch.uint8)
+        try:
+            work = dist.all_to_all_single(
+                taken, given.view(torch.uint8), [size * width for size in sizes],
+                [size * width for size in given_sizes], group=self._group, async_op=True,
+            )  # fmt: skip
+            self._wait(work, stopped)
+        except RuntimeError as error:
+            assert self._roll is not None
+            raise self._roll.explain(error) from error
+        self.wait_seconds += time.perf_counter() - began
+        self.sent_bytes += (sum(given_sizes) - given_sizes[self.rank]) * width
+        return taken.view(given.dtype)
+
+    @staticmethod
+    def _wait(work: dist.Work, stopped: Callable[[], bool]) -> None:
+        if stopped is not never:
+            while not work.is_completed():
+                if stopped():
+                    raise Stopped
+                time.sleep(_POLL_SECONDS)
+        work.wait()
+
+    def everyones(self, numbers: Sequence[int], stopped: Callable[[], bool] = never) -> list[list[int]]:
+        """The numbers of every rank, which are equally many everywhere."""
+        count = len(numbers)
+        given = torch.tensor(numbers, dtype=torch.int64).repeat(self.ranks)
+        found = self.exchange(given, [count] * self.ranks, [count] * self.ranks, stopped)
+        taken: list[list[int]] = found.view(self.ranks, count).tolist()
+        return taken
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """What every rank gave, in the order of ranks, on all of them."""
+        sizes = [size for (size,) in self.everyones([len(content)])]
+        given = torch.from_numpy(np.frombuffer(content * self.ranks, dtype=np.uint8).copy())
+        parts = self.exchange(given, [len(content)] * self.ranks, sizes).split(sizes)  # type: ignore[no-untyped-call]
+        return [part.numpy().tobytes() for part in parts]
+
+    def agree(self, error: StrataError | None, stopped: Callable[[], bool] = never) -> None:
+        """Return when every rank came here without an error; else raise the same error on all of them.
+
+        Raises
+        ------
+        RankError
+            With the message of the first rank that had an error, and that rank's number.
+        """
+        failed = [bad for (bad,) in self.everyones([error is not None], stopped)]
+        if any(failed):
+            self.raise_together(error, failed)
+
+    def raise_together(self, error: StrataError | None, failed: Sequence[int]) -> NoReturn:
+        """As `agree` once every rank knows which of them `failed`."""
+        if self._group is None and error is not None:
+            raise error
+        messages = self.gather(str(error).encode() if error is not None else b"")
+        first = next(rank for rank, bad in enumerate(failed) if bad)
+        raise RankError(f"rank {first}: {messages[first].decode()}") from error
+
+    def sum(self, flat: Tensor) -> Tensor:
+        """``[n]`` float32: the sum over ranks, added in their order; the same bits on all of them.
+
+        Each rank adds a piece of it, so 2 (N - 1) / N of the bytes travel, as in the best all-reduce.
+        """
+        if self._group is None:
+            return flat
+        piece = -(-flat.numel() // self.ranks)
+        padded = torch.zeros(piece * self.ranks)
+        padded[: flat.numel()] = flat
+        even = [piece] * self.ranks
+        parts = self.exchange(padded, even, even).view(self.ranks, piece)
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total += part
+        return self.exchange(total.repeat(self.ranks), even, even)[: flat.numel()]
+
+
+def reduce_gradients(channel: Channel, weights: Sequence[Tensor]) -> None:
+    """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
+
+    A weight that has no gradient on a rank counts as zeros there; weights come in the same order everywhere.
+    """
+    if channel.ranks == 1 or not weights:
+        return
+    flat = torch.cat([_flat_gradient(weight) for weight in weights])
+    parts = channel.sum(flat).split([weight.numel() for weight in weights])  # type: ignore[no-untyped-call]
+    for weight, part in zip(weights, parts, strict=True):
+        weight.grad = part.view_as(weight)
+
+
+def _flat_gradient(weight: Tensor) -> Tensor:
+    return torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).float()

@@ -1,0 +1,185 @@
+"""The processes of a run: who they are, what connects them, and how they begin and end together.
+
+`torchrun` says which process this is. Without it, or with one process, a mesh of one is the identity everywhere.
+
+Each kind of traffic has connections of its own (`Channel`), because the thread that prepares batches ahead and the
+thread that trains use them at the same time, and collectives of one group must come in one order on all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch import distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+
+from stratarec.comparing import first_difference
+from stratarec.distributed.collectives import Channel
+from stratarec.distributed.interfaces import listen_towards
+from stratarec.distributed.rollcall import RollCall
+from stratarec.errors import ConfigError, RankError, StrataError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """How processes find and wait for each other."""
+
+    timeout: float = 60.0
+    """Seconds that a rank waits for the others before it gives up."""
+    hosts: int | None = None
+    """Hosts of the mesh; None: what torchrun says, by LOCAL_WORLD_SIZE."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.timeout <= 86_400:
+            raise ConfigError(f"distributed.timeout is {self.timeout}, expected 1 to 86400 seconds")
+        if self.hosts is not None and self.hosts < 1:
+            raise ConfigError(f"distributed.hosts is {self.hosts}, expected at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The ranks of a run and their channels."""
+
+    rank: int
+    ranks: int
+    ids: Channel
+    """Of the thread that prepares batches."""
+    rows: Channel
+    """Of the thread that trains: rows, gradients, and whatever is decided together."""
+    devices: DeviceMesh | None
+    """``[host, local]``; None where there is one rank."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for all: it prints, commits and reports."""
+        return self.rank == 0
+
+    @property
+    def hosts(self) -> int:
+        """Hosts that the ranks are on; ranks of a host follow one another."""
+        return 1 if self.devices is None else int(self.devices.size(0))
+
+    @classmethod
+    def alone(cls) -> Mesh:
+        """One process."""
+        return cls(rank=0, ranks=1, ids=Channel(0, 1), rows=Channel(0, 1), devices=None)
+
+    def check_same(self, settings: Mapping[str, object]) -> None:
+        """Refuse ranks that were started with other settings; nested values of JSON are compared field by field.
+
+        Raises
+        ------
+        RankError
+            On every rank, naming the first that differs from rank 0, the field and both values.
+        """
+        given = self.rows.gather(json.dumps(settings, sort_keys=True).encode())
+        first = json.loads(given[0])
+        for rank, content in enumerate(given):
+            found = first_difference(json.loads(content), first, "")
+            if found is not None:
+                raise RankError(
+                    f"rank {rank} was started with {found.field} {found.want!r}, rank 0 with "
+                    f"{found.have!r}: give all ranks the same recipe, data and version"
+                )
+
+
+@contextmanager
+def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
+    """The mesh of this run, by torchrun's environment; left together with the `with` block.
+
+    Raises
+    ------
+    ConfigError
+        For variables that say something else than torchrun would.
+    RankError
+        When the other ranks cannot be reached, and on every rank when one of them leaves with an error.
+    """
+    config, size = config or DistributedConfig(), _number("WORLD_SIZE", 1)
+    if size == 1:
+        yield Mesh.alone()
+        return
+    rank = _number("RANK", -1)
+    shape = _shape(config, size)
+    if not 0 <= rank < size:
+        raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
+    roll = RollCall(_meet(config, rank, size), rank, size)
+    mesh: Mesh | None = None
+    try:
+        mesh = _connected(config, rank, size, shape, roll)
+        yield mesh
+    except StrataError as error:
+        roll.leave(str(error) if isinstance(error, RankError) else f"rank {rank}: {error}")
+        raise
+    except BaseException as error:
+        roll.leave(f"rank {rank} ended with {type(error).__name__}: {error}")
+        raise
+    finally:
+        if mesh is not None:
+            mesh.ids.close()
+            mesh.rows.close()
+        dist.destroy_process_group()
+
+
+def _connected(config: DistributedConfig, rank: int, size: int, shape: tuple[int, int], roll: RollCall) -> Mesh:
+    timeout = timedelta(seconds=config.timeout)
+    try:
+        devices = init_device_mesh("cpu", shape, mesh_dim_names=("host", "local"))
+        channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(2)]
+        subgroups = [devices.get_group(name) for name in ("host", "local")]
+    except RuntimeError as error:
+        raise roll.explain(error) from error
+    # Connections are made by the first collective of a group, and a rank that dies before leaves the others waiting.
+    for group in subgroups:
+        Channel(dist.get_rank(group), dist.get_world_size(group), group, roll).agree(None)
+    for channel in channels:
+        channel.agree(None)
+    return Mesh(rank=rank, ranks=size, ids=channels[0], rows=channels[1], devices=devices)
+
+
+def _meet(config: DistributedConfig, rank: int, size: int) -> Store:
+    missing = [name for name in _VARIABLES if name not in os.environ]
+    if missing:
+        raise ConfigError(f"WORLD_SIZE is {size} but {', '.join(missing)} is not set; start ranks by torchrun")
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    timeout = timedelta(seconds=config.timeout)
+    listen_towards(os.environ["MASTER_ADDR"])
+    try:
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, ValueError, OSError) as error:
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RankError(
+            f"rank {rank} of {size} could not meet the others at {where} within {config.timeout:g} s ({detail[:200]}); "
+            "name an address that all ranks reach and a port that is free (torchrun --master-addr, --master-port)"
+        ) from error
+    return PrefixStore("stratarec", store)
+
+
+def _shape(config: DistributedConfig, size: int) -> tuple[int, int]:
+    """Hosts, and ranks of each."""
+    if config.hosts is not None:
+        hosts, said = config.hosts, f"distributed.hosts is {config.hosts}"
+    else:
+        local = _number("LOCAL_WORLD_SIZE", size)
+        hosts, said = size // max(local, 1), f"LOCAL_WORLD_SIZE is {local}"
+        hosts = hosts if hosts * local == size else 0
+    if not hosts or size % hosts:
+        raise ConfigError(f"{said} for {size} ranks, expected as many ranks on every host")
+    return hosts, size // hosts
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is {text!r}, expected a whole number; start ranks by torchrun") from error

@@ -1,0 +1,221 @@
+"""A batch's ids as their owners are asked for them, and what an owner is asked by all.
+
+Bags of one rank follow those of the ranks before it, feature by feature: a table that is whole on its owner sees the
+very batch that one process would see, so its arithmetic has the same bits.
+
+Shapes: B samples of this rank, N ids, S streams of an owner (`Sharding.streams`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.distributed.sharding import Sharding, Stream
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.errors import ConfigError
+from stratarec.jagged import KeyedJagged, offsets_of
+from stratarec.kernels.batches import outside
+
+WORDS = 3
+"""Numbers that announce a stream: bags, ids, and whether every bag holds one id, so that lengths need not travel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What one rank asks one owner for, of one stream.
+
+    Parameters
+    ----------
+    bags : int
+        Of a pooled feature; 1 otherwise.
+    ids : Tensor
+        Rows as the owner numbers them.
+    lengths : Tensor or None
+        ``[bags]``; None where every bag holds one id, and where nothing is pooled.
+    """
+
+    bags: int
+    ids: Tensor
+    lengths: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows that come back: pooled ones, or one an id."""
+        return self.ids.numel() if self.lengths is None else self.bags
+
+    @property
+    def announced(self) -> tuple[int, int, int]:
+        """`WORDS` numbers."""
+        return self.bags, self.ids.numel(), int(self.lengths is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistinctRows:
+    """The rows of one table that a batch needs, in the order of their owners.
+
+    Parameters
+    ----------
+    owned : tuple of Tensor
+        For each rank that holds rows of the table: those asked of it, by its own numbers, ascending.
+    places : Tensor
+        ``[lookups]`` int64: which of them each lookup is, features in the order of the table.
+    """
+
+    owned: tuple[Tensor, ...]
+    places: Tensor
+
+    @property
+    def rows(self) -> int:
+        return sum(part.numel() for part in self.owned)
+
+
+class Requests:
+    """Splits the batches of one rank by owner.
+
+    Parameters
+    ----------
+    sharding : Sharding
+    """
+
+    def __init__(self, sharding: Sharding) -> None:
+        self._sharding = sharding
+        self.streams = [sharding.streams(rank) for rank in range(sharding.ranks)]
+        large = any(table.num_embeddings > 2**31 for table in sharding.tables)
+        self.ids = torch.int64 if large else torch.int32
+        """Type of ids on the wire."""
+
+    def split(self, features: KeyedJagged) -> tuple[list[list[Asked]], dict[str, DistinctRows]]:
+        """For each owner what it is asked for, stream by stream; and the distinct rows of the tables whose rows travel.
+
+        Raises
+        ------
+        ConfigError
+            For a missing feature or an id outside its table.
+        """
+        distinct = {
+            table.name: self._distinct(features, table)
+            for table in self._sharding.tables
+            if self._sharding.places[table.name].travel == "rows"
+        }
+        asked = [
+            [self._asked(features, stream, distinct, rank) for stream in streams]
+            for rank, streams in enumerate(self.streams)
+        ]
+        return asked, distinct
+
+    def _asked(
+        self, features: KeyedJagged, stream: Stream, distinct: dict[str, DistinctRows], rank: int
+    ) -> Asked:  # fmt: skip
+        if stream.kind == "rows":
+            place = self._sharding.places[stream.table.name]
+            return Asked(bags=1, ids=distinct[stream.table.name].owned[rank - place.first])
+        ids, lengths = _bags_of(features, stream.key)
+        _check(ids, stream.key, stream.table)
+        if stream.kind == "sequence":
+            return Asked(bags=1, ids=ids)
+        bags = ids.numel() if lengths is None else lengths.numel()
+        return Asked(bags=bags, ids=ids, lengths=lengths)
+
+    def _distinct(self, features: KeyedJagged, table: EmbeddingBagConfig) -> DistinctRows:
+        keys = (*table.feature_names, *table.sequence_features)
+        parts = [_bags_of(features, key)[0] for key in keys]
+        for key, ids in zip(keys, parts, strict=True):
+            _check(ids, key, table)
+        place = self._sharding.places[table.name]
+        # Owner by owner, each one's rows in their order: sorting these numbers sorts both at once.
+        per_owner = -(-table.num_embeddings // place.ranks)
+        owners, rows = self._sharding.owner(table.name, torch.cat(parts).long().numpy())
+        found, places = np.unique((owners - place.first) * per_owner + rows, return_inverse=True)
+        ends = np.searchsorted(found, np.arange(place.ranks + 1) * per_owner)
+        owned = [torch.from_numpy(found[ends[i] : ends[i + 1]] - i * per_owner) for i in range(place.ranks)]
+        return DistinctRows(owned=tuple(owned), places=torch.from_numpy(places.astype(np.int64)))
+
+    def message(self, asked: Sequence[Asked]) -> Tensor:
+        """Lengths and ids as they travel."""
+        parts = [part for each in asked for part in (each.lengths, each.ids) if part is not None]
+        return torch.cat([part.to(self.ids) for part in parts]) if parts else torch.empty(0, dtype=self.ids)
+
+
+def read(message: Tensor, announced: Sequence[int]) -> list[Asked]:
+    """What a rank asks for, from what it announced and its message."""
+    found, done = [], 0
+    for bags, ids, single in np.array(announced, dtype=np.int64).reshape(-1, WORDS).tolist():
+        lengths = None if single else message[done : done + bags]
+        done += 0 if single else bags
+        found.append(Asked(bags=bags, ids=message[done : done + ids], lengths=lengths))
+        done += ids
+    return found
+
+
+def message_sizes(announced: NDArray[np.int64]) -> list[int]:
+    """Elements of the message of each rank, from ``[ranks, S * WORDS]`` that they announced."""
+    bags, ids, single = announced.reshape(len(announced), -1, WORDS).transpose(2, 0, 1)
+    sizes: list[int] = (ids + bags * (1 - single)).sum(axis=1).tolist()
+    return sizes
+
+
+def joined(streams: Sequence[Stream], asked: Sequence[Sequence[Asked]]) -> KeyedJagged:
+    """The batch that an owner looks up: for every stream the bags of all ranks, in their order.
+
+    Parameters
+    ----------
+    asked : sequence of sequence of Asked
+        For each rank, stream by stream.
+    """
+    keys = tuple(stream.key for stream in streams)
+    by_stream = [[rank[place] for rank in asked] for place in range(len(streams))]
+    values = [each.ids for stream in by_stream for each in stream]
+    bags = [_bags(stream, found) for stream, found in zip(streams, by_stream, strict=True)]
+    size = max((len(lengths) for lengths in bags), default=0)
+    single = all(stream.kind == "pooled" for stream in streams) and all(
+        each.lengths is None for found in by_stream for each in found
+    )
+    joined_values = torch.cat(values) if values else torch.empty(0, dtype=torch.int32)
+    if single and all(len(lengths) == size for lengths in bags):
+        return KeyedJagged(keys=keys, values=joined_values, offsets=None, batch_size=size)
+    padded = torch.zeros(len(streams), size, dtype=torch.int64)
+    for place, lengths in enumerate(bags):
+        padded[place, : len(lengths)] = lengths
+    filled = tuple(len(lengths) for lengths in bags)
+    return KeyedJagged(
+        keys=keys, values=joined_values, offsets=offsets_of(padded.view(-1)), batch_size=size, filled=filled
+    )  # fmt: skip
+
+
+def _bags(stream: Stream, asked: Sequence[Asked]) -> Tensor:
+    """Lengths of a stream's bags at its owner; what is not pooled is one bag."""
+    if stream.kind != "pooled":
+        return torch.tensor([sum(each.ids.numel() for each in asked)])
+    return torch.cat([
+        torch.ones(each.bags, dtype=torch.int64) if each.lengths is None else each.lengths.long() for each in asked
+    ])  # fmt: skip
+
+
+def _bags_of(features: KeyedJagged, key: str) -> tuple[Tensor, Tensor | None]:
+    """Ids of a feature, and the lengths of the bags that may hold some; None where each holds one."""
+    if key not in features.keys:
+        raise ConfigError(f"the batch lacks {key}; it has {', '.join(features.keys)}")
+    place, size = features.keys.index(key), features.batch_size
+    first = place * size
+    if features.offsets is None:
+        return features.values[first : first + size], None
+    bags = size if features.filled is None else features.filled[place]
+    offsets = features.offsets[first : first + bags + 1]
+    ids = features.values[int(offsets[0]) : int(features.offsets[first + size])]
+    lengths = offsets.diff()
+    return ids, None if ids.numel() == bags and bool((lengths == 1).all()) else lengths
+
+
+def _check(ids: Tensor, key: str, table: EmbeddingBagConfig) -> None:
+    wrong = outside(ids, table.num_embeddings)
+    if wrong >= 0:
+        raise ConfigError(
+            f"feature {key!r}: id {int(ids[wrong])} is outside table {table.name!r}, expected 0 to "
+            f"{table.num_embeddings - 1}"
+        )

@@ -1,0 +1,119 @@
+"""How rows and gradients look while they travel: float32 as they are, or records of a codec.
+
+Shapes: n rows of width D, one after another; rows of several widths follow in spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.rows import FloatRows
+from stratarec.errors import ConfigError, TrainingError
+from stratarec.kernels.random import table_key
+from stratarec.kernels.random.vector import mix_array
+
+WireKind = Literal["fp32", "fp16", "bf16", "int8"]
+Span = tuple[int, int]
+"""Rows and their width."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_KINDS = ("fp32", "fp16", "bf16", "int8")
+
+
+class Wire:
+    """Turns float32 rows into bytes and back.
+
+    Parameters
+    ----------
+    kind : str
+        ``fp16`` and ``bf16`` round to nearest. ``int8`` has a float16 scale and offset a row and rounds at random,
+        without bias: the noise is a function of (seed, rank, direction, step, place), so runs repeat.
+    seed, rank : int
+        Of the sender's noise.
+    """
+
+    def __init__(self, kind: WireKind, seed: int, rank: int) -> None:
+        if kind not in _KINDS:
+            raise ConfigError(f"wire is {kind!r}, expected one of {', '.join(_KINDS)}")
+        self.kind, self._seed, self._rank = kind, seed, rank
+        self._codecs: dict[int, RecordCodec] = {}
+
+    def bytes_of(self, spans: Sequence[Span]) -> int:
+        """Bytes that rows take on the wire."""
+        return sum(rows * self.row_bytes(width) for rows, width in spans)
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes of one row."""
+        return 4 * width if self.kind == "fp32" else self._codec(width).record_bytes
+
+    def encode(self, rows: Tensor, spans: Sequence[Span], direction: str, step: int) -> Tensor:
+        """Flat uint8 of flat float32 `rows`, which are those of `spans` one after another.
+
+        Raises
+        ------
+        TrainingError
+            For a row that the format cannot hold; float32 holds all.
+        """
+        if self.kind == "fp32":
+            return rows.view(torch.uint8)
+        out, key = np.empty(self.bytes_of(spans), dtype=np.uint8), table_key(self._seed, f"{direction}/{self._rank}")
+        floats, done, at, number = rows.numpy(), 0, 0, 0
+        for count, width in merged(spans):
+            codec, end = self._codec(width), at + count * self.row_bytes(width)
+            places = np.arange(count, dtype=np.int64)
+            level = _level(floats[done : done + count * width], width)
+            keys = mix_array((places.astype(np.uint64) + np.uint64(number)) * _GOLDEN ^ np.uint64(key))
+            bad = codec.encode(level, places, out[at:end].reshape(count, -1), places, keys, step)
+            if bad >= 0:
+                raise TrainingError(
+                    f"a row of the {direction} exchange of step {step} does not fit {self.kind} (it is not finite, or "
+                    "too large): lower the learning rate, or use a wire of bf16 or fp32"
+                )
+            done, at, number = done + count * width, end, number + count
+        return torch.from_numpy(out)
+
+    def decode(self, content: Tensor, spans: Sequence[Span]) -> Tensor:
+        """Flat float32 of what `encode` gave."""
+        if self.kind == "fp32":
+            return content.view(torch.float32)
+        out = np.empty(sum(rows * width for rows, width in spans), dtype=np.float32)
+        array, done, at = content.numpy(), 0, 0
+        for count, width in merged(spans):
+            codec, end = self._codec(width), at + count * self.row_bytes(width)
+            places = np.arange(count, dtype=np.int64)
+            codec.decode(
+                array[at:end].reshape(count, -1), places, _level(out[done : done + count * width], width), places
+            )
+            done, at = done + count * width, end
+        return torch.from_numpy(out)
+
+    def _codec(self, width: int) -> RecordCodec:
+        if width not in self._codecs:
+            rounding: Literal["stochastic", "nearest"] = "stochastic" if self.kind == "int8" else "nearest"
+            config = CodecConfig(kind=self.kind, rounding=rounding)
+            self._codecs[width] = RecordCodec(config, width=width, row_state=False, full_state=False)
+        return self._codecs[width]
+
+
+def merged(spans: Sequence[Span]) -> list[Span]:
+    """Neighbouring spans of one width as one; empty ones are left out."""
+    found: list[Span] = []
+    for rows, width in spans:
+        if not rows:
+            continue
+        if found and found[-1][1] == width:
+            found[-1] = (found[-1][0] + rows, width)
+        else:
+            found.append((rows, width))
+    return found
+
+
+def _level(floats: np.ndarray[tuple[int], np.dtype[np.float32]], width: int) -> FloatRows:
+    nothing = np.zeros(1, dtype=np.float32)
+    return FloatRows(weights=floats, row_state=nothing, full_state=nothing, width=width)

@@ -1,0 +1,14 @@
+"""Ranks that serve all tests of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from distributed.ranks import Ranks, running
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    with running() as found:
+        yield found

@@ -1,0 +1,200 @@
+"""What ranks do in tests: train a collection on their share of batches that all of them know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratarec.distributed.engine import ExchangeConfig, ShardedCollection
+from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharding import Place, Sharding
+from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.jagged import KeyedJagged
+
+TABLES = (
+    EmbeddingBagConfig(name="item", num_embeddings=300, embedding_dim=8, feature_names=("item",),
+                       sequence_features=("history",)),
+    EmbeddingBagConfig(name="user", num_embeddings=500, embedding_dim=8, feature_names=("user", "friend"),
+                       pooling="mean"),
+    EmbeddingBagConfig(name="page", num_embeddings=40, embedding_dim=4, feature_names=("page",)),
+    EmbeddingBagConfig(name="tiny", num_embeddings=2, embedding_dim=8, feature_names=("tiny",)),
+)  # fmt: skip
+KEYS = {"page": 40, "item": 300, "user": 500, "history": 300, "friend": 500, "tiny": 2}  # an order of its own
+SAMPLES = 24
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained, and how."""
+
+    layout: str
+    """``whole``: each table pooled by its owner. ``rows``: each on one rank, rows travel. ``split``: row by row over
+    all ranks. ``mixed``: some of each."""
+    home: str = ""
+    codec: str = "fp32"
+    singles: bool = False
+    """Every bag holds one id."""
+    steps: int = 20
+    optimizer: str = "rowwise_adagrad"
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    uneven: bool = False
+    """Ranks have batches of different sizes, some empty."""
+
+
+def places(layout: str, ranks: int) -> dict[str, Place]:
+    kinds = {
+        "whole": ("whole",) * 4, "rows": ("rows",) * 4, "split": ("split",) * 4,
+        "mixed": ("split", "whole", "rows", "whole"),
+    }[layout]  # fmt: skip
+    found = {}
+    for number, (table, kind) in enumerate(zip(TABLES, kinds, strict=True)):
+        if kind == "split":
+            found[table.name] = Place(first=0, ranks=ranks, travel="rows")
+        else:
+            found[table.name] = Place(first=number % ranks, travel="pooled" if kind == "whole" else "rows")
+    return found
+
+
+def batch(step: int, singles: bool) -> KeyedJagged:
+    """The batch of all ranks together; skewed ids, bags of 0 to 3."""
+    draws = np.random.default_rng(step)
+    low, high = (1, 2) if singles else (0, 4)
+    lengths = draws.integers(low, high, (len(KEYS), SAMPLES))
+    ids = [
+        (rows * draws.random(int(count)) ** 3).astype(np.int32)
+        for rows, count in zip(KEYS.values(), lengths.sum(1), strict=True)
+    ]
+    offsets = None if singles else torch.from_numpy(np.cumsum([0, *lengths.reshape(-1)]).astype(np.int64))
+    values = torch.from_numpy(np.concatenate(ids))
+    return KeyedJagged(keys=tuple(KEYS), values=values, offsets=offsets, batch_size=SAMPLES)
+
+
+def share(step: int, rank: int, ranks: int, uneven: bool) -> slice:
+    """The samples of one rank; where `uneven`, the second has none at every third step, the last one what is left."""
+    if not uneven:
+        return slice(SAMPLES * rank // ranks, SAMPLES * (rank + 1) // ranks)
+    ends = [0] * (ranks + 1)
+    ends[-1] = SAMPLES
+    for place in range(1, ranks):
+        ends[place] = ends[place - 1] + (0 if place == 2 and step % 3 == 0 else (step + 5 * place) % 9)
+    return slice(min(ends[rank], SAMPLES), min(ends[rank + 1], SAMPLES))
+
+
+def tiers(setup: Setup, path: Path | None, share: int = 1) -> TierConfig:
+    """Caches of the two large tables that make every step move rows."""
+    if not setup.home:
+        return TierConfig()
+    tier = TableTier(home=setup.home, codec=CodecConfig(kind=setup.codec), cache_rows=192 // share)  # type: ignore[arg-type]
+    return TierConfig(tables={"item": tier, "user": tier}, ways=16, log_path=path if setup.home == "log" else None)
+
+
+def loss(found: Any, features: KeyedJagged) -> Tensor:
+    """A different number for every sample and column, summed: gradients do not mix samples, so bits can be compared."""
+    return (found.pooled.pow(2) * 0.5 + found.pooled).sum() + sum(
+        (bags.values.pow(2) * 0.25).sum() for bags in found.sequences.values()
+    )
+
+
+def single(setup: Setup, path: Path) -> dict[str, Any]:
+    """One process on the batches of all ranks."""
+    collection = TieredEmbeddingBagCollection(
+        TABLES, optimizer=RowOptimizerConfig(kind=setup.optimizer, learning_rate=0.05), seed=7,  # type: ignore[arg-type]
+        tiers=tiers(setup, path / "single"),
+    )  # fmt: skip
+    return trained(collection, setup, 0, 1)
+
+
+def sharded(mesh: Mesh, setup: Setup, path: Path) -> dict[str, Any]:
+    """One of several."""
+    sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
+    collection = ShardedCollection(
+        sharding, mesh, optimizer=RowOptimizerConfig(kind=setup.optimizer, learning_rate=0.05), seed=7,  # type: ignore[arg-type]
+        tiers=tiers(setup, path / f"rank-{mesh.rank}"), exchange=setup.exchange,
+    )  # fmt: skip
+    return trained(collection, setup, mesh.rank, mesh.ranks)
+
+
+def trained(collection: Any, setup: Setup, rank: int, ranks: int) -> dict[str, Any]:
+    """Outputs of every step and the tables at the end."""
+    pooled, rows = [], []
+    for step in range(setup.steps):
+        mine = share(step, rank, ranks, setup.uneven)
+        features = batch(step, setup.singles).take(torch.arange(mine.start, mine.stop))
+        found = collection(features)
+        pooled.append(found.pooled.detach().clone())
+        rows.append(found.sequences["history"].values.detach().clone())
+        loss(found, features).backward()
+    with torch.no_grad():
+        mine = share(0, rank, ranks, setup.uneven)
+        read = collection(batch(0, setup.singles).take(torch.arange(mine.start, mine.stop))).pooled.clone()
+    tables = {table.name: {k: v.clone() for k, v in collection.table(table.name).items()} for table in TABLES}
+    collection.close()
+    return {"pooled": pooled, "rows": rows, "read": read, "tables": tables, "step": collection.step}
+
+
+def together(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the ranks of a job found, as one process would have."""
+    steps = len(found[0]["pooled"])
+    for other in found[1:]:
+        for name, parts in found[0]["tables"].items():
+            assert all(torch.equal(parts[part], other["tables"][name][part]) for part in parts), "ranks disagree"
+    return {
+        **{
+            key: [torch.cat([rank[key][step] for rank in found]) for step in range(steps)] for key in ("pooled", "rows")
+        },
+        "read": torch.cat([rank["read"] for rank in found]),
+        "tables": found[0]["tables"],
+        "step": found[0]["step"],
+    }
+
+
+def ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) -> dict[str, Any]:
+    """As `sharded` (with one rank `single`), prepared `depth` batches ahead; rank 1 has a bad id in one of them."""
+    share_of = 1 if mesh.ranks == 1 else mesh.rank
+    options: dict[str, Any] = {
+        "optimizer": RowOptimizerConfig(learning_rate=0.05), "seed": 7,
+        "tiers": replace(tiers(setup, path / f"rank-{share_of}"), lookahead=depth),
+    }  # fmt: skip
+    if mesh.ranks == 1:
+        collection: Any = TieredEmbeddingBagCollection(TABLES, **options)
+    else:
+        sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
+        collection = ShardedCollection(sharding, mesh, exchange=setup.exchange, **options)
+
+    def batches() -> Iterator[KeyedJagged]:
+        for step in range(setup.steps):
+            mine = share(step, mesh.rank, mesh.ranks, setup.uneven)
+            features = batch(step, setup.singles).take(torch.arange(mine.start, mine.stop))
+            if step == bad_step and mesh.rank == 1:
+                features.values[0] = 40
+            yield features
+
+    pooled, rows = [], []
+    with Prefetcher(collection.engine, batches(), lambda item: item, depth=depth) as source:
+        for features, prepared in source:
+            found = collection(prepared)
+            pooled.append(found.pooled.detach().clone())
+            rows.append(found.sequences["history"].values.detach().clone())
+            loss(found, features).backward()
+    tables = {table.name: {k: v.clone() for k, v in collection.table(table.name).items()} for table in TABLES}
+    collection.close()
+    return {"pooled": pooled, "rows": rows, "read": torch.zeros(0), "tables": tables, "step": collection.step}
+
+
+def small(mesh: Mesh, setup: Setup, path: Path) -> None:
+    """Rank 1 has slots for one set of rows only."""
+    given = tiers(setup, path)
+    if mesh.rank == 1:
+        given = replace(
+            given, tables={name: replace(tier, cache_rows=2) for name, tier in given.tables.items()}, ways=1
+        )
+    sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
+    trained(ShardedCollection(sharding, mesh, tiers=given), setup, mesh.rank, mesh.ranks)

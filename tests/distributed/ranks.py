@@ -1,0 +1,131 @@
+"""Ranks for tests: processes that stay and run one job after another, each job on a mesh of its own.
+
+Starting a process costs seconds (torch, compiled kernels), a mesh milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+Job = Callable[..., Any]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve(rank: int, pipe: Connection) -> None:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    import torch
+
+    from stratarec.distributed.mesh import DistributedConfig, joined
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job, arguments, ranks, port, timeout, local = pipe.recv()
+        except EOFError:
+            return
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+            LOCAL_WORLD_SIZE=str(local or ranks),
+        )  # fmt: skip
+        try:
+            torch.manual_seed(0)
+            with joined(DistributedConfig(timeout=timeout)) as mesh:
+                answer = (job(mesh, *arguments), "")
+        except BaseException as error:
+            answer = (error if _is_plain(error) else repr(error), traceback.format_exc())
+        pipe.send(answer)
+
+
+def _is_plain(error: BaseException) -> bool:
+    from stratarec.errors import StrataError
+
+    return isinstance(error, StrataError)
+
+
+class Ranks:
+    """Up to four ranks on this machine; a context manager."""
+
+    def __init__(self) -> None:
+        self._context = get_context("spawn")
+        self._workers: list[tuple[Any, Connection]] = []
+
+    def start(self, ranks: int) -> None:
+        """Have so many processes, each able to run jobs."""
+        for rank in range(ranks):
+            if rank == len(self._workers):
+                self._workers.append(self._started(rank))
+            elif not self._workers[rank][0].is_alive():
+                self._workers[rank] = self._started(rank)
+
+    def _started(self, rank: int) -> tuple[Any, Connection]:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(rank, there), daemon=True)
+        process.start()
+        there.close()
+        return process, here
+
+    def begin(
+        self, ranks: int, job: Job, arguments: Sequence[Sequence[Any]], timeout: float = 30.0, local: int = 0
+    ) -> None:
+        """Let every rank run ``job(mesh, *arguments[rank])``."""
+        self.start(ranks)
+        port = free_port()
+        for (_, pipe), given in zip(self._workers[:ranks], arguments, strict=True):
+            pipe.send((job, given, ranks, port, timeout, local))
+
+    def end(self, ranks: int) -> list[Any]:
+        """What each rank returned or raised; None of one that died."""
+        found = []
+        for _, pipe in self._workers[:ranks]:
+            try:
+                answer, where = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                answer, where = None, ""
+            if isinstance(answer, str) and where:
+                answer = AssertionError(where)
+            found.append(answer)
+        return found
+
+    def run(self, ranks: int, job: Job, *arguments: Any, **options: Any) -> list[Any]:
+        """What each rank returned; the arguments are the same for all. An error of any rank is raised here."""
+        self.begin(ranks, job, [arguments] * ranks, **options)
+        found = self.end(ranks)
+        for answer in found:
+            if isinstance(answer, BaseException):
+                raise answer
+        return found
+
+    def kill(self, rank: int) -> None:
+        """End a rank in the middle of whatever it does."""
+        os.kill(self._workers[rank][0].pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for process, pipe in self._workers:
+            pipe.close()
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._workers = []
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Ranks]:
+    ranks = Ranks()
+    try:
+        yield ranks
+    finally:
+        ranks.close()

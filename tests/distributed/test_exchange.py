@@ -1,0 +1,125 @@
+"""Ranks that share tables train what one process trains on the batches of all of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed.jobs import TABLES, Setup, ahead, batch, places, sharded, single, small, together
+from distributed.ranks import Ranks
+
+from stratarec.distributed.engine import ExchangeConfig, ShardedCollection
+from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharding import Sharding
+from stratarec.errors import ConfigError
+
+
+def compare(found: dict[str, Any], want: dict[str, Any], tolerance: float) -> None:
+    """Equal to the bit where `tolerance` is 0."""
+    assert found["step"] == want["step"]
+    pairs = [
+        *zip(found["pooled"], want["pooled"], strict=True), *zip(found["rows"], want["rows"], strict=True),
+        (found["read"], want["read"]),
+        *((found["tables"][name][part], whole[part]) for name, whole in want["tables"].items() for part in whole),
+    ]  # fmt: skip
+    for mine, whole in pairs:
+        assert mine.shape == whole.shape
+        if tolerance:
+            torch.testing.assert_close(mine, whole, rtol=tolerance, atol=tolerance)
+        else:
+            assert torch.equal(mine, whole)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("singles", [False, True])
+def test_pooling_at_the_owner_has_the_bits_of_one_process(
+    ranks: Ranks, count: int, singles: bool, tmp_path: Path
+) -> None:  # fmt: skip
+    setup = Setup("whole", singles=singles, steps=100)
+    compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), 0)
+
+
+@pytest.mark.parametrize("home", ["dram", "log"])
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_tables_with_homes_keep_their_bits_at_one_owner(ranks: Ranks, home: str, codec: str, tmp_path: Path) -> None:
+    """What goes home, and how it is rounded, follows from the batches alone."""
+    setup = Setup("whole", home=home, codec=codec, steps=100)
+    compare(together(ranks.run(2, sharded, setup, tmp_path)), single(setup, tmp_path), 0)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("layout", ["rows", "split", "mixed"])
+@pytest.mark.parametrize("home", ["", "dram", "log"])
+def test_rows_that_travel_differ_by_the_order_of_sums_alone(
+    ranks: Ranks, count: int, layout: str, home: str, tmp_path: Path
+) -> None:
+    setup = Setup(layout, home=home, steps=100)
+    compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), 1e-6)
+
+
+@pytest.mark.parametrize("layout", ["whole", "rows", "split"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adam"])
+def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_path: Path) -> None:
+    setup = Setup(layout, optimizer=optimizer)
+    compare(together([sharded(Mesh.alone(), setup, tmp_path)]), single(setup, tmp_path), 0)
+
+
+@pytest.mark.parametrize("layout", ["whole", "mixed"])
+def test_ranks_may_have_few_samples_or_none(ranks: Ranks, layout: str, tmp_path: Path) -> None:
+    setup = Setup(layout, home="dram", uneven=True, steps=30)
+    tolerance = 0 if layout == "whole" else 1e-6
+    compare(together(ranks.run(4, sharded, setup, tmp_path)), single(setup, tmp_path), tolerance)
+
+
+@pytest.mark.parametrize("wire", ["fp16", "bf16", "int8"])
+def test_narrow_wires_repeat_to_the_bit_and_stay_near(ranks: Ranks, wire: Any, tmp_path: Path) -> None:
+    setup = Setup("mixed", home="dram", codec="int8", exchange=ExchangeConfig(wire=wire, gradient_wire=wire))
+    first, second = (together(ranks.run(4, sharded, setup, tmp_path / str(time))) for time in range(2))
+    compare(first, second, 0)
+    exact = together(ranks.run(4, sharded, replace(setup, exchange=ExchangeConfig()), tmp_path / "exact"))
+    compare(first, exact, {"fp16": 5e-3, "bf16": 5e-2, "int8": 5e-2}[wire])
+    assert any(not torch.equal(mine, theirs) for mine, theirs in zip(first["pooled"], exact["pooled"], strict=True))
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_batches_prepared_ahead_have_the_bits_of_one_process_that_does_so(
+    ranks: Ranks, codec: str, tmp_path: Path
+) -> None:
+    """Ids travel on the thread that prepares, rows and gradients on the one that trains."""
+    setup = Setup("whole", home="dram", codec=codec, steps=60)
+    found = together(ranks.run(2, ahead, setup, tmp_path, 2))
+    compare(found, ahead(Mesh.alone(), setup, tmp_path, 2), 0)
+
+
+def test_ahead_or_not_rows_of_shared_tables_are_the_same(ranks: Ranks, tmp_path: Path) -> None:
+    setup = Setup("split", home="dram", steps=30)
+    found = [together(ranks.run(4, ahead, setup, tmp_path / str(depth), depth)) for depth in (0, 3)]
+    compare(*found, 0)
+
+
+def test_a_bad_id_of_one_rank_ends_all_of_them_at_once(ranks: Ranks, tmp_path: Path) -> None:
+    """On the thread that prepares, while the others train; nobody waits for the timeout."""
+    began = time.monotonic()
+    ranks.begin(4, ahead, [(Setup("mixed", home="dram"), tmp_path, 2, 9)] * 4)
+    messages = {str(error) for error in ranks.end(4)}
+    assert messages == {"rank 1: feature 'page': id 40 is outside table 'page', expected 0 to 39"}
+    assert time.monotonic() - began < 15
+
+
+def test_a_cache_that_is_too_small_on_one_rank_is_an_error_on_all(ranks: Ranks, tmp_path: Path) -> None:
+    setup = Setup("whole", home="dram", steps=3)
+    ranks.begin(2, small, [(setup, tmp_path)] * 2)
+    for error in ranks.end(2):
+        assert str(error).startswith("rank 1: table 'user': one batch uses"), error
+
+
+def test_weights_of_samples_are_refused() -> None:
+    features = batch(0, True)
+    weighted = replace(features, weights=torch.ones(features.values.numel()))
+    sharding = Sharding(TABLES, places("whole", 1), 1)
+    with pytest.raises(ConfigError, match="per-sample weights do not travel"):
+        ShardedCollection(sharding, Mesh.alone())(weighted)

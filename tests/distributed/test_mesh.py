@@ -1,0 +1,192 @@
+"""Meshes: what ranks do together, what they refuse together, and what happens when one of them is gone."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed.ranks import Ranks
+
+from stratarec.distributed.collectives import Channel, reduce_gradients
+from stratarec.distributed.mesh import DistributedConfig, Mesh, joined
+from stratarec.errors import ConfigError, DataError, RankError
+
+
+def values(rank: int, size: int = 1001) -> torch.Tensor:
+    """Numbers of very different sizes: their sum depends on its order."""
+    draws = torch.Generator().manual_seed(rank)
+    return torch.randn(size, generator=draws) * 10 ** torch.randint(-6, 7, (size,), generator=draws)
+
+
+def summed(mesh: Mesh) -> torch.Tensor:
+    return mesh.rows.sum(values(mesh.rank))
+
+
+def test_sums_are_taken_in_the_order_of_ranks(ranks: Ranks) -> None:
+    parts = [values(rank) for rank in range(4)]
+    for found in ranks.run(4, summed):
+        assert torch.equal(found, functools.reduce(torch.add, parts))
+    assert not torch.equal(functools.reduce(torch.add, parts), functools.reduce(torch.add, parts[::-1]))
+
+
+def reduced(mesh: Mesh) -> list[torch.Tensor]:
+    weights = [torch.zeros(3, 2), torch.zeros(5), torch.zeros(0)]
+    for place, weight in enumerate(weights):
+        if place != mesh.rank:  # a rank without samples may have no gradient at all
+            weight.grad = torch.full_like(weight, 10.0**mesh.rank)
+    reduce_gradients(mesh.rows, weights)
+    return [weight.grad for weight in weights]  # type: ignore[misc]
+
+
+def test_gradients_are_reduced_in_their_shapes(ranks: Ranks) -> None:
+    for found in ranks.run(2, reduced):
+        assert torch.equal(found[0], torch.full((3, 2), 10.0))
+        assert torch.equal(found[1], torch.full((5,), 1.0))
+        assert found[2].shape == (0,)
+
+
+def shape(mesh: Mesh) -> tuple[int, Any]:
+    assert mesh.devices is not None
+    return mesh.hosts, mesh.devices.mesh.tolist()
+
+
+def test_the_mesh_is_of_hosts_and_their_ranks(ranks: Ranks) -> None:
+    assert ranks.run(4, shape, local=2)[3] == (2, [[0, 1], [2, 3]])
+    assert ranks.run(4, shape)[0] == (1, [[0, 1, 2, 3]])
+
+
+def differ(mesh: Mesh) -> None:
+    mesh.check_same({"recipe": {"train": {"seed": 4 if mesh.rank == 1 else 3}}, "version": "1"})
+
+
+def test_ranks_with_other_settings_are_refused_on_all_of_them(ranks: Ranks) -> None:
+    ranks.begin(4, differ, [()] * 4)
+    for error in ranks.end(4):
+        assert isinstance(error, RankError)
+        assert str(error) == (
+            "rank 1 was started with recipe.train.seed 4, rank 0 with 3: give all ranks the same recipe, data and "
+            "version"
+        )
+
+
+def fails(mesh: Mesh) -> None:
+    mesh.rows.agree(DataError("file x, row 3: no number") if mesh.rank == 2 else None)
+
+
+def test_an_error_of_one_rank_is_one_on_all(ranks: Ranks) -> None:
+    ranks.begin(4, fails, [()] * 4)
+    for error in ranks.end(4):
+        assert isinstance(error, RankError)
+        assert str(error) == "rank 2: file x, row 3: no number"
+
+
+def leaves(mesh: Mesh) -> None:
+    if mesh.rank == 1:
+        raise DataError("file y is gone")
+    mesh.rows.agree(None)
+
+
+def test_a_rank_that_leaves_says_why_to_the_others(ranks: Ranks) -> None:
+    ranks.begin(4, leaves, [()] * 4)
+    found = ranks.end(4)
+    assert isinstance(found.pop(1), DataError)
+    assert {str(error) for error in found} == {"rank 1: file y is gone"}
+
+
+def forever(mesh: Mesh, started: Path) -> None:
+    mesh.rows.agree(None)
+    if mesh.is_first:
+        started.touch()
+    while True:
+        mesh.rows.agree(None)
+        mesh.ids.agree(None)
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+def test_when_a_rank_is_killed_the_others_stop_and_say_which(ranks: Ranks, dead: int, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    ranks.begin(3, forever, [(started,)] * 3)
+    while not started.exists():
+        time.sleep(0.05)
+    ranks.kill(dead)
+    began = time.monotonic()
+    found = ranks.end(3)
+    assert time.monotonic() - began < 12
+    assert found.pop(dead) is None
+    for error in found:
+        assert isinstance(error, RankError)
+        assert str(error).startswith(f"rank {dead} is gone")
+
+
+def sleeps(mesh: Mesh) -> None:
+    if mesh.rank == 1:
+        time.sleep(7)
+    mesh.rows.agree(None)
+
+
+def test_a_rank_that_does_not_answer_is_named_after_the_timeout(ranks: Ranks) -> None:
+    ranks.begin(2, sleeps, [()] * 2, timeout=1.0)
+    found = ranks.end(2)
+    assert str(found[0]).startswith("rank 1 is gone")
+
+
+def test_one_process_is_a_mesh_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined() as mesh:
+        assert (mesh.rank, mesh.ranks, mesh.hosts, mesh.is_first) == (0, 1, 1, True)
+        assert torch.equal(mesh.rows.sum(values(0)), values(0))
+        mesh.check_same({"a": 1})
+        with pytest.raises(DataError, match="as it is"):
+            mesh.rows.agree(DataError("as it is"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x', expected a whole number"),
+        ({"WORLD_SIZE": "2"}, "RANK is -1 of WORLD_SIZE 2"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR, MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE is 3 for 4 ranks"),
+    ],
+)
+def test_odd_environments_are_refused(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message), joined():
+        pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "no-such-host.invalid"])
+def test_others_that_cannot_be_reached_are_an_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(RankError, match=f"rank 1 of 2 could not meet the others at {address}:1 within 1 s"),
+        joined(DistributedConfig(timeout=1)),
+    ):
+        pass
+
+
+def interface(mesh: Mesh) -> str:
+    return os.environ["GLOO_SOCKET_IFNAME"]
+
+
+def test_ranks_listen_on_the_interface_of_the_rendezvous(ranks: Ranks) -> None:
+    assert set(ranks.run(2, interface)) == {"lo"}
+
+
+def test_channels_of_one_rank_are_the_identity() -> None:
+    alone = Channel(0, 1)
+    given = torch.arange(3)
+    assert alone.exchange(given, [3], [3]) is given
+    assert alone.gather(b"x") == [b"x"]
+    assert alone.everyones([4, 5]) == [[4, 5]]

@@ -1,0 +1,70 @@
+"""The one rule of who holds which row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratarec.distributed.sharding import Place, Sharding, rows_key
+from stratarec.embedding import EmbeddingBagConfig
+from stratarec.errors import ConfigError
+
+
+def table(rows: int, name: str = "t") -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=4, feature_names=(f"{name}1",), sequence_features=(f"{name}s",)
+    )
+
+
+@given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 4))
+def test_every_row_has_one_owner_and_the_parts_of_ranks_are_all_rows(rows: int, shared: int, first: int) -> None:
+    sharding = Sharding([table(rows)], {"t": Place(first=first, ranks=shared, travel="rows")}, first + shared + 1)
+    numbers = np.arange(rows)
+    owners, own = sharding.owner("t", numbers)
+    for rank in range(sharding.ranks):
+        held = sharding.held(sharding.tables[0], rank)
+        assert held == (owners == rank).sum()
+        assert (np.sort(own[owners == rank]) == np.arange(held)).all()
+        assert (sharding.whole("t", rank, own[owners == rank]) == numbers[owners == rank]).all()
+        for config in sharding.configs(rank):
+            part = config.numbering
+            assert config.num_embeddings == held
+            assert (part.first + np.arange(held) * part.stride == sharding.whole("t", rank, np.arange(held))).all()
+
+
+def test_popular_rows_are_dealt_out_evenly() -> None:
+    """Frequency-ranked ids: any rank's share of a Zipf law is near the mean."""
+    sharding = Sharding([table(10_000)], {"t": Place(first=0, ranks=4, travel="rows")}, 4)
+    weight = 1 / np.arange(20, 10_020)
+    owners, _ = sharding.owner("t", np.arange(10_000))
+    shares = np.bincount(owners, weights=weight) / weight.sum()
+    assert abs(shares - 0.25).max() < 0.01
+
+
+def test_what_travels_decides_what_an_owner_is_asked_for() -> None:
+    places = {"a": Place(first=1), "b": Place(first=0, ranks=2, travel="rows"), "c": Place(first=1, travel="rows")}
+    sharding = Sharding([table(9, "a"), table(9, "b"), table(9, "c")], places, 2)
+    assert [stream.key for stream in sharding.streams(0)] == [rows_key("b")]
+    assert [(stream.key, stream.kind) for stream in sharding.streams(1)] == [
+        ("a1", "pooled"), ("as", "sequence"), (rows_key("b"), "rows"), (rows_key("c"), "rows"),
+    ]  # fmt: skip
+    assert [config.name for config in sharding.configs(1)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"t": Place(first=3)}, "table 't' is placed on ranks 3 to 3, expected 0 to 2; plan for 3 ranks"),
+        ({}, "table 't' has a place and is no table, or is one and has no place"),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(places: dict[str, Place], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Sharding([table(4)], places, 3)
+
+
+def test_a_shared_table_cannot_pool_at_one_owner() -> None:
+    with pytest.raises(ConfigError, match="travel: rows"):
+        Place(first=0, ranks=2)

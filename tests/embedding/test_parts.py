@@ -1,0 +1,68 @@
+"""A table that holds some rows of a larger one has their initial values and their rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import RowPart
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import ConfigError
+from stratarec.jagged import KeyedJagged
+
+ROWS, WIDTH, STRIDE = 101, 8, 3
+
+
+def built(part: RowPart | None, tiers: TierConfig | None) -> TieredEmbeddingBagCollection:
+    held = ROWS if part is None else -(-(ROWS - part.first) // part.stride)
+    table = EmbeddingBagConfig(
+        name="t", num_embeddings=held, embedding_dim=WIDTH, sequence_features=("s",), part=part
+    )  # fmt: skip
+    return TieredEmbeddingBagCollection([table], seed=3, tiers=tiers)
+
+
+def tiers_of(home: str, codec: str, path: Path) -> TierConfig:
+    tier = TableTier(home=home, codec=CodecConfig(kind=codec), cache_rows=8)  # type: ignore[arg-type]
+    return TierConfig(tables={"t": tier}, ways=8, log_path=path if home == "log" else None)
+
+
+def train(collection: TieredEmbeddingBagCollection, ids: torch.Tensor) -> torch.Tensor:
+    features = KeyedJagged(keys=("s",), values=ids, offsets=torch.tensor([0, len(ids)]), batch_size=1)
+    rows = collection(features).sequences["s"].values
+    (rows * rows).sum().backward()
+    return rows.detach().clone()
+
+
+@pytest.mark.parametrize("first", range(STRIDE))
+def test_a_resident_part_begins_as_its_rows_of_the_whole_table(first: int) -> None:
+    part = built(RowPart(first=first, stride=STRIDE, rows=ROWS), None).table("t")["weight"]
+    assert torch.equal(part, built(None, None).table("t")["weight"][first::STRIDE])
+
+
+@pytest.mark.parametrize("home", ["dram", "log"])
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_cached_part_trains_and_rounds_as_its_rows_of_the_whole_table(
+    home: str, codec: str, first: int, tmp_path: Path
+) -> None:
+    """Each batch fills the cache, so what goes home, and when, is the same for the part and for the whole."""
+    whole = built(None, tiers_of(home, codec, tmp_path / "whole"))
+    part = built(RowPart(first=first, stride=STRIDE, rows=ROWS), tiers_of(home, codec, tmp_path / "part"))
+    draws = torch.Generator().manual_seed(1)
+    for _ in range(12):
+        ids = torch.randperm(len(range(first, ROWS, STRIDE)), generator=draws)[:8]
+        assert torch.equal(train(part, ids), train(whole, first + ids * STRIDE))
+    assert torch.equal(part.table("t")["weight"], whole.table("t")["weight"][first::STRIDE])
+    whole.close()
+    part.close()
+
+
+def test_a_part_with_rows_beyond_its_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rows are 2 to 11 of a larger table, expected 0 to 10"):
+        EmbeddingBagConfig(
+            name="t", num_embeddings=4, embedding_dim=2, feature_names=("f",), part=RowPart(first=2, stride=3, rows=11)
+        )
