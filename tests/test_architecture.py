@@ -17,6 +17,7 @@ ROOMS = [
     ("testing",),
     ("cli",),
     ("checking",),
+    ("drafting",),
     ("training",),
     ("recipe",),
     ("training.config",),
