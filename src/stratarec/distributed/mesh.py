@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -22,27 +23,14 @@ from torch.distributed.rendezvous import rendezvous
 
 from stratarec.comparing import first_difference
 from stratarec.distributed.collectives import Channel
+from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.interfaces import listen_towards
 from stratarec.distributed.rollcall import RollCall
 from stratarec.errors import ConfigError, RankError, StrataError
 
+Result = TypeVar("Result")
+
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistributedConfig:
-    """How processes find and wait for each other."""
-
-    timeout: float = 60.0
-    """Seconds that a rank waits for the others before it gives up."""
-    hosts: int | None = None
-    """Hosts of the mesh; None: what torchrun says, by LOCAL_WORLD_SIZE."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.timeout <= 86_400:
-            raise ConfigError(f"distributed.timeout is {self.timeout}, expected 1 to 86400 seconds")
-        if self.hosts is not None and self.hosts < 1:
-            raise ConfigError(f"distributed.hosts is {self.hosts}, expected at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +55,25 @@ class Mesh:
     def hosts(self) -> int:
         """Hosts that the ranks are on; ranks of a host follow one another."""
         return 1 if self.devices is None else int(self.devices.size(0))
+
+    def first(self, work: Callable[[], Result]) -> Result:
+        """Do `work` on rank 0 alone; all ranks get what it returned, a value of JSON, or its error.
+
+        Raises
+        ------
+        RankError
+            On all ranks, where `work` raised a `StrataError`.
+        """
+        found: object = None
+        failed: StrataError | None = None
+        if self.is_first:
+            try:
+                found = work()
+            except StrataError as error:
+                failed = error
+        self.rows.agree(failed)
+        result: Result = json.loads(self.rows.gather(json.dumps(found).encode())[0])
+        return result
 
     @classmethod
     def alone(cls) -> Mesh:
