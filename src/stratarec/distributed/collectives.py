@@ -40,13 +40,20 @@ class Channel:
         None where there is one rank.
     roll : RollCall or None
         Says who is gone when a collective fails; None where there is one rank.
+    watch : callable
+        Called while it waits; may raise.
     """
 
     def __init__(
-        self, rank: int, ranks: int, group: dist.ProcessGroup | None = None, roll: RollCall | None = None
+        self,
+        rank: int,
+        ranks: int,
+        group: dist.ProcessGroup | None = None,
+        roll: RollCall | None = None,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         self.rank, self.ranks = rank, ranks
-        self._group, self._roll = group, roll
+        self._group, self._roll, self._watch = group, roll, watch
         self.sent_bytes = 0
         """Bytes given to other ranks so far."""
         self.wait_seconds = 0.0
@@ -94,6 +101,8 @@ class Channel:
                 [size * width for size in given_sizes], group=self._group, async_op=True,
             )  # fmt: skip
             self._wait(work, stopped)
+        except StrataError:
+            raise
         except RuntimeError as error:
             assert self._roll is not None
             raise self._roll.explain(error) from error
@@ -101,12 +110,13 @@ class Channel:
         self.sent_bytes += (sum(given_sizes) - given_sizes[self.rank]) * width
         return taken.view(given.dtype)
 
-    @staticmethod
-    def _wait(work: dist.Work, stopped: Callable[[], bool]) -> None:
-        if stopped is not never:
+    def _wait(self, work: dist.Work, stopped: Callable[[], bool]) -> None:
+        if stopped is not never or self._watch is not None:
             while not work.is_completed():
                 if stopped():
                     raise Stopped
+                if self._watch is not None:
+                    self._watch()
                 time.sleep(_POLL_SECONDS)
         work.wait()
 

@@ -181,7 +181,7 @@ class SharedEngine:
 
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
         """See `Engine.save`: every rank writes its own rows beside the others; all get the manifest of all."""
-        channel, failed = self.mesh.rows, None
+        channel, failed = self.mesh.files, None
         mine: dict[str, Any] = {}
         try:
             mine = self.own.save(directory, previous, self.mesh.rank) if self.own else {}
@@ -194,7 +194,7 @@ class SharedEngine:
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
         """See `Engine.load`: by the same ranks and sharding as they were, else row by row."""
-        channel, failed, reason = self.mesh.rows, None, ""
+        channel, failed, reason = self.mesh.files, None, ""
         ranks = {int(group["name"].removeprefix("group-")) // RANK_GROUPS for group in manifest["groups"]}
 
         def agreed(same: bool) -> bool:

@@ -49,7 +49,7 @@ def opened(directory: RunDirectory, mesh: Mesh, *, resume: bool, overwrite: bool
         found = mesh.first(enter)
         yield None if found is None else Path(found)
         # The directory is given up when nobody works in it any more.
-        mesh.rows.agree(None)
+        mesh.files.agree(None)
 
 
 class RunDirectory:

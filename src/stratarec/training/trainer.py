@@ -178,7 +178,8 @@ class Trainer:
             return earlier.model_dump(mode="json", exclude_unset=True, exclude={"format"})
         if not ended:
             self._introduce()
-            warm_up(self.recipe, self.loader, self.plan, self.progress)
+            # Kernels are compiled by one rank and loaded by the others.
+            self.mesh.first_then_others(lambda: warm_up(self.recipe, self.loader, self.plan, self.progress))
         with self._board() as board, self._stop.listening():
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every)).run()
