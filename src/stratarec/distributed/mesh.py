@@ -167,7 +167,11 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
 
 def restarted() -> bool:
     """Whether torchrun started this rank again after one of them failed."""
-    return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+    return _starts() > 0
+
+
+def _starts() -> int:
+    return _number("TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def _connected(
@@ -200,6 +204,8 @@ def _meet(config: DistributedConfig, rank: int, size: int) -> Store:
     listen_towards(os.environ["MASTER_ADDR"])
     try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        # The agent's store outlives a restart, with all that the ranks before wrote into it.
+        store = PrefixStore(f"start-{_starts()}", store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
