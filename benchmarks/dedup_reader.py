@@ -16,7 +16,7 @@ from benchmarks.sessions import pair, recipe
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import Repeats
 from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.window import Unit
+from stratarec.data.shuffling import Unit
 
 
 def batch_size(name: str) -> int:

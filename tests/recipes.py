@@ -46,7 +46,7 @@ def tiny(root: Path, **train: Any) -> dict[str, Any]:
             "epochs": 2,
             "eval_every": 20,
             "log_every": 5,
-            "window_row_groups": 2,
+            "shuffle_row_groups": 2,
             "checkpoint": {"every_steps": 7, "keep": 2},
             **train,
         },

@@ -125,6 +125,31 @@ def test_kernels_and_errors_import_nothing_of_the_project_above_them() -> None:
         assert not strangers, f"{path} imports {strangers}"
 
 
+# Where tensors become arrays: kernels, which are chosen by device, and what makes or reads tensors of the host.
+HOST = {
+    "data": "reads files",
+    "profiling": "reads batches of the loader",
+    "embedding": "rows, ids and slots of the host, which its kernels are for (`SlotMemory` is the seam)",
+    "distributed": "what travels, which gloo takes from the host",
+    "serving.tables": "features of raw columns, tables in mapped files",
+}
+
+
+def test_nothing_takes_a_tensor_for_an_array_of_the_host_that_may_lie_elsewhere() -> None:
+    """Other modules say so: ``.cpu().numpy()``."""
+    for path in MODULES:
+        module = module_name(path)
+        if module.startswith("kernels") or any(module == name or module.startswith(f"{name}.") for name in HOST):
+            continue
+        calls = [
+            node.func.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "numpy"
+        ]
+        bare = [ast.unparse(given) for given in calls if ".cpu()" not in ast.unparse(given)]
+        assert not bare, f"{module} calls .numpy() on {bare}"
+
+
 def functions(path: Path) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
 

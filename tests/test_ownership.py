@@ -18,7 +18,8 @@ from recipes import last, tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET
-from stratarec.data.prepare import WORK, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.workspace import WORK
 from stratarec.errors import ConfigError, StorageError, StrataError, TrainingError
 from stratarec.holding import held
 from stratarec.opening import temporary_name

@@ -186,7 +186,7 @@ def test_what_a_killed_process_left_is_known_and_removed_by_the_next(home: Path)
 
 def test_leftovers_of_a_killed_prepare_do_not_reach_the_data_set(home: Path) -> None:
     work = home / "new.preparing"
-    for file in ("output/train/shard-00000.parquet", "staged/00000000.arrow", "counts/00000.json", "plan.json"):
+    for file in ("output/train/shard-00000.parquet", "spilled/00000000.arrow", "counts/00000.json", "origin.json"):
         killed(work / file)
     write_json(work / "stratarec.json", {"kind": "half-prepared data set", "format": 1})
     assert main(["prepare", "-q", "r.yaml", "data.path=new"]) == 0
@@ -224,9 +224,10 @@ def test_links_in_a_half_prepared_data_set_are_not_written_through(home: Path) -
     (home / "elsewhere" / "00000.json").write_text("mine")
     assert main([*arguments, "data.split.valid={}"]) == 2
     # What a killed `prepare` leaves, and a link that somebody put there.
-    script = "import os, stratarec.data.prepare as p; p._Run._count = lambda *a: os._exit(1)"
+    script = "import os, stratarec.data.counting as c; c.Counts.count = lambda *a: os._exit(1)"
     code = f"{script}\nimport sys\nfrom stratarec.cli import main\nmain(sys.argv[1:])"
     assert subprocess.run([sys.executable, "-c", code, *arguments], check=False).returncode == 1
+    (home / "new.preparing" / "counts").rmdir()
     (home / "new.preparing" / "counts").symlink_to(home / "elsewhere")
     assert main(arguments) == 0
     assert {path.name: path.read_text() for path in (home / "elsewhere").iterdir()} == {"00000.json": "mine"}

@@ -90,7 +90,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Pieces]) -> None:
             tensor = tensors[name]
             for part in tensor.parts() if isinstance(tensor, Pieces) else (tensor,):
                 if part.numel():
-                    file.write(part.detach().contiguous().reshape(-1).numpy().data)
+                    file.write(part.detach().cpu().contiguous().reshape(-1).numpy().data)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from stratarec.artifacts import write_sealed
 from stratarec.batch import Batch
 from stratarec.data import writing as storage
-from stratarec.data.blocks import cut_sessions
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import Repeats, dedup_factor
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.names import ROW
 from stratarec.data.partition import Partition
 from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.row_group import cut_sessions
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.shuffling import _join_runs
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.data.window import _join_runs
 from stratarec.errors import ConfigError, DataError, DatasetError
 from stratarec.files import file_hash, read_json
 from stratarec.kernels.dedup import find_runs
@@ -141,7 +141,7 @@ def test_no_distinct_value_is_stored_twice_in_a_row_group(pair: tuple[Dataset, D
     grouped, _ = pair
     for number, shard in enumerate(grouped.shards("train")):
         for group in range(len(shard.row_groups)):
-            block = grouped.read_block("train", number, group)
+            block = grouped.row_group("train", number, group)
             values = [str(row) for row in block.tables["found_1"].to_pylist()]
             windows = [str(row) for row in block.tables["history"].to_pylist() if row["length"]]
             assert len(values) == len(set(values))
@@ -157,7 +157,7 @@ def test_batches_expand_to_exactly_the_samples_of_the_plain_data_set(
 ) -> None:
     grouped, plain = pair
     keys = names(grouped)
-    options: dict[str, Any] = {"batch_size": size, "window_row_groups": window, "seed": seed}
+    options: dict[str, Any] = {"batch_size": size, "shuffle_row_groups": window, "seed": seed}
     expected = samples_of(list(Loader(plain, "train", LoaderConfig(**options)).epoch(0)), keys)
     loader = Loader(grouped, "train", LoaderConfig(unit=unit, **options))
     batches = list(loader.epoch(0))
@@ -185,7 +185,7 @@ def test_runs_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], u
 
     def runs(shuffle: bool) -> tuple[int, int]:
         """Runs of samples that agree in every group with ids, and of one user."""
-        options: dict[str, Any] = {"batch_size": 10_000, "unit": unit, "window_row_groups": 100, "shuffle": shuffle}
+        options: dict[str, Any] = {"batch_size": 10_000, "unit": unit, "shuffle_row_groups": 100, "shuffle": shuffle}
         (batch,) = Loader(grouped, "train", LoaderConfig(**options)).epoch(0)
         assert batch.user is not None
         starts = np.array([0, batch.size])
@@ -212,7 +212,7 @@ def test_sessions_stay_together_unless_samples_are_shuffled(pair: tuple[Dataset,
     grouped, plain = pair
 
     def switches(unit: Any) -> int:
-        loader = Loader(grouped, "train", LoaderConfig(batch_size=10_000, unit=unit, window_row_groups=100))
+        loader = Loader(grouped, "train", LoaderConfig(batch_size=10_000, unit=unit, shuffle_row_groups=100))
         (batch,) = loader.epoch(0)
         assert batch.user is not None
         return int((batch.user.diff() != 0).sum())

@@ -28,7 +28,7 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("free", "stopped_in"), [(150_000, "staged"), (400_000, "counts"), (650_000, "output"), (900_000, "output")]
+    ("free", "stopped_in"), [(150_000, "spilled"), (400_000, "counts"), (650_000, "output"), (900_000, "output")]
 )
 def test_a_full_disk_is_one_line_and_loses_nothing(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], free: int, stopped_in: str
@@ -93,12 +93,12 @@ def renamed(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 STALE: dict[str, Callable[[Path], object]] = {
-    "another format": lambda work: change_json(work / "plan.json", lambda plan: {**plan, "format": 1}),
-    "no plan": lambda work: (work / "plan.json").unlink(),
-    "a damaged plan": lambda work: (work / "plan.json").write_text("{"),
-    "a chunk's other fields": lambda work: change_json(work / "staged" / "00000000.json", renamed("times")),
-    "a lost chunk": lambda work: (work / "staged" / "00000000.json").unlink(),
-    "damaged rows": lambda work: (work / "staged" / "00000000.arrow").write_bytes(b"no more"),
+    "another format": lambda work: change_json(work / "origin.json", lambda note: {**note, "format": 1}),
+    "no origin": lambda work: (work / "origin.json").unlink(),
+    "a damaged origin": lambda work: (work / "origin.json").write_text("{"),
+    "a chunk's other fields": lambda work: change_json(work / "spilled" / "00000000.json", renamed("times")),
+    "a lost chunk": lambda work: (work / "spilled" / "00000000.json").unlink(),
+    "damaged rows": lambda work: (work / "spilled" / "00000000.arrow").write_bytes(b"no more"),
     "damaged counts": lambda work: next((work / "counts").glob("00000-*C1.parquet")).write_bytes(b"PAR1 no more"),
     "other moments": lambda work: change_json(work / "counts" / "00000.json", renamed("moments")),
     "no positives": lambda work: change_json(work / "counts" / "00000.json", renamed("positives")),

@@ -74,7 +74,7 @@ def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
 def test_any_start_gives_the_tail_of_the_epoch(
     data: Dataset, seed: int, size: int, window: int, start: float, shuffle: bool
 ) -> None:
-    config = LoaderConfig(batch_size=size, seed=seed, window_row_groups=window, shuffle=shuffle, prefetch_batches=2)
+    config = LoaderConfig(batch_size=size, seed=seed, shuffle_row_groups=window, shuffle=shuffle, prefetch_batches=2)
     loader = Loader(data, "train", config)
     whole = list(loader.epoch(1))
     assert len(whole) == len(loader)
@@ -86,7 +86,7 @@ def test_any_start_gives_the_tail_of_the_epoch(
 
 
 def test_every_sample_comes_once_in_every_epoch(data: Dataset) -> None:
-    shuffled = Loader(data, "train", LoaderConfig(batch_size=300, window_row_groups=3))
+    shuffled = Loader(data, "train", LoaderConfig(batch_size=300, shuffle_row_groups=3))
     stored = Loader(data, "train", LoaderConfig(batch_size=300, shuffle=False))
     one, two, plain = (list(loader.epoch(epoch)) for loader, epoch in ((shuffled, 0), (shuffled, 1), (stored, 0)))
     assert samples(one) == samples(two) == samples(plain)

@@ -266,8 +266,8 @@ def test_an_interrupted_prepare_goes_on_with_copied_and_touched_logs(tmp_path: P
     text_log(tmp_path / "a" / "day.tsv")
     with pytest.raises(KeyboardInterrupt):
         prepare(text_config(tmp_path, "a/day.tsv", shard_samples=100), progress=Stop())
-    staged = tmp_path / "data.preparing" / "staged" / "00000000.arrow"
-    before = staged.stat().st_mtime_ns
+    spilled = tmp_path / "data.preparing" / "spilled" / "00000000.arrow"
+    before = spilled.stat().st_mtime_ns
     shutil.copy(tmp_path / "a" / "day.tsv", tmp_path / "b.tsv")
     (tmp_path / "b").mkdir()
     os.rename(tmp_path / "b.tsv", tmp_path / "b" / "day.tsv")
@@ -275,7 +275,7 @@ def test_an_interrupted_prepare_goes_on_with_copied_and_touched_logs(tmp_path: P
     again.left = 4
     with pytest.raises(KeyboardInterrupt):
         prepare(text_config(tmp_path, "b/day.tsv", shard_samples=100), progress=again)
-    assert staged.stat().st_mtime_ns == before
+    assert spilled.stat().st_mtime_ns == before
     assert not again.said
     assert prepare(text_config(tmp_path, "a/day.tsv", shard_samples=100)).samples("train")
 

@@ -69,7 +69,7 @@ def samples(dataset: Dataset, name: str) -> list[tuple[float, float, str]]:
     """Label, number and value of every sample."""
     values = pl.read_parquet(dataset.path / dataset.vocabularies[name].path)["value"].to_list()
     found = []
-    for batch in Loader(dataset, "train", LoaderConfig(batch_size=7, shuffle=False, window_row_groups=1)).epoch(0):
+    for batch in Loader(dataset, "train", LoaderConfig(batch_size=7, shuffle=False, shuffle_row_groups=1)).epoch(0):
         bags = batch.expanded([name, "history"]).sparse[name].to_list()
         found += list(zip(batch.label.tolist(), batch.dense[:, 0].tolist(), (values[b[0]] for b in bags), strict=True))
     return sorted(found)

@@ -23,8 +23,8 @@ from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
+from stratarec.data.spill import split_rows
 from stratarec.data.splits import SplitConfig
-from stratarec.data.staging import split_rows
 from stratarec.data.vocabulary import VocabularyConfig
 
 NAMES = [
@@ -275,7 +275,7 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
     users: dict[int, set[Any]] = {}
     for split in set(dealt):
         loader = Loader(
-            dataset, split, LoaderConfig(batch_size=case.batch_size, window_row_groups=case.window, shuffle=False)
+            dataset, split, LoaderConfig(batch_size=case.batch_size, shuffle_row_groups=case.window, shuffle=False)
         )
         samples = [sample for batch in loader.epoch(0) for sample in expanded(batch, keys)]
         places = row_places(case, dataset, split)
@@ -297,7 +297,7 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
                         assert len(known) <= found < len(known) + case.limits.tail_buckets
                         assert shared.setdefault((feature.vocabulary, value), found) == found
             users.setdefault(user, set()).add(row.get(case.schema.user, row.get(case.schema.session)))
-        shuffled = LoaderConfig(batch_size=case.batch_size, window_row_groups=case.window, seed=case.seed)
+        shuffled = LoaderConfig(batch_size=case.batch_size, shuffle_row_groups=case.window, seed=case.seed)
         again = [sample for batch in Loader(dataset, split, shuffled).epoch(1) for sample in expanded(batch, keys)]
         assert Counter(again) == Counter(samples)
     assert all(len(same) == 1 for same in users.values())

@@ -86,9 +86,16 @@ def dense(kind: pa.DataType, cell: Any) -> Any:
 def category(kind: pa.DataType, cell: Any) -> Any:
     if is_text(kind):
         return cell
+    if pa.types.is_floating(kind):
+        return None if cell is None or math.isnan(cell) else whole(cell)
     if not (is_integer(kind) or pa.types.is_boolean(kind)):
         raise WrongType
     return None if cell is None else int(cell)
+
+
+def whole(cell: Any) -> Any:
+    """An integer that was written as a float."""
+    return int(cell) if abs(cell) < 2**53 and cell == int(cell) else BAD
 
 
 def user(kind: pa.DataType, cell: Any) -> Any:
@@ -115,10 +122,14 @@ def separated(kind: pa.DataType, cell: Any) -> Any:
 def moment(kind: pa.DataType, cell: Any) -> Any:
     if is_integer(kind):
         return cell if cell is not None and cell < 2**63 else BAD
-    if not pa.types.is_timestamp(kind):
+    if not (is_text(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise WrongType
-    if cell is None:
+    if cell is None or is_text(kind):  # none of the texts here is a time
         return BAD
+    if pa.types.is_floating(kind):
+        return BAD if math.isnan(cell) else whole(cell)
+    if pa.types.is_date(kind):
+        cell = dt.datetime.combine(cell, dt.time())
     cell = cell.replace(tzinfo=cell.tzinfo or dt.timezone.utc)
     return (cell - dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)) // dt.timedelta(seconds=1)
 
@@ -194,7 +205,7 @@ class Log:
 
 def sensible(moment: Any) -> bool:
     """Not a number that would be a date in a finer unit; 2**63 and more is no time at all."""
-    return not isinstance(moment, int) or moment < 2**32 or moment >= 2**63
+    return not isinstance(moment, int | float) or not 2**32 <= moment < 2**63
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Batches cut from windows.
+"""Batches cut from shuffle buffers.
 
 Pointers make a deduplicated batch without hashing: an array as long as the group's table numbers the pointers that a
 batch uses, and windows that overlap are joined by sorting their starts.
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
-from stratarec.data.window import Table, Window
+from stratarec.data.shuffling import ShuffleBuffer, Table
 from stratarec.inverse import InverseJagged, JaggedWindows
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.batches import end_bags, join_windows, number_pointers, scatter_rows, spread_rows, take_bags
 
 
-def assemble(held: Sequence[tuple[Window, NDArray[np.int32]]], dataset: Dataset) -> Batch:
-    """A batch of the given rows of one or several windows."""
-    parts = [_cut(window, rows, dataset) for window, rows in held]
+def assemble(held: Sequence[tuple[ShuffleBuffer, NDArray[np.int32]]], dataset: Dataset) -> Batch:
+    """A batch of the given rows of one or several shuffle buffers."""
+    parts = [_cut(buffer, rows, dataset) for buffer, rows in held]
     return parts[0] if len(parts) == 1 else Batch.concatenate(parts)
 
 
@@ -36,34 +36,34 @@ def empty(dataset: Dataset) -> Batch:
     )
 
 
-def _cut(window: Window, rows: NDArray[np.int32], dataset: Dataset) -> Batch:
-    samples, size = window.samples, len(rows)
+def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Batch:
+    samples, size = buffer.samples, len(rows)
     singles, room = len(samples.sparse) - len(samples.lists), sum(part.ids(rows) for part in samples.lists)
-    words, missing = spread_rows(samples.ids, rows, paired=window.users, ids=singles, room=room)
-    front = 2 * window.users * size
-    label, *pointers = words[front : front + (1 + len(window.tables)) * size].reshape(-1, size)
-    tables = dict(zip(window.tables, pointers, strict=True))
+    words, missing = spread_rows(samples.ids, rows, paired=buffer.users, ids=singles, room=room)
+    front = 2 * buffer.users * size
+    label, *pointers = words[front : front + (1 + len(buffer.tables)) * size].reshape(-1, size)
+    tables = dict(zip(buffer.tables, pointers, strict=True))
     values = words[front + (1 + len(pointers)) * size :]
-    dense = _dense(window, rows, tables, len(dataset.schema.dense))
+    dense = _dense(buffer, rows, tables, len(dataset.schema.dense))
     # From here on pointers are numbers of the batch's own.
-    shared = [name for name in dataset.groups if window.tables[name].columns.sparse]
-    groups = [_group(window.tables[name], tables[name]) for name in shared]
+    shared = [name for name in dataset.groups if buffer.tables[name].columns.sparse]
+    groups = [_group(buffer.tables[name], tables[name]) for name in shared]
     return Batch(
         label=torch.from_numpy(label.view(np.float32)),
         dense=torch.from_numpy(dense),
         sparse=_keyed(samples.sparse, *end_bags(values, singles, missing, samples.lists, rows), size),
-        groups=(*groups, *(_history(name, window.tables[name], tables[name]) for name in dataset.windows)),
-        user=torch.from_numpy(words[:front].view(np.int64)) if window.users else None,
+        groups=(*groups, *(_history(name, buffer.tables[name], tables[name]) for name in dataset.windows)),
+        user=torch.from_numpy(words[:front].view(np.int64)) if buffer.users else None,
     )
 
 
 def _dense(
-    window: Window, rows: NDArray[np.int32], pointers: Mapping[str, NDArray[np.int32]], features: int
+    buffer: ShuffleBuffer, rows: NDArray[np.int32], pointers: Mapping[str, NDArray[np.int32]], features: int
 ) -> NDArray[np.float32]:
     """``[B, features]``, those of groups too."""
     found = np.empty((len(rows), features), dtype=np.float32)
-    tables = ((window.tables[name].columns, chosen) for name, chosen in pointers.items())
-    for columns, chosen in ((window.samples, rows), *tables):
+    tables = ((buffer.tables[name].columns, chosen) for name, chosen in pointers.items())
+    for columns, chosen in ((buffer.samples, rows), *tables):
         if len(columns.dense_places):
             scatter_rows(columns.dense, chosen, found, columns.dense_places)
     return found

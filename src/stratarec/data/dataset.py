@@ -8,7 +8,7 @@
                                         column ``<table>/<column>`` holding the whole column as one list
 
 Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only `writing`,
-`layout`, `reading` and `blocks` know the layout of files. What begins with @ is in `names`.
+`layout`, `reading` and `row_group` know the layout of files. What begins with @ is in `names`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.artifacts import own_file
-from stratarec.data.blocks import Block
 from stratarec.data.layout import Layout
 from stratarec.data.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
 from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER
-from stratarec.data.reading import BlockReader
+from stratarec.data.reading import RowGroupReader
+from stratarec.data.row_group import RowGroup
 from stratarec.data.schema import DenseFeature
 from stratarec.data.splits import SPLITS
 from stratarec.errors import DatasetError
@@ -210,7 +210,7 @@ class Dataset:
         """The histories that are stored as windows."""
         return tuple(feature.name for feature in self.schema.histories) if self.deduplicated else ()
 
-    def reader(self, split: str, *, unused: bool = True) -> BlockReader:
+    def reader(self, split: str, *, unused: bool = True) -> RowGroupReader:
         """Reads row groups of a split; to be closed.
 
         Parameters
@@ -220,16 +220,16 @@ class Dataset:
         """
         shards = self.shards(split)
         self._require(self.manifest.files(split))
-        return BlockReader(self.path, shards, Layout.of(self.manifest), unused=unused)
+        return RowGroupReader(self.path, shards, Layout.of(self.manifest), unused=unused)
 
-    def read_block(self, split: str, shard: int, group: int) -> Block:
-        """One row group with its tables; see `BlockReader.read`."""
+    def row_group(self, split: str, shard: int, group: int) -> RowGroup:
+        """One row group with its tables; see `RowGroupReader.read`."""
         with self.reader(split) as reader:
             return reader.read(shard, group)
 
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
         """One row group with a column for every feature, nothing deduplicated."""
-        columns = self.read_block(split, shard, group).expand(self.groups, self.windows)
+        columns = self.row_group(split, shard, group).expand(self.groups, self.windows)
         names = [LABEL, *self.schema.names]
         names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})

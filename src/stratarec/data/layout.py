@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stratarec.data.blocks import Block
 from stratarec.data.manifest import Manifest, Shard
 from stratarec.data.names import LABEL, ROW, SESSION, SESSIONS, TIME, USER, events, pointer, stored_name
+from stratarec.data.row_group import RowGroup
 from stratarec.kernels.batches import least_and_total, outside, outside_windows
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
@@ -81,14 +81,17 @@ class Layout:
             for name, kind in columns.items()
         }
 
-    def faults(self, block: Block) -> Iterator[str]:
+    def faults(self, row_group: RowGroup) -> Iterator[str]:
         """What is wrong with the values of a row group, columns that were not read aside."""
-        label = block.samples[LABEL].to_numpy()
+        label = row_group.samples[LABEL].to_numpy()
         if len(label) and label.max() > 1:
             yield f"a label is {label.max()}, expected 0 or 1"
-        for table in (block.samples, *(block.tables[name] for name in self.pointed if name not in self.windows)):
+        for table in (
+            row_group.samples,
+            *(row_group.tables[name] for name in self.pointed if name not in self.windows),
+        ):
             yield from self._values(table)
-        yield from self._pointers(block)
+        yield from self._pointers(row_group)
 
     def _values(self, table: pa.Table) -> Iterator[str]:
         for name in table.column_names:
@@ -102,25 +105,25 @@ class Layout:
                 elif values.type == _FLOATS and not np.isfinite(values.to_numpy()).all():
                     yield f"column {name!r} has a value that is not finite"
 
-    def _pointers(self, block: Block) -> Iterator[str]:
+    def _pointers(self, row_group: RowGroup) -> Iterator[str]:
         for name in self.pointed:
-            runs, rows = block.tables[pointer(name)], len(block.tables[name])
+            runs, rows = row_group.tables[pointer(name)], len(row_group.tables[name])
             places = runs["row"].to_numpy()
             wrong = outside(places, rows)
-            if rows > block.samples.num_rows:
-                yield f"{name} has {rows} rows for {block.samples.num_rows} samples"
+            if rows > row_group.samples.num_rows:
+                yield f"{name} has {rows} rows for {row_group.samples.num_rows} samples"
             if wrong >= 0:
                 yield f"{pointer(name)} points at {places[wrong]}, expected 0 to {rows - 1}"
-            yield from _miscounted(runs, block.samples.num_rows, f"{pointer(name)} has")
+            yield from _miscounted(runs, row_group.samples.num_rows, f"{pointer(name)} has")
         for name in self.windows:
-            start, length = (block.tables[name][part].to_numpy() for part in ("start", "length"))
-            ids = block.tables[events(name)]["id"].to_numpy()
+            start, length = (row_group.tables[name][part].to_numpy() for part in ("start", "length"))
+            ids = row_group.tables[events(name)]["id"].to_numpy()
             wrong = outside_windows(start, length, len(ids))
             if wrong >= 0:
                 yield f"a window of {name} has {length[wrong]} events from {start[wrong]}, expected 0 to {len(ids)}"
             yield from _ids_outside(events(name), ids, self.ids[name])
         if SESSIONS in self.tables:
-            yield from _miscounted(block.tables[SESSIONS], block.samples.num_rows, "its sessions have")
+            yield from _miscounted(row_group.tables[SESSIONS], row_group.samples.num_rows, "its sessions have")
 
 
 def _features(manifest: Manifest) -> dict[str, pa.DataType]:
@@ -141,7 +144,7 @@ def _ids_outside(name: str, ids: np.ndarray, rows: int) -> Iterator[str]:
 
 
 def _miscounted(parts: pa.Table, samples: int, what: str) -> Iterator[str]:
-    """Whether parts of a block have other than its samples."""
+    """Whether parts of a row group have other than its samples."""
     least, counted = least_and_total(parts["samples"].to_numpy())
     if counted != samples or least < 1:
         yield f"{what} {counted} samples in parts of {least} and more, expected {samples} in parts of 1 and more"

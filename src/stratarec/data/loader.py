@@ -1,8 +1,8 @@
 """Batches of a split, in an order that (seed, epoch) fixes, read ahead by threads.
 
-Shuffling is in blocks: the row groups of all shards are permuted, `window_row_groups` of them at a time are held in
-memory, and runs of samples (or sessions, or samples) are permuted inside that window. Memory holds two windows and the
-batches that are ready.
+The row groups of all shards are permuted. `shuffle_row_groups` of them at a time are held in memory, a *shuffle
+buffer*, in which runs of samples (or sessions, or samples) are permuted. Memory holds two of them and the batches that
+are ready.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from stratarec.batch import Batch
 from stratarec.checks import check_seed
 from stratarec.data.batches import assemble, empty
 from stratarec.data.dataset import Dataset
-from stratarec.data.reading import BlockReader
-from stratarec.data.window import Unit, Window
+from stratarec.data.reading import RowGroupReader
+from stratarec.data.shuffling import ShuffleBuffer, Unit
 from stratarec.errors import ConfigError, DatasetError
 
 Item = TypeVar("Item")
@@ -35,14 +35,15 @@ class LoaderConfig:
     batch_size: int = 4096
     """Samples a batch; the last one of an epoch may be smaller."""
     shuffle: bool = True
-    """Permute row groups, and within a window what `unit` says; else the order of storage."""
+    """Permute row groups, and within a shuffle buffer what `unit` says; else the order of storage."""
     unit: Unit = "auto"
-    """What is permuted within a window: ``sample``, single samples; ``session``, all samples of a session together; or
-    ``run``, neighbouring samples of a session together that agree in every group with ids and every history, so that
-    batches repeat values and stay deduplicated. ``auto``: runs where the data set has groups, else samples."""
+    """What is permuted within a shuffle buffer: ``sample``, single samples; ``session``, all samples of a session
+    together; or ``run``, neighbouring samples of a session together that agree in every group with ids and every
+    history, so that batches repeat values and stay deduplicated. ``auto``: runs where the data set has groups, else
+    samples."""
     expand: bool = False
     """Give batches without groups: every feature with a bag for each sample."""
-    window_row_groups: int = 8
+    shuffle_row_groups: int = 8
     """Row groups (65,536 samples each) that are shuffled together; bounds memory."""
     prefetch_batches: int = 8
     """Batches made ahead of the consumer."""
@@ -50,7 +51,7 @@ class LoaderConfig:
     """Fixes every epoch's order."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "window_row_groups", "prefetch_batches"):
+        for name in ("batch_size", "shuffle_row_groups", "prefetch_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"loader.{name} is {getattr(self, name)}, expected at least 1")
         check_seed(self.seed, "loader.seed")
@@ -112,16 +113,16 @@ class Loader:
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from `start_batch` on: a function of (seed, epoch, start_batch) alone.
 
-        Windows that lie wholly before `start_batch` are not read.
+        Shuffle buffers that lie wholly before `start_batch` are not read.
         """
         return run_ahead(lambda: self.batches(epoch, start_batch), self.config.prefetch_batches)
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """As `epoch`, made when they are asked for instead of ahead; windows are read ahead all the same."""
-        return self._batches(self._windows(epoch), epoch, start_batch)
+        """As `epoch`, made when they are asked for instead of ahead; shuffle buffers are read ahead all the same."""
+        return self._batches(self._buffers(epoch), epoch, start_batch)
 
-    def _windows(self, epoch: int) -> list[list[tuple[int, int, int]]]:
-        """(shard, row group, samples) of each window in order."""
+    def _buffers(self, epoch: int) -> list[list[tuple[int, int, int]]]:
+        """(shard, row group, samples) of each shuffle buffer in order."""
         groups = [
             (number, group, size)
             for number, shard in enumerate(self.dataset.shards(self.split))
@@ -130,65 +131,69 @@ class Loader:
         if self.config.shuffle:
             order = np.random.default_rng([self.config.seed, epoch, 0]).permutation(len(groups))
             groups = [groups[place] for place in order]
-        width = self.config.window_row_groups
+        width = self.config.shuffle_row_groups
         return [groups[first : first + width] for first in range(0, len(groups), width)]
 
-    def _batches(self, windows: list[list[tuple[int, int, int]]], epoch: int, start_batch: int) -> Iterator[Batch]:
+    def _batches(self, buffers: list[list[tuple[int, int, int]]], epoch: int, start_batch: int) -> Iterator[Batch]:
         size = self.config.batch_size
-        ends = np.cumsum([sum(samples for _, _, samples in window) for window in windows])
+        ends = np.cumsum([sum(samples for _, _, samples in buffer) for buffer in buffers])
         position = start_batch * size
         first = int(np.searchsorted(ends, position, side="right"))
         with (
             self.dataset.reader(self.split, unused=False) as files,
-            ThreadPoolExecutor(1, thread_name_prefix="stratarec-window") as reader,
+            ThreadPoolExecutor(1, thread_name_prefix="stratarec-shuffle") as reader,
         ):
-            ahead: Future[Window] | None = None
-            held: list[tuple[Window, NDArray[np.int32]]] = []
-            for number in range(first, len(windows)):
-                window = (ahead or reader.submit(self._read, files, windows[number], epoch, number)).result()
-                more = number + 1 < len(windows)
-                ahead = reader.submit(self._read, files, windows[number + 1], epoch, number + 1) if more else None
-                begin = position - (int(ends[number]) - len(window.order)) if number == first else 0
-                held.append((window, window.order[begin:]))
+            ahead: Future[ShuffleBuffer] | None = None
+            held: list[tuple[ShuffleBuffer, NDArray[np.int32]]] = []
+            for number in range(first, len(buffers)):
+                buffer = (ahead or reader.submit(self._read, files, buffers[number], epoch, number)).result()
+                more = number + 1 < len(buffers)
+                ahead = reader.submit(self._read, files, buffers[number + 1], epoch, number + 1) if more else None
+                begin = position - (int(ends[number]) - len(buffer.order)) if number == first else 0
+                held.append((buffer, buffer.order[begin:]))
                 while sum(len(rows) for _, rows in held) >= size:
                     yield self._batch(_cut(held, size))
-                held = [(window, rows) for window, rows in held if len(rows)]
+                held = [(buffer, rows) for buffer, rows in held if len(rows)]
             if held:
                 yield self._batch(held)
 
-    def _batch(self, held: list[tuple[Window, NDArray[np.int32]]]) -> Batch:
+    def _batch(self, held: list[tuple[ShuffleBuffer, NDArray[np.int32]]]) -> Batch:
         held = _slice(held, *self._share.of(sum(len(rows) for _, rows in held)))
         if not held:
             return empty(self.dataset)
         batch = assemble(held, self.dataset)
         return batch.expanded(self._sparse) if self.config.expand else batch
 
-    def _read(self, files: BlockReader, window: list[tuple[int, int, int]], epoch: int, number: int) -> Window:
-        blocks = [files.read(shard, group) for shard, group, _ in window]
+    def _read(
+        self, files: RowGroupReader, buffer: list[tuple[int, int, int]], epoch: int, number: int
+    ) -> ShuffleBuffer:
+        row_groups = [files.read(shard, group) for shard, group, _ in buffer]
         draws = np.random.default_rng([self.config.seed, epoch, 1, number]) if self.config.shuffle else None
-        return Window.of(blocks, self.dataset, draws, self.config.unit)
+        return ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit)
 
 
-def _cut(held: list[tuple[Window, NDArray[np.int32]]], size: int) -> list[tuple[Window, NDArray[np.int32]]]:
+def _cut(
+    held: list[tuple[ShuffleBuffer, NDArray[np.int32]]], size: int
+) -> list[tuple[ShuffleBuffer, NDArray[np.int32]]]:
     """Take `size` rows off the front of `held`."""
     taken = []
-    for place, (window, rows) in enumerate(held):
+    for place, (buffer, rows) in enumerate(held):
         count = min(size, len(rows))
-        taken.append((window, rows[:count]))
-        held[place] = (window, rows[count:])
+        taken.append((buffer, rows[:count]))
+        held[place] = (buffer, rows[count:])
         size -= count
-    return [(window, rows) for window, rows in taken if len(rows)]
+    return [(buffer, rows) for buffer, rows in taken if len(rows)]
 
 
 def _slice(
-    held: list[tuple[Window, NDArray[np.int32]]], first: int, last: int
-) -> list[tuple[Window, NDArray[np.int32]]]:
+    held: list[tuple[ShuffleBuffer, NDArray[np.int32]]], first: int, last: int
+) -> list[tuple[ShuffleBuffer, NDArray[np.int32]]]:
     """Rows ``first`` to ``last`` (not included) of `held`."""
     found, begin = [], 0
-    for window, rows in held:
-        found.append((window, rows[max(first - begin, 0) : max(last - begin, 0)]))
+    for buffer, rows in held:
+        found.append((buffer, rows[max(first - begin, 0) : max(last - begin, 0)]))
         begin += len(rows)
-    return [(window, rows) for window, rows in found if len(rows)]
+    return [(buffer, rows) for buffer, rows in found if len(rows)]
 
 
 def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:

@@ -19,7 +19,7 @@ from stratarec.data.transforms import Moments
 from stratarec.errors import DatasetError
 from stratarec.ownership import Kind
 
-FORMAT: Literal[5] = 5
+FORMAT: Literal[6] = 6
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
@@ -136,7 +136,7 @@ class RepeatsInfo(Model):
 class About(Model):
     """How a data set was made."""
 
-    plan: Origin
+    origin: Origin
     paths: tuple[str, ...]
     bad_rows: Count
     bad_examples: tuple[str, ...]
@@ -150,7 +150,7 @@ class Manifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[5] = FORMAT
+    format: Literal[6] = FORMAT
     name: str
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     groups: dict[str, tuple[str, ...]] | None

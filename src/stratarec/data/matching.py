@@ -52,7 +52,7 @@ def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
     ConfigError
         Naming the field, what the recipe says and what the data set was prepared by.
     """
-    prepared = dataset.about.plan
+    prepared = dataset.about.origin
     difference = settings_difference(settings(config), prepared.settings, _FREE)
     if difference is not None:
         raise ConfigError(

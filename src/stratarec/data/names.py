@@ -19,7 +19,7 @@ MARK = "@"
 
 # Columns of samples.
 LABEL, TIME, USER, SESSION, ROW = "@label", "@time", "@user", "@session", "@row"
-# Columns of staged rows, beside those that the schema names.
+# Columns of spilled rows, beside those that the schema names.
 FILE, SPLIT, PARTITION, PLACE = "@file", "@split", "@partition", "@place"
 # The table of the sessions of a row group.
 SESSIONS = "@sessions"

@@ -1,4 +1,4 @@
-"""One partition of staged rows: put in order, its histories found, counted and encoded.
+"""One partition of spilled rows: put in order, its histories found, counted and encoded.
 
 History windows are found once over the partition's positive events, sorted by user and time: the history of a row is a
 slice of the events of its user that are strictly earlier than the row. Values of a group are found by comparing raw
@@ -15,10 +15,10 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.blocks import Encoded, GroupValues, WindowValues, slices
 from stratarec.data.groups import Repeats
 from stratarec.data.hashing import stable_hash
 from stratarec.data.names import LABEL, PLACE, ROW, SESSION, SPLIT, TIME, USER, column
+from stratarec.data.row_group import Encoded, GroupValues, WindowValues, slices
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.vocabulary import Vocabulary, merge_counts
@@ -41,7 +41,7 @@ class Partition:
 
     def __init__(self, frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8]) -> None:
         # Events that are no samples are in no split; histories see them.
-        split = np.where(frame[schema.label].is_null().to_numpy(), np.int8(-1), split)
+        split = np.where(frame[schema.label_column].is_null().to_numpy(), np.int8(-1), split)
         frame = frame.with_columns(pl.Series(SPLIT, split))
         self._schema = schema
         self.frame = _ordered(frame, schema)
@@ -55,7 +55,7 @@ class Partition:
         # (user, time) as one rising number; a user's own numbers begin at user * span.
         span = int(moment.max(initial=0)) + 1
         place = user * span + moment
-        clicked = (frame[schema.label] == 1).fill_null(True)
+        clicked = (frame[schema.label_column] == 1).fill_null(True)
         positive = np.flatnonzero((clicked & frame[feature.of].is_not_null()).to_numpy())
         positive = positive[np.lexsort((frame[ROW].to_numpy()[positive], place[positive]))]
         before = np.searchsorted(place[positive], place, side="left")
@@ -68,7 +68,7 @@ class Partition:
 
     def positives(self, split: int) -> int:
         """Rows of a split whose label is 1."""
-        return int(self.frame.filter(pl.Series(self.split == split))[self._schema.label].sum())
+        return int(self.frame.filter(pl.Series(self.split == split))[self._schema.label_column].sum())
 
     def count(self, vocabulary: str, training: int = 0) -> pl.DataFrame:
         """Columns `value` and `count`: how often training rows look each value up."""
@@ -123,7 +123,7 @@ class Partition:
         chosen = np.flatnonzero(self.split == split)
         rows = self.frame[chosen]
         grouped = {name for names in (groups or {}).values() for name in names}
-        columns: dict[str, pa.Array] = {LABEL: pa.array(rows[self._schema.label].to_numpy(), pa.uint8())}
+        columns: dict[str, pa.Array] = {LABEL: pa.array(rows[self._schema.label_column].to_numpy(), pa.uint8())}
         windows = {}
         for name in self._schema.names:
             if name in self.windows:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.blocks import Block, row_numbers
 from stratarec.data.layout import Layout, file_faults
 from stratarec.data.manifest import ADVICE, Shard
 from stratarec.data.names import ROW, SESSION, SESSIONS, TIME, from_stored
+from stratarec.data.row_group import RowGroup, row_numbers
 from stratarec.errors import DatasetError
 from stratarec.files import reading
 
@@ -24,7 +24,7 @@ _UNUSED = (TIME, SESSION, ROW, f"{SESSIONS}/session")
 _OPEN = 64
 
 
-class BlockReader:
+class RowGroupReader:
     """Reads the row groups of some shards in any order, keeping files open; for one thread at a time.
 
     Parameters
@@ -43,7 +43,7 @@ class BlockReader:
         self._without = () if unused else _UNUSED
         self._open: OrderedDict[str, tuple[pq.ParquetFile, list[str]]] = OrderedDict()
 
-    def __enter__(self) -> BlockReader:
+    def __enter__(self) -> RowGroupReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,7 +54,7 @@ class BlockReader:
         while self._open:
             self._open.popitem()[1][0].close()
 
-    def read(self, shard: int, group: int) -> Block:
+    def read(self, shard: int, group: int) -> RowGroup:
         """One row group with its tables.
 
         Raises
@@ -66,10 +66,10 @@ class BlockReader:
         samples = self._table(shard, group)
         row = None if whole.tables is None else self._table(shard, group, tables=True)
         with reading(self._root / whole.path):
-            block = Block(samples=samples, tables={} if row is None else _split_row(row))
-            for fault in self._layout.faults(block):
+            row_group = RowGroup(samples=samples, tables={} if row is None else _split_row(row))
+            for fault in self._layout.faults(row_group):
                 raise self._damaged(whole.path, f", row group {group}", fault)
-        return block
+        return row_group
 
     def row_numbers(self, shard: int, group: int) -> NDArray[np.int64]:
         """Where the samples of one row group came from, without reading the rest of it."""

@@ -12,6 +12,17 @@ from stratarec.errors import ConfigError
 SparseKind = Literal["single", "multi", "history"]
 DenseTransform = Literal["log1p", "none"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
+ValueType = Literal["auto", "integer", "text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelRule:
+    """A label that is made of a number."""
+
+    column: str
+    """Column of the number."""
+    at_least: float
+    """The label is 1 where the number is this or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +57,9 @@ class SparseFeature:
     """For ``multi`` the first, for ``history`` the last `max_length` values are kept."""
     separator: str = ""
     """For ``multi``: split a text column at this string; empty means the column holds lists."""
+    type: ValueType = "auto"
+    """What values are: ``integer`` (007, 7 and 7.0 are one value), ``text``, or ``auto``: text in text files, what the
+    column holds in Parquet. A history's values are those of `of`."""
     group: str = ""
     """As for dense features. Histories need none: they are windows into one sequence of events."""
 
@@ -67,14 +81,17 @@ class SparseFeature:
 class Schema:
     """The columns of a data set, raw and prepared alike."""
 
-    label: str = "label"
-    """Column of 0 and 1."""
+    label: str | LabelRule = "label"
+    """Column of 0 and 1, or of truth values; or a rule such as ``{column: rating, at_least: 4}``."""
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...] = ()
     time: str = ""
-    """Column of event times (integers, any one unit); empty when the log has none."""
+    """Column of event times: integers, timestamps, or text as 2024-05-31 or 2024-05-31 23:59:59 (UTC, unless an offset
+    such as +02:00 follows); empty when the log has none."""
     time_unit: TimeUnit = "s"
-    """Unit of `time`."""
+    """Unit of `time`, and of what timestamps become."""
+    time_format: str = ""
+    """How times that are text are written, such as ``%d/%m/%Y %H:%M``; empty for the forms that `time` names."""
     session: str = ""
     """Column that names the session; samples of one session are stored together."""
     user: str = ""
@@ -82,7 +99,11 @@ class Schema:
 
     def __post_init__(self) -> None:
         vocabularies = {feature.name: feature.vocabulary for feature in self.sparse}
-        filled = (replace(f, vocabulary=f.vocabulary or vocabularies.get(f.of) or f.of) for f in self.sparse)
+        types = {feature.name: feature.type for feature in self.sparse}
+        filled = (
+            replace(f, vocabulary=f.vocabulary or vocabularies.get(f.of) or f.of, type=types.get(f.of, f.type))
+            for f in self.sparse
+        )
         object.__setattr__(self, "sparse", tuple(filled))
         self._check_names()
         self._check_keys()
@@ -95,8 +116,8 @@ class Schema:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
-        if self.label in names:
-            raise ConfigError(f"schema: the label column {self.label!r} is also a feature")
+        if self.label_column in names:
+            raise ConfigError(f"schema: the label column {self.label_column!r} is also a feature")
         clash = sorted(set(self.groups) & set(names))
         if clash:
             raise ConfigError(f"schema: a group cannot have the name of a feature: {', '.join(clash)}")
@@ -115,13 +136,13 @@ class Schema:
 
     def _check_keys(self) -> None:
         lists = {feature.name for feature in self.sparse if feature.kind == "multi"}
-        check_column("schema.label", self.label)
+        check_column("schema.label", self.label_column)
         for key in ("time", "session", "user"):
             name = getattr(self, key)
             if not name:
                 continue
             check_column(f"schema.{key}", name)
-            if name == self.label:
+            if name == self.label_column:
                 raise ConfigError(f"schema.{key} is {name!r}, which is the label column; name another column")
             if name in lists:
                 raise ConfigError(f"schema.{key} is {name!r}, a feature of several values; name a column of one")
@@ -135,6 +156,11 @@ class Schema:
                 )
             if not self.user or not self.time:
                 raise ConfigError(f"sparse feature {feature.name!r}: kind history needs schema.user and schema.time")
+
+    @property
+    def label_column(self) -> str:
+        """The column that the label is made of."""
+        return self.label if isinstance(self.label, str) else self.label.column
 
     @property
     def names(self) -> tuple[str, ...]:

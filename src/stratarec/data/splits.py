@@ -90,7 +90,7 @@ class Splitter:
         return in_unit(str(getattr(self._config, name)), self._schema.time_unit, f"data.split.{name}")
 
     def assign(self, frame: pl.DataFrame, last_time: int) -> NDArray[np.int8]:
-        """``[N]`` split numbers of staged rows; `last_time` is the largest time of all samples."""
+        """``[N]`` split numbers of spilled rows; `last_time` is the largest time of all samples."""
         config, schema = self._config, self._schema
         if config.by == "file":
             assert self.file_split is not None

@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stratarec.data.blocks import Block, Encoded
 from stratarec.data.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo
 from stratarec.data.names import stored_name
+from stratarec.data.row_group import Encoded, RowGroup
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.files import file_hash, write_atomic
 from stratarec.naming import file_name
@@ -22,14 +22,14 @@ LEVEL = 1
 
 def write_shard(root: Path, split: str, number: int, encoded: Encoded) -> Shard:
     """Write encoded samples and their tables as shard `number` of `split`."""
-    blocks = list(encoded.blocks(ROW_GROUP))
+    row_groups = list(encoded.row_groups(ROW_GROUP))
     name = f"{split}/shard-{number:05d}"
-    samples = _store(root, f"{name}.parquet", [block.samples for block in blocks])
+    samples = _store(root, f"{name}.parquet", [row_group.samples for row_group in row_groups])
     tables = None
-    if any(block.tables for block in blocks):
-        stored = _store(root, f"{name}.tables.parquet", [_one_row(block) for block in blocks])
+    if any(row_group.tables for row_group in row_groups):
+        stored = _store(root, f"{name}.tables.parquet", [_one_row(row_group) for row_group in row_groups])
         tables = TablesFile(**vars(stored))
-    groups = tuple(block.samples.num_rows for block in blocks)
+    groups = tuple(row_group.samples.num_rows for row_group in row_groups)
     return Shard(**vars(samples), samples=sum(groups), row_groups=groups, tables=tables)
 
 
@@ -89,9 +89,9 @@ def _smallest(column: pa.Table, path: str) -> str | None:
     return min(sizes, key=lambda encoding: sizes[encoding])
 
 
-def _one_row(block: Block) -> pa.Table:
+def _one_row(row_group: RowGroup) -> pa.Table:
     columns = {}
-    for table, content in block.tables.items():
+    for table, content in row_group.tables.items():
         for name in content.column_names:
             values = content[name].combine_chunks()
             offsets = pa.array([0, len(values)], pa.int32())

@@ -71,17 +71,17 @@ class Request:
 def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> batches.Bags:
     start = stop = None
     if isinstance(features, JaggedWindows):
-        start = features.start.numpy()
-        stop = start + features.length.numpy()
+        start = features.start.cpu().numpy()
+        stop = start + features.length.cpu().numpy()
     elif features.offsets is not None:
-        start, stop = features.offsets.numpy()[:-1], features.offsets.numpy()[1:]
+        start, stop = features.offsets.cpu().numpy()[:-1], features.offsets.cpu().numpy()[1:]
     return batches.Bags(
-        values=features.values.numpy(),
+        values=features.values.cpu().numpy(),
         features=len(features.keys),
         bags=features.batch_size,
         start=start,
         stop=stop,
-        rows=None if rows is None else rows.numpy(),
+        rows=None if rows is None else rows.cpu().numpy(),
     )
 
 
@@ -111,7 +111,7 @@ def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[Inve
     starts = np.array([0, size])
     alike: list[InverseJagged] = []
     for group in sorted(groups, key=lambda group: group.unique.batch_size):
-        finer = dedup.find_runs(group.inverse.numpy(), starts)
+        finer = dedup.find_runs(group.inverse.cpu().numpy(), starts)
         if (len(finer) - 1) * LEAST_RUN <= size:
             starts, alike = finer, [*alike, group]
     return torch.from_numpy(starts), alike

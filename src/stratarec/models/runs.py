@@ -57,7 +57,7 @@ class _Expand(torch.autograd.Function):
         ctx.spans = spans
         # Overwritten memory under a new tensor: autograd refuses an output of a function that is changed in place, and
         # the lookup keeps nothing of it for its backward.
-        return torch.from_numpy(spans.expand(pooled).numpy())
+        return spans.expand(pooled).data
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.parquet import Converter
+from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.text import BadRows
 from stratarec.errors import DataError
 
 # How messages name it.
 _FRAME = "the frame"
-_EXACT = float(1 << 53)
 
 
 def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
@@ -40,7 +40,7 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
         sizes = ", ".join(f"{name!r} {len(column):,}" for name, column in list(columns.items())[:6])
         raise DataError(f"{_FRAME}: columns of different lengths, expected as many values in each: {sizes}")
     bad = BadRows("error")
-    converter = Converter(_FRAME, 1, rows.pop(), bad)
+    converter = Converter(_FRAME, 1 + np.arange(rows.pop(), dtype=np.int64), bad)
     typed = {}
     for feature in features:
         with _readable(feature.name):
@@ -88,16 +88,7 @@ def _typed(raw: pl.Series, feature: DenseFeature | SparseFeature, converter: Con
     if isinstance(feature, DenseFeature):
         return converter.number(raw)
     if feature.kind == "single":
-        return converter.category(_whole(raw, converter))
+        return converter.category(raw, feature.type)
     if isinstance(raw.dtype, pl.Array):
         raw = raw.arr.to_list()
     return converter.values(raw, feature)
-
-
-def _whole(raw: pl.Series, converter: Converter) -> pl.Series:
-    """Integers that are floats only because some of them are missing, as pandas has them."""
-    if not raw.dtype.is_float():
-        return raw
-    raw = raw.fill_nan(None)
-    converter.require(raw, raw.is_null() | ((raw.round() == raw) & (raw.abs() < _EXACT)), "a whole number or nothing")
-    return raw.cast(pl.Int64, strict=False)

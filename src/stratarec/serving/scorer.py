@@ -90,7 +90,7 @@ class Scorer:
     def _logits(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
         with torch.no_grad(), autocast(self.manifest.precision):
             pooled, histories = self._tables.look_up(sparse)
-            logits: NDArray[np.float32] = self._network(dense, pooled, histories).numpy()
+            logits: NDArray[np.float32] = self._network(dense, pooled, histories).cpu().numpy()
         return logits
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stratarec.checks import check_directory, check_seed
-from stratarec.data.window import Unit
+from stratarec.data.shuffling import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
@@ -90,7 +90,7 @@ class TrainConfig:
     """When checkpoints are written."""
     log_every: int = 50
     """Steps between points of the loss curve."""
-    window_row_groups: int = 8
+    shuffle_row_groups: int = 8
     """Row groups that are shuffled together; bounds the loader's memory."""
     shuffle: Unit = "auto"
     """What is shuffled within them: ``run`` keeps neighbouring samples of a session together that share their groups
@@ -103,7 +103,7 @@ class TrainConfig:
         check_finite(self, "train.")
         for name, least in (
             ("batch_size", 1), ("epochs", 1), ("max_steps", 0), ("threads", 0), ("clip_norm", 0), ("eval_every", 0),
-            ("log_every", 1), ("window_row_groups", 1),
+            ("log_every", 1), ("shuffle_row_groups", 1),
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}, expected at least {least}")

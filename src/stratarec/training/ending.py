@@ -15,7 +15,8 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.errors import Interrupted
 from stratarec.models import CTRModel
 from stratarec.planning.bytes import MEMORIES, Memory
-from stratarec.planning.plan import Plan, compare_totals
+from stratarec.planning.comparison import compare_totals
+from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.reporting.report import write_report

@@ -44,8 +44,8 @@ def logits(
             for batch in loader.epoch(0):
                 check()
                 # A share without samples has no logits, but its rank's rows are asked for by the others.
-                scores = model(batch).numpy() if batch.size else _no_logits(model, batch)
-                yield batch.label.numpy(), scores, None if batch.user is None else batch.user.numpy()
+                scores = model(batch).cpu().numpy() if batch.size else _no_logits(model, batch)
+                yield batch.label.cpu().numpy(), scores, None if batch.user is None else batch.user.cpu().numpy()
                 progress.advance(batch.size)
     finally:
         progress.finish()

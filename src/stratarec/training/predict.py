@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
-from stratarec.data.staging import split_rows
+from stratarec.data.spill import split_rows
 from stratarec.files import write_atomic
 from stratarec.models.outputs import probabilities
 from stratarec.progress import Progress

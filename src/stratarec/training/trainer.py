@@ -257,7 +257,7 @@ def _loader_config(config: TrainConfig) -> LoaderConfig:
     return LoaderConfig(
         batch_size=config.batch_size,
         seed=config.seed,
-        window_row_groups=config.window_row_groups,
+        shuffle_row_groups=config.shuffle_row_groups,
         unit=config.shuffle,
         expand=not config.deduplicate,
     )

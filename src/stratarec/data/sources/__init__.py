@@ -10,12 +10,13 @@ from stratarec.data.sources.avazu import AvazuConfig, AvazuSource
 from stratarec.data.sources.base import Chunk, OnBadRow, Source
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.sources.criteo import CriteoConfig, CriteoSource
+from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.data.splits import SplitConfig
 
 SourceConfig: TypeAlias = Annotated[
-    AvazuConfig | ClicksConfig | CriteoConfig | ParquetConfig | SyntheticConfig, Field(discriminator="kind")
+    AvazuConfig | ClicksConfig | CriteoConfig | CsvConfig | ParquetConfig | SyntheticConfig, Field(discriminator="kind")
 ]
 
 __all__ = ["Chunk", "OnBadRow", "Source", "SourceConfig", "open_source"]
@@ -30,6 +31,8 @@ def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfi
             return ClicksSource(config, on_bad_row, split)
         case CriteoConfig():
             return CriteoSource(config, on_bad_row)
+        case CsvConfig():
+            return CsvSource(config, on_bad_row)
         case ParquetConfig():
             return ParquetSource(config, on_bad_row)
         case SyntheticConfig():

@@ -32,9 +32,10 @@ from stratarec.data.hashing import stable_hash
 from stratarec.data.names import FILE, column
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import expand, fingerprint
 from stratarec.data.sources.limits import Size, set_size
-from stratarec.data.sources.parquet import Converter, count_rows, parquet_pieces
+from stratarec.data.sources.parquet import count_rows, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError
@@ -237,7 +238,8 @@ class ClicksSource:
 
     def _typed(self, frame: pl.DataFrame, path: str, first_row: int, bad: BadRows) -> pl.DataFrame:
         config = self._config
-        converter = Converter(path, first_row, frame.height, bad)
+        rows = first_row + np.arange(frame.height, dtype=np.int64)
+        converter = Converter(path, rows, bad)
         columns = {name: converter.category(frame[name]) for name in (config.item, *config.contexts)}
         columns[config.user] = converter.category(frame[config.user])
         if config.session:

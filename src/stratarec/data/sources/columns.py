@@ -33,7 +33,7 @@ class Columns:
     def check(self, number: int, path: str, schema: pa.Schema) -> None:
         """Refuse a file that lacks a column, or has it twice or of another kind than the files before it."""
         for name in self._names:
-            _check_there(schema.names, name, path)
+            check_there(schema.names, name, path)
             kind = schema.field(name).type
             if _meaning(kind) is None:
                 self._look_ahead(number + 1, name)
@@ -64,11 +64,12 @@ class Columns:
                 return
 
 
-def _check_there(have: list[str], name: str, path: str) -> None:
+def check_there(have: Sequence[str], name: str, path: str, advice: str = "") -> None:
+    """Refuse a file that has the column `name` not at all, or several times; `advice` is added to the message."""
     if name not in have:
         close = difflib.get_close_matches(name, have, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise DataError(f"{path}: no column {name!r}{hint}; it has {', '.join(have)}")
+        raise DataError(f"{path}: no column {name!r}{hint}; it has {', '.join(have)}{advice}")
     if have.count(name) > 1:
         raise DataError(f"{path}: column {name!r} stands there {have.count(name)} times, expected once")
 

@@ -11,16 +11,15 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from stratarec.data.schema import Schema, SparseFeature, TimeUnit
+from stratarec.data.schema import Schema
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.columns import Columns
+from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.data.sources.limits import Size, set_size
 from stratarec.data.sources.row_groups import RowGroups
 from stratarec.data.sources.text import BadRows
-from stratarec.data.span import too_coarse, unlikely_unit
 from stratarec.errors import DataError
 
 _CHUNK_ROWS = 1 << 18
@@ -51,7 +50,7 @@ class ParquetSource:
         self._files = expand(config.paths)
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
-        self._columns = list(dict.fromkeys(_columns(self.schema)))
+        self._columns = list(dict.fromkeys(raw_columns(self.schema)))
 
     def estimate_rows(self) -> int:
         return count_rows(self._files)
@@ -62,7 +61,8 @@ class ParquetSource:
     def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
         for piece in parquet_pieces(self._files, self._columns, self._most_bytes, start):
             bad = BadRows(self._on_bad_row)
-            converter = Converter(self._files[piece.file].path, piece.first_row, piece.frame.height, bad)
+            rows = piece.first_row + np.arange(piece.frame.height, dtype=np.int64)
+            converter = Converter(self._files[piece.file].path, rows, bad)
             yield Chunk(
                 index=piece.index,
                 file=piece.file,
@@ -148,125 +148,8 @@ def _read(groups: RowGroups, group: int, checked: Columns) -> pa.Table:
         raise groups.fault(group, f"damaged ({error})") from error
 
 
-def _columns(schema: Schema) -> list[str]:
+def raw_columns(schema: Schema) -> list[str]:
     derived = {feature.name for feature in schema.histories}
-    names = [schema.label, *(feature.name for feature in schema.dense)]
+    names = [schema.label_column, *(feature.name for feature in schema.dense)]
     names += [feature.name for feature in schema.sparse if feature.name not in derived]
     return names + [name for name in (schema.time, schema.session, schema.user) if name]
-
-
-class Converter:
-    """Raw columns -> the types that `Source` promises, with the file and row of what does not fit."""
-
-    def __init__(self, path: str, first_row: int, rows: int, bad: BadRows) -> None:
-        self._path, self._first_row, self._bad = path, first_row, bad
-        self._good = np.ones(rows, dtype=bool)
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """The rows that nothing was wrong with, counted from 1."""
-        return self._first_row + np.flatnonzero(self._good)
-
-    def good(self, columns: dict[str, pl.Series]) -> pl.DataFrame:
-        """The rows that nothing was wrong with; raises what is wrong with the first bad one, if there may be none."""
-        self._bad.settle()
-        return pl.DataFrame(columns).filter(pl.Series(self._good))
-
-    def convert(self, frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-        """Every column of `schema`."""
-        columns = {schema.label: self._label(frame[schema.label])}
-        for dense in schema.dense:
-            columns[dense.name] = self.number(frame[dense.name])
-        for sparse in schema.sparse:
-            if sparse.kind == "single":
-                columns[sparse.name] = self.category(frame[sparse.name])
-            elif sparse.kind == "multi":
-                columns[sparse.name] = self.values(frame[sparse.name], sparse)
-        if schema.time:
-            columns[schema.time] = self.time(frame[schema.time], schema.time_unit)
-        for name in (schema.session, schema.user):
-            if name:
-                columns[name] = self.category(frame[name])
-                self.require(frame[name], frame[name].is_not_null(), "a value")
-        return self.good(columns)
-
-    def require(self, raw: pl.Series, fine: pl.Series, expected: str) -> None:
-        """Every row of `raw` must be `fine`."""
-        wrong = ~fine.fill_null(False).to_numpy() & self._good
-        for row in np.flatnonzero(wrong):
-            got = "nothing" if raw[int(row)] is None else repr(raw[int(row)])
-            problem = f"column {raw.name!r}: got {got}, expected {expected}"
-            self._bad.add(self._path, self._first_row + int(row), problem, unit="row")
-        self._good &= ~wrong
-
-    def _type_error(self, raw: pl.Series, expected: str) -> DataError:
-        return DataError(f"{self._path}: column {raw.name!r} is {raw.dtype}, expected {expected}")
-
-    def _label(self, raw: pl.Series) -> pl.Series:
-        if not _is_number(raw.dtype):
-            raise self._type_error(raw, "0 and 1, or booleans")
-        value = raw.cast(pl.Float64)
-        self.require(raw, (value == 0) | (value == 1), "0 or 1")
-        return (value == 1).fill_null(False).cast(pl.UInt8)
-
-    def number(self, raw: pl.Series) -> pl.Series:
-        """``Float64``; null where missing."""
-        if not _is_number(raw.dtype):
-            raise self._type_error(raw, "numbers for a dense feature")
-        value = raw.cast(pl.Float64).fill_nan(None)
-        self.require(raw, value.is_null() | (value.abs() <= 3.0e38), "a finite number or nothing")
-        return value
-
-    def category(self, raw: pl.Series) -> pl.Series:
-        """``Int64``, ``UInt64`` where the column is that, or ``String``; null where missing."""
-        if raw.dtype == pl.UInt64:
-            return raw
-        if raw.dtype.is_integer() or raw.dtype in (pl.Boolean, pl.Null):
-            return raw.cast(pl.Int64)
-        if raw.dtype in (pl.String, pl.Categorical, pl.Enum):
-            return raw.cast(pl.String)
-        raise self._type_error(raw, "integers or text for a category")
-
-    def values(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
-        """Lists of what `category` gives, none of it missing; the first `max_length` of each."""
-        if feature.separator:
-            if raw.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
-                raise self._type_error(raw, f"text to split at {feature.separator!r}")
-            parts = raw.cast(pl.String).str.split(feature.separator)
-            return parts.list.eval(pl.element().filter(pl.element() != "")).list.head(feature.max_length)
-        if raw.dtype == pl.Null:
-            raw = raw.cast(pl.List(pl.Int64))
-        if raw.dtype.base_type() != pl.List:
-            raise self._type_error(raw, "lists, or text with a `separator` in the schema")
-        inner = raw.dtype.inner  # type: ignore[attr-defined]
-        if not (inner.is_integer() or inner in (pl.String, pl.Categorical, pl.Null)):
-            raise self._type_error(raw, "lists of integers or text")
-        text, kept = inner in (pl.String, pl.Categorical), inner == pl.UInt64
-        lists = raw if kept else raw.cast(pl.List(pl.String if text else pl.Int64))
-        return lists.list.drop_nulls().list.head(feature.max_length)
-
-    def time(self, raw: pl.Series, unit: TimeUnit) -> pl.Series:
-        """``Int64`` in `unit`.
-
-        Raises
-        ------
-        DataError
-            Where `unit` loses what tells times apart, or makes no dates of numbers of which another unit does.
-        """
-        if raw.dtype.is_integer() or raw.dtype == pl.Null:
-            value = raw.cast(pl.Int64, strict=False)
-            fault = unlikely_unit(value, unit)
-        elif raw.dtype.base_type() == pl.Datetime:
-            value = raw.dt.epoch(unit)
-            fault = too_coarse(raw, unit)
-        else:
-            raise self._type_error(raw, "integers or timestamps for the time")
-        if fault:
-            raise DataError(f"{self._path}: column {raw.name!r} {fault}")
-        self.require(raw, value.is_not_null(), "a time")
-        return value
-
-
-def _is_number(kind: pl.DataType) -> bool:
-    """Numbers, truth values, or nothing at all."""
-    return kind.is_numeric() or kind in (pl.Boolean, pl.Null)

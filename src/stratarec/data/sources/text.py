@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import numpy as np
 import polars as pl
@@ -25,8 +25,10 @@ from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.errors import DataError
 
 BLOCK_BYTES = 16 << 20
-_CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
+CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 _EXAMPLES = 5
+# Bytes that are compared at a time: what comes of it stays in the processor's cache.
+_PIECE = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +78,12 @@ class Block:
     content: bytes
     bytes_done: int
     """Stored bytes of all files consumed so far."""
+    lines: int
+    """Line ends in `content`."""
 
 
-def blocks(files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int) -> Iterator[Block]:
-    """Cut every file into blocks that end at line ends.
+def blocks(files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int, quote: bytes = b"") -> Iterator[Block]:
+    """Cut every file into blocks that end at line ends, those inside a pair of quotes aside.
 
     Raises
     ------
@@ -89,26 +93,67 @@ def blocks(files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int) 
     before = 0
     for index, file in enumerate(files):
         # Pieces of a line whose end has not come yet; adding each to the ones before would copy them again and again.
-        line, rest, held = 1, [b""], 0
+        line, rest, held, quoted = 1, [b""], 0, False
         with file.open() as raw:
             for data in _decompressed(raw, file, block_bytes):
-                cut = data.rfind(b"\n") + 1
+                cut, quoted = _last_end(data, quote, quoted)
                 if cut:
-                    content = b"".join([*rest, data[:cut]])
+                    content = b"".join([*rest, memoryview(data)[:cut]])
                     _check_lines(content, file.path, line, max_line_bytes)
-                    done = before + min(raw.tell(), file.size)
-                    yield Block(file=index, first_line=line, content=content, bytes_done=done)
-                    line += content.count(b"\n")
+                    done, lines = before + min(raw.tell(), file.size), count_byte(content, "\n")
+                    yield Block(file=index, first_line=line, content=content, bytes_done=done, lines=lines)
+                    line += lines
                     rest, held = [], 0
                 rest.append(data[cut:])
                 held += len(data) - cut
                 if held > max_line_bytes:
+                    if quoted:
+                        raise unclosed(file.path, line, quote.decode())
                     raise _too_long(file.path, line, max_line_bytes)
         before += file.size
         if held:
-            yield Block(file=index, first_line=line, content=b"".join([*rest, b"\n"]), bytes_done=before)
+            content = b"".join([*rest, b"\n"])
+            yield Block(
+                file=index, first_line=line, content=content, bytes_done=before, lines=count_byte(content, "\n")
+            )
         elif line == 1:
             raise DataError(f"{file.path}: the file is empty, expected at least one row")
+
+
+def count_byte(content: bytes, mark: str) -> int:
+    """How often an ASCII character stands in `content`; `bytes.count` takes ten times as long where it does often."""
+    data, same, found = np.frombuffer(content, dtype=np.uint8), np.empty(_PIECE, dtype=bool), 0
+    for first in range(0, len(data), _PIECE):
+        piece = data[first : first + _PIECE]
+        found += int(np.count_nonzero(np.equal(piece, ord(mark), out=same[: len(piece)])))
+    return found
+
+
+def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int) -> int:
+    """From the first block of the first file; compressed text is taken to shrink fourfold."""
+    first = next(blocks(files[:1], 1 << 20, max_line_bytes))
+    bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
+    grown = sum(file.size * (4 if file.path.endswith(tuple(CODECS)) else 1) for file in files)
+    return max(int(grown / bytes_a_row), 1)
+
+
+def _last_end(data: bytes, quote: bytes, quoted: bool) -> tuple[int, bool]:
+    """Behind the last line end of `data` that is in no quotes, and whether what follows ends in them.
+
+    `quoted` is whether `data` begins in them.
+    """
+    end = data.rfind(b"\n") + 1
+    if not quote or not (quoted or quote in data):  # looking is ten times as fast as counting
+        return end, False
+    inside = (data.count(quote, 0, end) + quoted) % 2 == 1
+    at_last = inside
+    last = end
+    while inside and end:
+        before = data.rfind(b"\n", 0, end - 1) + 1
+        inside ^= data.count(quote, before, end) % 2 == 1
+        end = before
+    after = (data.count(quote, last) + at_last) % 2 == 1
+    return end, after
 
 
 def _check_lines(content: bytes, path: str, first_line: int, most: int) -> None:
@@ -121,6 +166,14 @@ def _check_lines(content: bytes, path: str, first_line: int, most: int) -> None:
         start = end + 1
 
 
+def unclosed(path: str, line: int, quote: str) -> DataError:
+    """What ends in quotes is no rows: where they should have ended is not known."""
+    return DataError(
+        f"{path}, line {line}: a quote is not closed in any line that follows; if {quote} is text in "
+        "this log, set data.source.quote to ''"
+    )
+
+
 def _too_long(path: str, line: int, most: int) -> DataError:
     return DataError(
         f"{path}, line {line}: longer than {most:,} bytes; if that is a line of this log, raise "
@@ -128,12 +181,10 @@ def _too_long(path: str, line: int, most: int) -> DataError:
     )
 
 
-def _decompressed(raw: object, file: InputFile, block_bytes: int) -> Iterator[bytes]:
-    suffix = next((codec for ending, codec in _CODECS.items() if file.path.endswith(ending)), None)
+def _decompressed(raw: IO[bytes], file: InputFile, block_bytes: int) -> Iterator[bytes]:
+    suffix = next((codec for ending, codec in CODECS.items() if file.path.endswith(ending)), None)
     try:
-        stream = pa.PythonFile(raw, mode="r")
-        if suffix is not None:
-            stream = pa.CompressedInputStream(stream, suffix)
+        stream = raw if suffix is None else pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), suffix)
         while data := stream.read(block_bytes):
             yield data
     except (OSError, pa.ArrowException, EOFError) as error:
@@ -187,7 +238,7 @@ def _usable_lines(
     lines = first_line + np.arange(len(ends), dtype=np.int64)
     expected = len(layout.columns)
     wrong = fields != expected
-    if wrong.any() or b"\r" in content or not _is_utf8(content):
+    if wrong.any() or b"\r" in content or not is_utf8(content):
         split = content.split(b"\n")[: len(ends)]
         keep = np.zeros(len(ends), dtype=bool)
         for i, text in enumerate(split):
@@ -200,7 +251,8 @@ def _usable_lines(
     return content, lines
 
 
-def _is_utf8(content: bytes) -> bool:
+def is_utf8(content: bytes) -> bool:
+    """Whether bytes are text."""
     try:
         content.decode("utf-8")
     except UnicodeDecodeError:
@@ -215,7 +267,7 @@ def _line_problem(text: bytes, fields: int, expected: int) -> str:
         return f"got {fields} fields, expected {expected}"
     if b"\r" in text:
         return "a carriage return inside the line"
-    return "" if _is_utf8(text) else "bytes that are not UTF-8"
+    return "" if is_utf8(text) else "bytes that are not UTF-8"
 
 
 class RowChecks:
@@ -284,11 +336,7 @@ class TextSource(ABC):
         """Columns of text as `Source` promises them."""
 
     def estimate_rows(self) -> int:
-        """From the first block of the first file; compressed text is taken to shrink fourfold."""
-        first = next(blocks(self._files[:1], 1 << 20, self._max_line_bytes))
-        bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
-        grown = sum(file.size * (4 if file.path.endswith(tuple(_CODECS)) else 1) for file in self._files)
-        return max(int(grown / bytes_a_row), 1)
+        return estimate_rows(self._files, self._max_line_bytes)
 
     def fingerprint(self) -> dict[str, object]:
         return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}

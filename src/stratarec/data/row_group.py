@@ -1,6 +1,7 @@
 """One row group of a data set: samples, and the tables that their pointers point into.
 
-A block holds whole sessions and everything its samples need, so a reader takes blocks in any order. Its tables are
+A row group holds whole sessions and everything its samples need, so a reader takes row groups in any order. Its
+tables are
 
     <group>                       the distinct values of the group's features
     <history>                     start and length of distinct windows
@@ -8,8 +9,8 @@ A block holds whole sessions and everything its samples need, so a reader takes 
     @pointers/<group or history>  in order of samples: how many neighbours have the same value, and its row in the table
     @sessions                     session, user (64-bit hashes) and number of samples of each session, in order
 
-Values are distinct over the whole block, not in each session alone, and numbered in order of first appearance.
-Where a sample came from (``@row``) is stored as the difference to the sample before it in the block.
+Values are distinct over the whole row group, not in each session alone, and numbered in order of first appearance.
+Where a sample came from (``@row``) is stored as the difference to the sample before it in the row group.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PIECE = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class RowGroup:
     """Samples and tables of one row group."""
 
     samples: pa.Table
@@ -101,14 +102,14 @@ class WindowValues:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """Encoded samples of a shard, deduplicated over the whole of it; `blocks` cuts it into row groups."""
+    """Encoded samples of a shard, deduplicated over the whole of it; `row_groups` cuts it into row groups."""
 
     samples: pa.Table
     groups: Mapping[str, GroupValues] = field(default_factory=dict)
     windows: Mapping[str, WindowValues] = field(default_factory=dict)
     sessions: pa.Table | None = None
 
-    def blocks(self, most: int) -> Iterator[Block]:
+    def row_groups(self, most: int) -> Iterator[RowGroup]:
         """Row groups of up to `most` samples that end where a session ends.
 
         A session of more than `most` samples is cut; each part then counts as a session of its own.
@@ -121,14 +122,14 @@ class Encoded:
             bounds = np.cumsum([0, *(int(piece.samples.sum()) for piece in pieces)])
             parts = [self._sessions(piece) for piece in pieces]
         for first, last, sessions in zip(bounds[:-1], bounds[1:], parts, strict=True):
-            yield self._block(int(first), int(last), sessions)
+            yield self._row_group(int(first), int(last), sessions)
 
     def _sessions(self, piece: SessionPiece) -> pa.Table:
         assert self.sessions is not None
         rows = self.sessions.slice(piece.first, len(piece.samples))
         return rows.set_column(rows.column_names.index("samples"), "samples", pa.array(piece.samples))
 
-    def _block(self, first: int, last: int, sessions: pa.Table | None) -> Block:
+    def _row_group(self, first: int, last: int, sessions: pa.Table | None) -> RowGroup:
         samples, tables = _row_steps(self.samples.slice(first, last - first)), {}
         for name, group in self.groups.items():
             used, inverse = first_appearances(group.codes[first:last])
@@ -141,7 +142,7 @@ class Encoded:
             tables[name], tables[events(name)] = _window_tables(start, stop, window.events)
         if sessions is not None:
             tables[SESSIONS] = sessions
-        return Block(samples=samples, tables=tables)
+        return RowGroup(samples=samples, tables=tables)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDAr
 
 
 def row_numbers(samples: pa.Table) -> NDArray[np.int64]:
-    """Where each sample of a block came from, as `Staging` numbers rows."""
+    """Where each sample of a row group came from, as `Spill` numbers rows."""
     found: NDArray[np.int64] = np.cumsum(samples[ROW].to_numpy())
     return found
 

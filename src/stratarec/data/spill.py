@@ -32,13 +32,13 @@ _FILE_BITS = 40
 
 
 def split_rows(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Index of the file and row in it, of numbers that `Staging` gave."""
+    """Index of the file and row in it, of numbers that `Spill` gave."""
     return numbers >> _FILE_BITS, numbers & ((1 << _FILE_BITS) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagedChunk:
-    """What is known of one staged chunk."""
+class SpilledChunk:
+    """What is known of one spilled chunk."""
 
     index: int
     rows: int
@@ -56,17 +56,17 @@ class StagedChunk:
     note: str
 
 
-def _staged(path: Path) -> StagedChunk:
+def _spilled(path: Path) -> SpilledChunk:
     with reading(path):
         note = read_json(path)
         places = {int(key): (int(place[0]), int(place[1]), str(place[2])) for key, place in note["places"].items()}
         times = tuple(note["times"]) if note["times"] else None
         changes = {"places": places, "times": times, "bad_examples": tuple(note["bad_examples"])}
-        return StagedChunk(**{**note, **changes})
+        return SpilledChunk(**{**note, **changes})
 
 
-class Staging:
-    """The staged chunks of one run in `folder`.
+class Spill:
+    """The spilled chunks of one run in `folder`.
 
     Parameters
     ----------
@@ -78,15 +78,15 @@ class Staging:
         self._folder, self._schema, self._partitions = folder, schema, partitions
         make_directory(folder)
 
-    def done(self) -> list[StagedChunk]:
+    def done(self) -> list[SpilledChunk]:
         """Finished chunks in order."""
-        chunks = [_staged(path) for path in sorted(self._folder.glob("*.json"))]
+        chunks = [_spilled(path) for path in sorted(self._folder.glob("*.json"))]
         if [chunk.index for chunk in chunks] != list(range(len(chunks))):
             raise DatasetError(f"{self._folder} is damaged: some of its chunks are missing")
         return chunks
 
-    def add(self, chunk: Chunk, before: int) -> StagedChunk:
-        """Write a chunk, partition by partition; `before` rows were staged before it."""
+    def add(self, chunk: Chunk, before: int) -> SpilledChunk:
+        """Write a chunk, partition by partition; `before` rows were spilled before it."""
         file = np.broadcast_to(np.asarray(chunk.file, dtype=np.int32), chunk.frame.height)
         frame = chunk.frame.with_columns(pl.Series(ROW, _number(chunk, before)), pl.Series(FILE, file))
         key = self._schema.shard_key
@@ -105,11 +105,11 @@ class Staging:
         digests = [xxhash.xxh3_64_hexdigest(stream) for stream in streams]
         starts = [0, *accumulate(sizes)][:-1]
         times = frame[self._schema.time] if self._schema.time and frame.height else None
-        staged = StagedChunk(
+        spilled = SpilledChunk(
             index=chunk.index,
             rows=frame.height,
             places=dict(zip(order, zip(starts, sizes, digests, strict=True), strict=True)),
-            samples=frame.height - frame[self._schema.label].null_count(),
+            samples=frame.height - frame[self._schema.label_column].null_count(),
             by_file=chunk.rows is not None,
             times=None if times is None else (int(times.min()), int(times.max())),  # type: ignore[arg-type]
             bytes_done=chunk.bytes_done,
@@ -117,13 +117,13 @@ class Staging:
             bad_examples=chunk.bad_examples,
             note=chunk.note,
         )
-        write_json(self._folder / f"{chunk.index:08d}.json", vars(staged))
-        return staged
+        write_json(self._folder / f"{chunk.index:08d}.json", vars(spilled))
+        return spilled
 
     def _file(self, index: int) -> Path:
         return self._folder / f"{index:08d}.arrow"
 
-    def read(self, chunks: Sequence[StagedChunk], partitions: Sequence[int]) -> pl.DataFrame:
+    def read(self, chunks: Sequence[SpilledChunk], partitions: Sequence[int]) -> pl.DataFrame:
         """All rows of some partitions, in the order of the source."""
         frames = []
         for chunk in chunks:
@@ -136,7 +136,7 @@ class Staging:
         assert isinstance(whole, pl.DataFrame)
         return whole.rechunk()
 
-    def shards(self, chunks: Sequence[StagedChunk], shard_samples: int) -> list[list[int]]:
+    def shards(self, chunks: Sequence[SpilledChunk], shard_samples: int) -> list[list[int]]:
         """The partitions of each shard: one each with a shard key, else runs of chunks of about `shard_samples`."""
         if self._schema.shard_key:
             return [[p] for p in sorted({partition for chunk in chunks for partition in chunk.places})]

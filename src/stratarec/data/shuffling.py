@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.blocks import Block
 from stratarec.data.dataset import Dataset
 from stratarec.data.names import LABEL, SESSIONS, USER, events, pointer
+from stratarec.data.row_group import RowGroup
 from stratarec.data.schema import Schema
 from stratarec.inverse import LEAST_RUN
 from stratarec.kernels.batches import Lists, fill_runs, order_runs
@@ -65,7 +65,7 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The distinct values of a group in all row groups of a window."""
+    """The distinct values of a group in all row groups of a shuffle buffer."""
 
     runs: NDArray[np.int64]
     """Samples that point elsewhere than the one before them, or begin a row group."""
@@ -75,7 +75,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class ShuffleBuffer:
     """Samples of some row groups, their tables, and the order of samples."""
 
     samples: Columns
@@ -88,49 +88,51 @@ class Window:
     order: NDArray[np.int32]
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], dataset: Dataset, draws: np.random.Generator | None, unit: Unit) -> Window:
-        """Join blocks; `draws` permutes their units, None leaves samples as they are stored."""
-        parts, columns = [block.samples for block in blocks], _tables(blocks, dataset)
-        users = SESSIONS in blocks[0].tables or USER in parts[0].column_names
+    def of(
+        cls, row_groups: Sequence[RowGroup], dataset: Dataset, draws: np.random.Generator | None, unit: Unit
+    ) -> ShuffleBuffer:
+        """Join row groups; `draws` permutes their units, None leaves samples as they are stored."""
+        parts, columns = [row_group.samples for row_group in row_groups], _tables(row_groups, dataset)
+        users = SESSIONS in row_groups[0].tables or USER in parts[0].column_names
         front = 2 * users + 1 + len(columns)
         samples = Columns.of(parts, set(parts[0].column_names), dataset.schema, front)
         if users:
-            _set_users(samples.ids, blocks)
+            _set_users(samples.ids, row_groups)
         label = np.concatenate([part[LABEL].to_numpy() for part in parts]).astype(np.float32)
         samples.ids[:, 2 * users] = label.view(np.int32)
         tables = {
-            name: _table(name, blocks, found, samples.ids, column)
+            name: _table(name, row_groups, found, samples.ids, column)
             for column, (name, found) in enumerate(columns.items(), 2 * users + 1)
         }
-        sessions = _starts(_session_sizes(blocks)) if SESSIONS in blocks[0].tables else None
+        sessions = _starts(_session_sizes(row_groups)) if SESSIONS in row_groups[0].tables else None
         runs = [table.runs for table in tables.values() if table.columns.sparse]
         return cls(
             samples=samples, users=users, tables=tables, order=_order(len(label), sessions, runs, draws, unit)
         )  # fmt: skip
 
 
-def _tables(blocks: Sequence[Block], dataset: Dataset) -> dict[str, Columns]:
+def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, Columns]:
     """The rows of each group's table, then of each history's."""
     groups = {
-        name: Columns.of([block.tables[name] for block in blocks], keys, dataset.schema)
+        name: Columns.of([row_group.tables[name] for row_group in row_groups], keys, dataset.schema)
         for name, keys in dataset.groups.items()
     }
-    return {**groups, **{name: _histories(name, blocks) for name in dataset.windows}}
+    return {**groups, **{name: _histories(name, row_groups) for name in dataset.windows}}
 
 
-def _set_users(words: NDArray[np.int32], blocks: Sequence[Block]) -> None:
+def _set_users(words: NDArray[np.int32], row_groups: Sequence[RowGroup]) -> None:
     """The first two columns: the user of each sample, or the session where there are no users."""
-    if SESSIONS in blocks[0].tables:
-        users = np.concatenate([block.tables[SESSIONS]["user"].to_numpy() for block in blocks])
+    if SESSIONS in row_groups[0].tables:
+        users = np.concatenate([row_group.tables[SESSIONS]["user"].to_numpy() for row_group in row_groups])
         for half in range(2):
-            fill_runs(words, half, np.ascontiguousarray(users.view(np.int32)[half::2]), _session_sizes(blocks))
+            fill_runs(words, half, np.ascontiguousarray(users.view(np.int32)[half::2]), _session_sizes(row_groups))
     else:
-        users = np.concatenate([block.samples[USER].to_numpy() for block in blocks])
+        users = np.concatenate([row_group.samples[USER].to_numpy() for row_group in row_groups])
         words[:, :2] = users.view(np.int32).reshape(-1, 2)
 
 
-def _session_sizes(blocks: Sequence[Block]) -> NDArray[np.int32]:
-    return np.concatenate([block.tables[SESSIONS]["samples"].to_numpy() for block in blocks])
+def _session_sizes(row_groups: Sequence[RowGroup]) -> NDArray[np.int32]:
+    return np.concatenate([row_group.tables[SESSIONS]["samples"].to_numpy() for row_group in row_groups])
 
 
 def _order(
@@ -164,11 +166,11 @@ def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np
     return np.arange(size) if first is None else np.flatnonzero(first)
 
 
-def _table(name: str, blocks: Sequence[Block], columns: Columns, words: NDArray[np.int32], place: int) -> Table:
+def _table(name: str, row_groups: Sequence[RowGroup], columns: Columns, words: NDArray[np.int32], place: int) -> Table:
     """A table; pointers to it become the column `place` of `words`."""
-    runs = [block.tables[pointer(name)] for block in blocks]
+    runs = [row_group.tables[pointer(name)] for row_group in row_groups]
     sizes = np.concatenate([part["samples"].to_numpy() for part in runs])
-    shift = np.cumsum([0, *(block.tables[name].num_rows for block in blocks)])
+    shift = np.cumsum([0, *(row_group.tables[name].num_rows for row_group in row_groups)])
     rows = [part["row"].to_numpy() + np.int32(first) for part, first in zip(runs, shift, strict=False)]
     fill_runs(words, place, np.concatenate(rows), sizes)
     return Table(runs=_starts(sizes), columns=columns, place=np.full(shift[-1], -1, dtype=np.int32))
@@ -180,13 +182,13 @@ def _starts(sizes: NDArray[Any]) -> NDArray[np.int64]:
     return starts
 
 
-def _histories(name: str, blocks: Sequence[Block]) -> Columns:
+def _histories(name: str, row_groups: Sequence[RowGroup]) -> Columns:
     start, shift = [], 0
-    for block in blocks:
-        start.append(block.tables[name]["start"].to_numpy().astype(np.int64) + shift)
-        shift += block.tables[events(name)].num_rows
-    length = np.concatenate([block.tables[name]["length"].to_numpy() for block in blocks]).astype(np.int64)
-    values = np.concatenate([block.tables[events(name)]["id"].to_numpy() for block in blocks])
+    for row_group in row_groups:
+        start.append(row_group.tables[name]["start"].to_numpy().astype(np.int64) + shift)
+        shift += row_group.tables[events(name)].num_rows
+    length = np.concatenate([row_group.tables[name]["length"].to_numpy() for row_group in row_groups]).astype(np.int64)
+    values = np.concatenate([row_group.tables[events(name)]["id"].to_numpy() for row_group in row_groups])
     return Columns.of_lists(name, Lists(start=np.concatenate(start), length=length, values=values))
 
 

@@ -1,0 +1,98 @@
+"""The second stage of `prepare`: what is counted in each partition, and the sums of it.
+
+Counts are of training rows alone. Partitions are added in order of their numbers, so that sums of floating-point
+numbers are the same however often work was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import polars as pl
+
+from stratarec.data.groups import Repeats
+from stratarec.data.partition import Partition
+from stratarec.data.partitions import Partitions, note_of
+from stratarec.data.schema import Schema
+from stratarec.data.splits import SPLITS
+from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import merge_counts
+from stratarec.files import read_frame, read_json, reading, write_atomic, write_json
+from stratarec.naming import file_name
+from stratarec.progress import Progress
+
+
+class Counts:
+    """Notes of the partitions in `folder`.
+
+    Parameters
+    ----------
+    folder : Path
+    schema : Schema
+    repeats : bool
+        Whether to count how features repeat within sessions.
+    """
+
+    def __init__(self, folder: Path, schema: Schema, *, repeats: bool) -> None:
+        self._folder, self._schema, self._count_repeats = folder, schema, repeats
+        self._shards = 0
+
+    def count(self, partitions: Partitions, progress: Progress) -> None:
+        """Count what is not counted yet."""
+        self._shards = len(partitions)
+        for number, part, note in partitions.left(self._folder, "count", progress):
+            for place, name in enumerate(self._schema.vocabularies()):
+                write_atomic(self._values(number, place, name), part.count(name).write_parquet)
+            moments = {feature.name: asdict(part.moments(feature.name)) for feature in self._schema.dense}
+            found = {"moments": moments, "positives": [part.positives(split) for split in range(len(SPLITS))]}
+            write_json(note, {**found, "repeats": self._repeats(part).to_dict()})
+            del part
+
+    def _repeats(self, part: Partition) -> Repeats:
+        return part.repeats() if self._count_repeats else Repeats.none(self._schema)
+
+    def _values(self, shard: int, place: int, name: str) -> Path:
+        """Where the counts of a vocabulary in one partition lie."""
+        return self._folder / f"{shard:05d}-{file_name(name, place)}.parquet"
+
+    def values(self, place: int, name: str) -> pl.DataFrame:
+        """Values of the vocabulary `name`, the one in that place, and how often they occur."""
+        total: pl.DataFrame | None = None
+        for number in range(self._shards):
+            file = self._values(number, place, name)
+            with reading(file):
+                counted = read_frame(file)
+                total = counted if total is None else merge_counts([total, counted])
+        assert total is not None
+        return total
+
+    def moments(self) -> dict[str, Moments]:
+        """Of each dense feature."""
+        total = {feature.name: Moments() for feature in self._schema.dense}
+        for path in self._notes():
+            with reading(path):
+                for name, moments in read_json(path)["moments"].items():
+                    total[name] = total[name] + Moments(**moments)
+        return total
+
+    def repeats(self) -> Repeats:
+        """How features repeat within sessions."""
+        total = Repeats.none(self._schema)
+        for path in self._notes():
+            with reading(path):
+                total += Repeats.from_dict(read_json(path)["repeats"])
+        return total
+
+    def positives(self) -> dict[str, int]:
+        """Positive samples of each split."""
+        total = dict.fromkeys(SPLITS, 0)
+        for path in self._notes():
+            with reading(path):
+                for name, count in zip(SPLITS, read_json(path)["positives"], strict=True):
+                    total[name] += count
+        return total
+
+    def _notes(self) -> Iterator[Path]:
+        return (note_of(self._folder, number) for number in range(self._shards))

@@ -1,0 +1,148 @@
+"""The stages of `prepare` in order, from a source to the files of a data set and what is to be said of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from stratarec.data.counting import Counts
+from stratarec.data.encoding import encode_shards
+from stratarec.data.groups import Repeats, choose_groups, describe
+from stratarec.data.manifest import About, Manifest, MomentsInfo, Origin, RepeatsInfo, RowsInfo, Shard, VocabularyInfo
+from stratarec.data.partitions import Partitions
+from stratarec.data.sources import Source
+from stratarec.data.spill import SpilledChunk
+from stratarec.data.splits import Splitter
+from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import Vocabulary
+from stratarec.data.workspace import Workspace
+from stratarec.data.writing import write_vocabulary
+from stratarec.errors import DataError
+from stratarec.progress import Progress
+
+if TYPE_CHECKING:
+    from stratarec.data.prepare import PrepareConfig
+
+
+class Making:
+    """One pass through all stages.
+
+    Parameters
+    ----------
+    workspace : Workspace
+        Open.
+    source : Source
+    splitter : Splitter
+    config : PrepareConfig
+    progress : Progress
+    """
+
+    def __init__(
+        self, workspace: Workspace, source: Source, splitter: Splitter, config: PrepareConfig, progress: Progress
+    ) -> None:
+        self._workspace, self._source, self._splitter = workspace, source, splitter
+        self._config, self._progress, self._schema = config, progress, source.schema
+
+    def manifest(self, name: str, origin: Origin) -> Manifest:
+        """What ``dataset.json`` is to say of the output, after every stage: each from where it stopped before."""
+        workspace, config = self._workspace, self._config
+        partitions = self._partitions()
+        by_session = config.groups != "none" and bool(self._schema.session_keys)
+        counts = Counts(workspace.folder("counts"), self._schema, repeats=by_session)
+        counts.count(partitions, self._progress)
+        vocabularies, infos = self._vocabularies(counts)
+        moments, repeats = counts.moments(), counts.repeats()
+        groups = choose_groups(config.groups, self._schema, repeats)
+        for line in describe(groups or {}, self._schema, repeats):
+            self._progress.say(line)
+        shards = encode_shards(
+            workspace.folder("encoded"),
+            partitions,
+            workspace.output,
+            lambda part, split: part.encode(split, vocabularies, moments, groups, keep_rows=config.keep_rows),
+            self._progress,
+        )
+        self._check_splits(partitions, shards, counts.positives())
+        return Manifest(
+            name=name,
+            columns=self._schema,
+            groups=None if groups is None else {group: tuple(features) for group, features in groups.items()},
+            splits=shards,
+            positives=counts.positives(),
+            vocabularies=infos,
+            about=self._about(origin, partitions.chunks, moments, repeats),
+        )
+
+    def _about(
+        self, origin: Origin, chunks: Sequence[SpilledChunk], moments: Mapping[str, Moments], repeats: Repeats
+    ) -> About:
+        return About(
+            origin=origin,
+            paths=tuple(getattr(self._config.source, "paths", ())),
+            bad_rows=sum(chunk.bad_rows for chunk in chunks),
+            bad_examples=tuple([text for chunk in chunks for text in chunk.bad_examples][:5]),
+            repeats=RepeatsInfo.model_validate_json(json.dumps(repeats.to_dict())),
+            moments={feature: MomentsInfo.of(found) for feature, found in moments.items()},
+            rows=RowsInfo(
+                kept=self._config.keep_rows,
+                files=tuple(self._source.files) if all(chunk.by_file for chunk in chunks) else (),
+            ),
+        )
+
+    def _partitions(self) -> Partitions:
+        workspace, config = self._workspace, self._config
+        partitions = Partitions(workspace.spill, self._spill(), self._schema, self._splitter, config.shard_samples)
+        if partitions.span is not None:
+            self._progress.say(f"times span {partitions.span}")
+            partitions.span.check_split(config.split)
+        return partitions
+
+    def _spill(self) -> list[SpilledChunk]:
+        finished = self._workspace.spilled()
+        if finished is not None:
+            return finished
+        spill = self._workspace.spill
+        done = spill.done()
+        before, rows = done[-1].bytes_done if done else 0, sum(chunk.rows for chunk in done)
+        self._progress.start("read", self._source.total_bytes, "" if not self._source.files else "B", before)
+        for chunk in self._source.chunks(self._workspace.source, start=len(done)):
+            rows += chunk.frame.height
+            done.append(spill.add(chunk, rows - chunk.frame.height))
+            self._progress.advance(chunk.bytes_done - before)
+            before = chunk.bytes_done
+        self._progress.finish()
+        notes = [chunk.note for chunk in done if chunk.note]
+        if not any(chunk.samples for chunk in done):
+            raise DataError("; ".join([f"{', '.join(self._source.files[:3])}: no usable row in the input", *notes]))
+        for note in notes:
+            self._progress.say(note)
+        self._workspace.finish_spilling(len(done))
+        return done
+
+    def _vocabularies(self, counts: Counts) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:
+        """Counts of all partitions added and ranked, one vocabulary after another."""
+        ranked, infos = {}, {}
+        for place, name in enumerate(self._schema.vocabularies()):
+            vocabulary = Vocabulary.rank(counts.values(place, name), self._config.vocabulary.limits(name))
+            ranked[name] = vocabulary
+            infos[name] = write_vocabulary(self._workspace.output, place, name, vocabulary)
+        return ranked, infos
+
+    def _check_splits(
+        self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], positives: Mapping[str, int]
+    ) -> None:
+        """Refuse a training split of one class, and an empty split that was asked for."""
+        samples = {name: sum(shard.samples for shard in found) for name, found in shards.items()}
+        if not 0 < positives["train"] < samples["train"]:
+            raise DataError(
+                f"the training split has {samples['train']} samples, {positives['train']} of them positive; "
+                "expected both classes: check data.split"
+            )
+        for name in ("valid", "test"):
+            if self._config.split.asks_for(name) and not samples[name]:
+                asked = getattr(self._config.split, name)
+                span = f"; the log spans {partitions.span}" if self._config.split.by == "time" else ""
+                raise DataError(
+                    f"no sample falls into the {name} split: check data.split.{name}, which is {asked!r}{span}"
+                )

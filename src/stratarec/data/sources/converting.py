@@ -1,0 +1,209 @@
+"""Raw columns -> the types that a `Source` promises, with the file and row of what does not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from stratarec.data.schema import LabelRule, Schema, SparseFeature, TimeUnit, ValueType
+from stratarec.data.sources.text import BadRows
+from stratarec.data.sources.times import read_times
+from stratarec.data.sources.whole import from_floats, from_text, from_text_expr
+from stratarec.errors import DataError
+
+_TEXT = (pl.String, pl.Categorical, pl.Enum)
+
+
+class Converter:
+    """The rows of one frame.
+
+    Parameters
+    ----------
+    path : str
+        File that they are of, for messages.
+    numbers : ndarray
+        ``[N]`` number of each row in it, or line.
+    bad : BadRows
+        Told of rows that cannot be used.
+    unit : str
+        What numbers count.
+    """
+
+    def __init__(self, path: str, numbers: NDArray[np.int64], bad: BadRows, unit: str = "row") -> None:
+        self._path, self._numbers, self._bad, self._unit = path, numbers, bad, unit
+        self._good = np.ones(len(numbers), dtype=bool)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The numbers of the rows that nothing was wrong with."""
+        return self._numbers[self._good]
+
+    def good(self, columns: dict[str, pl.Series]) -> pl.DataFrame:
+        """The rows that nothing was wrong with; raises what is wrong with the first bad one, if there may be none."""
+        self._bad.settle()
+        frame = pl.DataFrame(columns)
+        return frame if self._good.all() else frame.filter(pl.Series(self._good))
+
+    def convert(self, frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+        """Every column of `schema`."""
+        columns = {schema.label_column: self.label(frame[schema.label_column], schema.label)}
+        for dense in schema.dense:
+            columns[dense.name] = self.number(frame[dense.name])
+        for sparse in schema.sparse:
+            if sparse.kind == "single":
+                columns[sparse.name] = self.category(frame[sparse.name], sparse.type)
+            elif sparse.kind == "multi":
+                columns[sparse.name] = self.values(frame[sparse.name], sparse)
+        kinds = {feature.name: feature.type for feature in schema.sparse if feature.kind == "single"}
+        if schema.time:
+            columns[schema.time] = self.time(frame[schema.time], schema.time_unit, schema.time_format)
+        for name in (schema.session, schema.user):
+            if name:
+                columns[name] = self.category(frame[name], kinds.get(name, "auto"))
+                self.require(frame[name], frame[name].is_not_null(), "a value")
+        return self.good(columns)
+
+    def require(self, raw: pl.Series, fine: pl.Series, expected: str) -> None:
+        """Every row of `raw` must be `fine`."""
+        if not fine.null_count() and fine.all():
+            return
+        wrong = ~fine.fill_null(False).to_numpy() & self._good
+        for row in np.flatnonzero(wrong):
+            got = "nothing" if raw[int(row)] is None else repr(raw[int(row)])
+            problem = f"column {raw.name!r}: got {got}, expected {expected}"
+            self._bad.add(self._path, int(self._numbers[row]), problem, unit=self._unit)
+        self._good &= ~wrong
+
+    def _type_error(self, raw: pl.Series, expected: str) -> DataError:
+        return DataError(f"{self._path}: column {raw.name!r} is {raw.dtype}, expected {expected}")
+
+    def label(self, raw: pl.Series, rule: str | LabelRule) -> pl.Series:
+        """``UInt8`` 0 or 1."""
+        threshold = None if isinstance(rule, str) else rule.at_least
+        value = self._numeric(raw, "0 and 1, or booleans" if threshold is None else "numbers for a label", truth=True)
+        if threshold is not None:
+            self.require(raw, value.is_finite(), "a number")
+            return (value >= threshold).fill_null(False).cast(pl.UInt8)
+        self.require(raw, (value == 0) | (value == 1), self._expected_label(raw))
+        return (value == 1).fill_null(False).cast(pl.UInt8)
+
+    def _expected_label(self, raw: pl.Series) -> str:
+        return "0 or 1"
+
+    def _numeric(self, raw: pl.Series, expected: str, *, truth: bool = False) -> pl.Series:
+        """``Float64``, null where there is no number; with `truth` a label, which may be a word."""
+        if not _is_number(raw.dtype):
+            raise self._type_error(raw, expected)
+        return raw.cast(pl.Float64)
+
+    def number(self, raw: pl.Series) -> pl.Series:
+        """``Float64``; null where missing."""
+        value = self._numeric(raw, "numbers for a dense feature").fill_nan(None)
+        missing = raw.is_null() if raw.dtype in _TEXT else value.is_null()
+        self.require(raw, missing | (value.abs() <= 3.0e38), "a finite number or nothing")
+        return value
+
+    def category(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
+        """``Int64``, ``UInt64`` where the column is that, or ``String``; null where missing."""
+        if type == "text":
+            return self.category(raw).cast(pl.String)
+        if raw.dtype in _TEXT:
+            return self._whole_text(raw.cast(pl.String)) if type == "integer" else raw.cast(pl.String)
+        if raw.dtype == pl.UInt64:
+            return raw
+        if raw.dtype.is_float():
+            return self._whole(raw)
+        if raw.dtype.is_integer() or raw.dtype in (pl.Boolean, pl.Null):
+            return raw.cast(pl.Int64)
+        raise self._type_error(raw, "integers or text for a category")
+
+    def _whole(self, raw: pl.Series) -> pl.Series:
+        """Integers that are floats only because some of them are missing, as pandas writes them."""
+        value = from_floats(raw)
+        self.require(raw, raw.is_null() | raw.is_nan() | value.is_not_null(), "a whole number or nothing")
+        return value
+
+    def _whole_text(self, raw: pl.Series) -> pl.Series:
+        value = from_text(raw)
+        self.require(raw, raw.is_null() | value.is_not_null(), "a whole number or nothing, as its type is integer")
+        return value
+
+    def values(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
+        """Lists of what `category` gives, none of it missing; the first `max_length` of each."""
+        if feature.separator:
+            if raw.dtype not in (*_TEXT, pl.Null):
+                raise self._type_error(raw, f"text to split at {feature.separator!r}")
+            parts = raw.cast(pl.String).str.split(feature.separator)
+            found = parts.list.eval(pl.element().filter(pl.element() != ""))
+        else:
+            found = self._lists(raw)
+        return self._typed_lists(raw, found, feature.type).list.head(feature.max_length)
+
+    def _lists(self, raw: pl.Series) -> pl.Series:
+        """A column of lists, without what is missing in them."""
+        if raw.dtype == pl.Null:
+            raw = raw.cast(pl.List(pl.Int64))
+        if raw.dtype.base_type() != pl.List:
+            raise self._type_error(raw, "lists, or text with a `separator` in the schema")
+        inner = raw.dtype.inner  # type: ignore[attr-defined]
+        if not (inner.is_integer() or inner in (pl.String, pl.Categorical, pl.Null)):
+            raise self._type_error(raw, "lists of integers or text")
+        text, kept = inner in (pl.String, pl.Categorical), inner == pl.UInt64
+        return (raw if kept else raw.cast(pl.List(pl.String if text else pl.Int64))).list.drop_nulls()
+
+    def _typed_lists(self, raw: pl.Series, lists: pl.Series, type: ValueType) -> pl.Series:
+        inner = lists.dtype.inner  # type: ignore[attr-defined]
+        if type == "text" and inner != pl.String:
+            return lists.cast(pl.List(pl.String))
+        if type != "integer" or inner != pl.String:
+            return lists
+        whole = lists.list.eval(from_text_expr(pl.element()))
+        kept = whole.list.drop_nulls()
+        self.require(
+            raw, raw.is_null() | (kept.list.len() == whole.list.len()), "whole numbers, as its type is integer"
+        )
+        return kept
+
+    def time(self, raw: pl.Series, unit: TimeUnit, form: str = "") -> pl.Series:
+        """``Int64`` in `unit`.
+
+        Raises
+        ------
+        DataError
+            Where `unit` loses what tells times apart, or makes no dates of numbers of which another unit does.
+        """
+        found = read_times(raw, unit, form)
+        if found is None:
+            raise self._type_error(raw, "integers, timestamps or text for the time")
+        value, fault = found
+        if fault:
+            raise DataError(f"{self._path}: column {raw.name!r} {fault}")
+        self.require(raw, value.is_not_null(), "a time" if raw.dtype not in _TEXT else _written(form))
+        return value
+
+
+class TextConverter(Converter):
+    """The same where numbers are read as text, too: from files that know no types."""
+
+    def _expected_label(self, raw: pl.Series) -> str:
+        return "0 or 1, or true or false"
+
+    def _numeric(self, raw: pl.Series, expected: str, *, truth: bool = False) -> pl.Series:
+        if raw.dtype != pl.String:
+            return super()._numeric(raw, expected)
+        text = raw.str.strip_chars()
+        value = text.cast(pl.Float64, strict=False)
+        if not truth:
+            return value
+        words = {"true": 1.0, "false": 0.0}
+        return value.fill_null(text.str.to_lowercase().replace_strict(words, default=None, return_dtype=pl.Float64))
+
+
+def _written(form: str) -> str:
+    return f"a time as {form}" if form else "a time: digits, or 2024-05-31 23:59:59; others need schema.time_format"
+
+
+def _is_number(kind: pl.DataType) -> bool:
+    """Numbers, truth values, or nothing at all."""
+    return kind.is_numeric() or kind in (pl.Boolean, pl.Null)

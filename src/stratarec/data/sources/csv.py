@@ -1,0 +1,232 @@
+"""CSV, TSV and JSON lines with any columns, by a schema in the recipe.
+
+Text knows no types, so the schema says them: the label, dense columns and times are numbers (or words and dates that
+stand for some), and a category is text, unless the schema calls it integer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import polars as pl
+
+from stratarec.data.schema import Schema
+from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.columns import check_there
+from stratarec.data.sources.converting import TextConverter
+from stratarec.data.sources.delimited import Delimited, Parsed, read_header
+from stratarec.data.sources.files import InputFile, expand, fingerprint
+from stratarec.data.sources.json_lines import JsonLines, names_in
+from stratarec.data.sources.limits import Size, set_size
+from stratarec.data.sources.parquet import raw_columns
+from stratarec.data.sources.text import BLOCK_BYTES, CODECS, BadRows, blocks, estimate_rows
+from stratarec.errors import ConfigError, DataError
+
+Format = Literal["auto", "csv", "tsv", "jsonl"]
+
+_TABS, _JSON = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
+_BOM = b"\xef\xbb\xbf"
+# Blocks that are parsed at a time, and ahead of what is asked for: memory holds so many.
+_WORKERS, _AHEAD = 2, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvConfig:
+    """Where the log lies, how it is written, and what its columns are."""
+
+    kind: Literal["csv"] = "csv"
+    paths: tuple[str, ...] = ()
+    """Files, globs or URLs; .gz, .zst and .bz2 are decompressed."""
+    schema: Schema = field(default_factory=Schema)
+    """The columns to use; others are not read."""
+    format: Format = "auto"
+    """``auto`` goes by the name of each file: .tsv and .tab, .jsonl, .ndjson and .json, else csv."""
+    delimiter: str = ""
+    """Between fields; empty for a comma, and a tab in tsv."""
+    quote: str = '"'
+    """Around fields that hold a delimiter or a line end, doubled inside of them; empty where nothing is quoted."""
+    columns: tuple[str, ...] = ()
+    """Names of all fields in order, for files without a header; empty where the first line of each file has them."""
+    nulls: tuple[str, ...] = ()
+    """What stands for a missing value, such as NA, besides an empty field."""
+    max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 16 << 20
+    """Longest line: memory holds a line."""
+
+    def __post_init__(self) -> None:
+        set_size(self, "max_line_bytes", "data.source.max_line_bytes")
+        for name, text in (("delimiter", self.delimiter), ("quote", self.quote)):
+            if len(text) > 1 or not text.isascii() or text in ("\n", "\r"):
+                raise ConfigError(f"data.source.{name} is {text!r}, expected one ASCII character, or nothing")
+        if self.quote and self.quote == self.delimiter:
+            raise ConfigError(f"data.source.quote is {self.quote!r}, which is the delimiter, too")
+
+
+class CsvSource:
+    """Rows of text files in file order; a row is known by the line on which it begins."""
+
+    def __init__(self, config: CsvConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES) -> None:
+        self.schema, self._config = config.schema, config
+        self._on_bad_row, self._block_bytes = on_bad_row, block_bytes
+        self._files = expand(config.paths)
+        self.files = tuple(file.path for file in self._files)
+        self.total_bytes = sum(file.size for file in self._files)
+        self._names = tuple(dict.fromkeys(raw_columns(self.schema)))
+        self._kinds = dict(_kinds(self.schema))
+
+    def estimate_rows(self) -> int:
+        return estimate_rows(self._files, self._config.max_line_bytes)
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"kind": "csv", "files": fingerprint(self._files), "block_bytes": self._block_bytes}
+
+    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
+        """A chunk a block; blocks before `start` are read but not parsed."""
+        return in_order(self._tasks(start), self._chunk)
+
+    def _tasks(self, start: int) -> Iterator[_Task]:
+        """Blocks without the headers of their files."""
+        index = before = 0
+        for file in self._files:
+            reader: Delimited | JsonLines | None = None
+            rows = False
+            quote = b"" if _is_json(self._config, file) else self._config.quote.encode()
+            for block in blocks((file,), self._block_bytes, self._config.max_line_bytes, quote):
+                content, numbers = block.content, range(block.first_line, block.first_line + block.lines)
+                if reader is None:
+                    content = content.removeprefix(_BOM)
+                    reader, skipped, lines = self._reader(file, content)
+                    content, numbers = content[skipped:], numbers[lines:]
+                rows = rows or not (content == b"" or content.isspace())
+                if index >= start:
+                    done = before + block.bytes_done
+                    yield _Task(index=index, reader=reader, content=content, numbers=numbers, bytes_done=done)
+                index += 1
+            if not rows:
+                raise DataError(f"{file.path}: the file has no rows, expected at least one")
+            before += file.size
+
+    def _reader(self, file: InputFile, content: bytes) -> tuple[Delimited | JsonLines, int, int]:
+        """How to read a file, by its beginning; and the bytes and lines of its header."""
+        config = self._config
+        if _is_json(config, file):
+            names = names_in(content)
+            for name in self._names if names else ():
+                check_there(names, name, file.path)
+            lists = frozenset(f.name for f in self.schema.sparse if f.kind == "multi" and not f.separator)
+            return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
+        delimiter = config.delimiter or ("\t" if _is_tabbed(config, file) else ",")
+        skipped, lines, header = 0, 0, list(config.columns)
+        if not header:
+            header, skipped, lines = read_header(content, file.path, delimiter, config.quote)
+        for name in self._names:
+            check_there(header, name, file.path, _advice(header, self._names, delimiter, config))
+        return (
+            Delimited(path=file.path, names=tuple(header), delimiter=delimiter, quote=config.quote, nulls=config.nulls),
+            skipped,
+            lines,
+        )
+
+    def _chunk(self, task: _Task) -> Chunk:
+        bad = BadRows(self._on_bad_row)
+        frame, lines = self._parse(task, bad)
+        converter = TextConverter(task.reader.path, lines, bad, "line")
+        converted = converter.convert(frame, self.schema)
+        if not bad.count:
+            self._learn(frame)
+        return Chunk(
+            index=task.index,
+            file=self.files.index(task.reader.path),
+            frame=converted,
+            rows=converter.rows,
+            bytes_done=task.bytes_done,
+            bad_rows=bad.count,
+            bad_examples=tuple(bad.examples),
+        )
+
+    def _parse(self, task: _Task, bad: BadRows) -> Parsed:
+        if isinstance(task.reader, JsonLines):
+            return task.reader.parse(task.content, task.numbers, self._names, bad)
+        return task.reader.parse(task.content, task.numbers, dict(self._kinds), bad)
+
+    def _learn(self, frame: pl.DataFrame) -> None:
+        """Columns that had to be read as text, and are fine as that, such as dates, are read as text from now on."""
+        for name, kind in list(self._kinds.items()):
+            text = frame[name]
+            if text.dtype == pl.String and text.cast(kind, strict=False).null_count() > text.null_count():
+                self._kinds[name] = pl.String
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """A block to be parsed."""
+
+    index: int
+    reader: Delimited | JsonLines
+    content: bytes
+    """Whole lines."""
+    numbers: range
+    """Of the lines in the file."""
+    bytes_done: int
+
+
+def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[Chunk]:
+    """`run` of each task on threads, in the order of the tasks; a fault of theirs comes behind those before it."""
+    fault: DataError | None = None
+    with ThreadPoolExecutor(_WORKERS, "parse") as pool:
+        pending: deque[Future[Chunk]] = deque()
+        try:
+            while True:
+                try:
+                    pending.append(pool.submit(run, next(tasks)))
+                except (StopIteration, DataError) as error:
+                    fault = error if isinstance(error, DataError) else None
+                    break
+                if len(pending) > _AHEAD:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    if fault is not None:
+        raise fault
+
+
+def _kinds(schema: Schema) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
+    """What each column is read as at first: text, where it stands in several places of the schema that differ."""
+    roles: list[tuple[str, type[pl.DataType]]] = [(schema.label_column, pl.Float64)]
+    roles += [(feature.name, pl.Float64) for feature in schema.dense]
+    roles += [(f.name, pl.Int64 if f.type == "integer" and f.kind == "single" else pl.String) for f in schema.sparse]
+    kinds = dict(roles)
+    roles += [(name, kinds.get(name, pl.String)) for name in (schema.user, schema.session)]
+    roles += [(schema.time, pl.String if schema.time_format else pl.Int64)]
+    for name in dict.fromkeys(raw_columns(schema)):
+        found = {kind for role, kind in roles if role == name}
+        yield name, found.pop() if len(found) == 1 else pl.String
+
+
+def _is_json(config: CsvConfig, file: InputFile) -> bool:
+    return config.format == "jsonl" or (config.format == "auto" and _bare(file).endswith(_JSON))
+
+
+def _is_tabbed(config: CsvConfig, file: InputFile) -> bool:
+    return config.format == "tsv" or (config.format == "auto" and _bare(file).endswith(_TABS))
+
+
+def _bare(file: InputFile) -> str:
+    """The name without what says how it is compressed."""
+    name = file.path.lower()
+    return next((name.removesuffix(ending) for ending in CODECS if name.endswith(ending)), name)
+
+
+def _advice(header: list[str], names: tuple[str, ...], delimiter: str, config: CsvConfig) -> str:
+    if set(header) & set(names) or config.columns:
+        return ""
+    other = next((mark for mark in "\t;|," if mark != delimiter and any(mark in name for name in header)), "")
+    if other:
+        return f"; if fields are divided by {other!r}, set data.source.delimiter"
+    return "; if the first line is a row already, name the fields in data.source.columns"

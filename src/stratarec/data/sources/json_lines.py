@@ -1,0 +1,126 @@
+"""JSON lines by the columns that are wanted: an object a line, its scalars as text, its lists as lists of text."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from stratarec.data.sources.delimited import Parsed
+from stratarec.data.sources.text import BadRows
+from stratarec.errors import DataError
+
+# Lines that are looked at for the names of columns.
+_LINES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLines:
+    """How one file is read."""
+
+    path: str
+    lists: frozenset[str]
+    """The columns that hold lists."""
+    nulls: tuple[str, ...]
+    """Texts that stand for nothing, besides null and an empty one."""
+
+    def parse(self, content: bytes, numbers: range, names: tuple[str, ...], bad: BadRows) -> Parsed:
+        """The columns `names` as text and the line of each row. Lines that are no objects, or have a list or an object
+        for a scalar, are `bad`; empty ones are left out. `numbers` are those of the lines in `content`."""
+        lines = np.arange(numbers.start, numbers.stop, dtype=np.int64)
+        frame = self._read(content, names)
+        if frame is None or frame.height != len(lines) or self._has_nested(frame):
+            content, lines = self._usable(content, lines, names, bad)
+            frame = self._read(content, names)
+        if frame is None or frame.height != len(lines):
+            raise DataError(f"{self.path}, line {numbers.start} and after: cannot be read as JSON lines")
+        return frame, lines
+
+    def _has_nested(self, frame: pl.DataFrame) -> bool:
+        """Whether some scalar may have been a list or an object, which Polars writes out as text."""
+        texts = [column for column in frame.iter_columns() if column.dtype == pl.String]
+        return any(column.str.contains(r"^[\[{]").any() for column in texts)
+
+    def _usable(
+        self, content: bytes, lines: NDArray[np.int64], names: tuple[str, ...], bad: BadRows
+    ) -> tuple[bytes, NDArray[np.int64]]:
+        kept, numbers = [], []
+        for number, text in zip(lines.tolist(), content.split(b"\n"), strict=False):
+            if not text.strip():
+                continue
+            problem = self._problem(text, names)
+            if problem:
+                bad.add(self.path, number, problem)
+            else:
+                kept.append(text)
+                numbers.append(number)
+        bad.settle()
+        return b"".join(text + b"\n" for text in kept), np.array(numbers, dtype=np.int64)
+
+    def _problem(self, text: bytes, names: tuple[str, ...]) -> str:
+        try:
+            row = json.loads(text, parse_constant=_refuse)
+        except UnicodeDecodeError:
+            return "bytes that are not UTF-8"
+        except (ValueError, RecursionError) as error:
+            return f"no JSON ({error})"
+        if not isinstance(row, dict):
+            return f"got {_kind(row)}, expected an object with names"
+        for name in names:
+            problem = self._cell_problem(name, row.get(name))
+            if problem:
+                return problem
+        return ""
+
+    def _cell_problem(self, name: str, cell: Any) -> str:
+        if name not in self.lists:
+            nested = isinstance(cell, list | dict)
+            return f"column {name!r}: got {_kind(cell)}, expected one value" if nested else ""
+        if cell is None:
+            return ""
+        if not isinstance(cell, list):
+            return f"column {name!r}: got {_kind(cell)}, expected a list"
+        inner = next((part for part in cell if isinstance(part, list | dict)), None)
+        return "" if inner is None else f"column {name!r}: got {_kind(inner)} in a list, expected values"
+
+    def _read(self, content: bytes, names: tuple[str, ...]) -> pl.DataFrame | None:
+        schema: Mapping[str, Any] = {name: pl.List(pl.String) if name in self.lists else pl.String() for name in names}
+        if not content.strip():
+            return pl.DataFrame(schema=dict(schema))
+        try:
+            frame = pl.read_ndjson(io.BytesIO(content), schema=dict(schema))
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+            return None
+        nothing = ("", *self.nulls)
+        return frame.select(
+            column.set(column.is_in(nothing).fill_null(False), None) if column.dtype == pl.String else column
+            for column in frame.iter_columns()
+        )
+
+
+def names_in(content: bytes) -> list[str]:
+    """The names in the first lines, in order of appearance; lines that are no objects aside."""
+    found: dict[str, None] = {}
+    for text in content.split(b"\n", _LINES)[:_LINES]:
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        found.update(dict.fromkeys(row) if isinstance(row, dict) else {})
+    return list(found)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _kind(value: object) -> str:
+    return {list: "a list", dict: "an object", str: "text", bool: "a truth value", type(None): "null"}.get(
+        type(value), "a number"
+    )

@@ -1,0 +1,89 @@
+"""Columns of times as whole numbers of a unit: numbers, timestamps, dates, or text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stratarec.data.schema import TimeUnit
+from stratarec.data.sources.whole import from_floats, from_text
+from stratarec.data.span import too_coarse, unlikely_unit
+
+_TEXT = (pl.String, pl.Categorical, pl.Enum)
+# A date, and after it a time of day, a fraction and an offset where there are some.
+_FORM = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
+_OFFSET = r"(Z|[+-]\d\d:?\d\d)$"
+
+
+def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Series, str] | None:
+    """``Int64`` in `unit`, null where a value is no time, and what is wrong with the column as a whole.
+
+    None for a column of another type.
+
+    Parameters
+    ----------
+    form : str
+        How text is written; empty for ISO 8601, or digits alone.
+    """
+    if raw.dtype in _TEXT:
+        text = raw.cast(pl.String).str.strip_chars()
+        if form:
+            return _epochs(_strict(text, form, unit), unit)
+        numbers = from_text(text)
+        if numbers.null_count() == text.null_count():
+            return numbers, unlikely_unit(numbers, unit)
+        value, fault = _epochs(_iso(text, unit), unit)
+        return value.fill_null(numbers).alias(raw.name), fault or unlikely_unit(numbers, unit)
+    if raw.dtype.is_integer() or raw.dtype == pl.Null:
+        value = raw.cast(pl.Int64, strict=False)
+        return value, unlikely_unit(value, unit)
+    if raw.dtype.is_float():
+        value = from_floats(raw)
+        return value, unlikely_unit(value, unit)
+    if raw.dtype == pl.Date:
+        return _epochs(raw.cast(pl.Datetime("us")), unit)
+    return _epochs(raw, unit) if raw.dtype.base_type() == pl.Datetime else None
+
+
+def _epochs(times: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
+    return times.dt.epoch(unit), too_coarse(times, unit)
+
+
+def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:
+    """What text is read as: fine enough to see what `unit` would lose, for as many years as it has."""
+    return "ns" if unit == "ns" else "us"
+
+
+def _strict(text: pl.Series, form: str, unit: TimeUnit) -> pl.Series:
+    return text.str.to_datetime(form, strict=False, time_unit=_ticks(unit))
+
+
+def _iso(text: pl.Series, unit: TimeUnit) -> pl.Series:
+    kind = pa.timestamp(_ticks(unit))
+    try:  # most columns are all of one kind, which Arrow reads fastest
+        found = pl.from_arrow(pc.cast(text.to_arrow(), kind))
+    except pa.ArrowInvalid:
+        return _iso_by_row(text, unit)
+    assert isinstance(found, pl.Series)
+    return found
+
+
+def _iso_by_row(text: pl.Series, unit: TimeUnit) -> pl.Series:
+    """The same where values have offsets, or some of them are no times."""
+    fits = text.str.contains(_FORM).fill_null(False)
+    plain = text.set(~fits, None).str.replace(" ", "T", literal=True).str.replace(r"Z$", "+00:00")
+    offset = plain.str.contains(_OFFSET).fill_null(False)
+    form = "%Y-%m-%dT%H:%M:%S%.f"
+    bare = plain.set(offset, None)
+    day = bare.str.len_chars() == 10
+    bare = bare.zip_with(~day.fill_null(False), bare + "T00:00:00")
+    minute = (bare.str.len_chars() == 16).fill_null(False)
+    bare = bare.zip_with(~minute, bare + ":00")
+    zoned = plain.set(~offset, None).str.replace(r"T(\d\d:\d\d)([+-])", "T${1}:00${2}")
+    ticks = _ticks(unit)
+    own = bare.str.to_datetime(form, strict=False, time_unit=ticks)
+    other = zoned.str.to_datetime(f"{form}%z", strict=False, time_unit=ticks).dt.replace_time_zone(None)
+    return own.fill_null(other)

@@ -1,0 +1,395 @@
+"""CSV, TSV and JSON lines: what is read equals what Python's own readers give, what cannot be is named by line."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
+from stratarec.data.sources.base import OnBadRow
+from stratarec.data.sources.csv import CsvConfig, CsvSource
+from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.errors import ConfigError, DataError
+
+SCHEMA = Schema(
+    label="y",
+    dense=(DenseFeature(name="price"),),
+    sparse=(
+        SparseFeature(name="item"),
+        SparseFeature(name="shop", type="integer"),
+        SparseFeature(name="tags", kind="multi", separator="|", max_length=3),
+    ),
+    time="when",
+    user="user",
+)
+NAMES = ("user", "y", "when", "item", "unused", "price", "shop", "tags")
+BAD = object()
+
+
+def source(path: Path, schema: Schema = SCHEMA, on_bad_row: OnBadRow = "error", **options: Any) -> CsvSource:
+    block_bytes = options.pop("block_bytes", 1 << 20)
+    return CsvSource(CsvConfig(paths=(str(path),), schema=schema, **options), on_bad_row, block_bytes)
+
+
+def read(path: Path, schema: Schema = SCHEMA, on_bad_row: OnBadRow = "error", **options: Any) -> pl.DataFrame:
+    return pl.concat([chunk.frame for chunk in source(path, schema, on_bad_row, **options).chunks(path.parent)])
+
+
+# The reference: what one cell of text becomes in each place of the schema.
+
+
+def number(cell: str) -> Any:
+    try:
+        value = float(cell) if "_" not in cell else BAD
+    except ValueError:
+        return BAD
+    return value
+
+
+def whole(cell: str) -> Any:
+    value = number(cell)
+    return int(value) if value is not BAD and value == int(value) else BAD
+
+
+REFERENCE: dict[str, Callable[[str], Any]] = {
+    "y": lambda cell: {"0": 0, "1": 1, "1.0": 1, "true": 1, "FALSE": 0}.get(cell, BAD),
+    "price": lambda cell: number(cell) if cell else None,
+    "item": lambda cell: cell or None,
+    "shop": lambda cell: whole(cell) if cell else None,
+    "tags": lambda cell: [part for part in cell.split("|") if part][:3] if cell else None,
+    "when": lambda cell: whole(cell) if cell else BAD,
+    "user": lambda cell: cell or BAD,
+}
+TEXT = st.text(alphabet='ab,"|é\n ', max_size=4)
+CELLS = {
+    "y": st.sampled_from(["0", "1", "1.0", "true", "FALSE", "", "2"]),
+    "price": st.sampled_from(["", "1", "-2.5", "1e3", "x", "1_0", " 4"]),
+    "item": TEXT,
+    "shop": st.sampled_from(["", "7", "007", "7.0", "-3", "7.5", "q"]),
+    "tags": TEXT,
+    "when": st.sampled_from(["5", "6.0", "", "1506826800", "soon"]),
+    "user": st.sampled_from(["u", "v w", "", 'say "x"']),
+    "unused": TEXT,
+}
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.fixed_dictionaries(CELLS), min_size=1, max_size=8),
+    st.sampled_from([60, 200, 1 << 20]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+)
+def test_any_text_reads_as_the_reference_or_names_what_is_wrong(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]], block: int, end: str, quoting: Any
+) -> None:
+    path, text, lines = tmp_path_factory.mktemp("csv") / "log.csv", io.StringIO(), []
+    writer = csv.writer(text, lineterminator=end, quoting=quoting)
+    writer.writerow(NAMES)
+    for row in rows:
+        lines.append(1 + text.getvalue().count("\n"))
+        writer.writerow([row[name] for name in NAMES])
+    path.write_bytes(text.getvalue().encode())
+    cells = [{name: REFERENCE[name](row[name]) for name in REFERENCE} for row in rows]
+    good = [place for place, row in enumerate(cells) if BAD not in row.values()]
+    chunks = list(source(path, on_bad_row="skip", block_bytes=block).chunks(path.parent))
+    found = pl.concat([chunk.frame for chunk in chunks])
+    assert found.to_dicts() == [{name: cells[place][name] for name in found.columns} for place in good]
+    assert [line for chunk in chunks for line in chunk.rows] == [lines[place] for place in good]
+    assert sum(chunk.bad_rows for chunk in chunks) == len(rows) - len(good)
+    if len(good) < len(rows):
+        first = min(set(range(len(rows))) - set(good))
+        wrong = [name for name, cell in cells[first].items() if cell is BAD]
+        with pytest.raises(DataError) as caught:
+            read(path, block_bytes=block)
+        start = f"{path}, line {lines[first]}: column "
+        assert any(str(caught.value).startswith(f"{start}{name!r}: got ") for name in wrong), caught.value
+
+
+ROWS = [
+    {"user": "u", "y": 1, "when": 5, "item": "a,b", "unused": "", "price": 1.5, "shop": 7, "tags": "p|q"},
+    {"user": "v", "y": 0, "when": 6, "item": None, "unused": "", "price": None, "shop": None, "tags": None},
+]
+EXPECTED = [
+    {"y": 1, "price": 1.5, "item": "a,b", "shop": 7, "tags": ["p", "q"], "when": 5, "user": "u"},
+    {"y": 0, "price": None, "item": None, "shop": None, "tags": None, "when": 6, "user": "v"},
+]
+
+
+def delimited(mark: str, *, header: bool = True) -> bytes:
+    return pl.DataFrame(ROWS).write_csv(separator=mark, include_header=header).encode()
+
+
+def json_lines() -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options"),
+    [
+        ("log.csv", delimited(","), {}),
+        ("log.csv", b"\xef\xbb\xbf" + delimited(","), {}),
+        ("log.csv", delimited(",").replace(b"\n", b"\r\n"), {}),
+        ("log.csv", delimited(",").rstrip(b"\n"), {}),
+        ("log.csv", delimited(",").replace(b"\n", b"\n\n"), {}),
+        ("log.txt", delimited(";"), {"delimiter": ";"}),
+        ("log.tsv", delimited("\t"), {}),
+        ("log.tsv.gz", gzip.compress(delimited("\t")), {}),
+        ("log.csv.bz2", bz2.compress(delimited(",")), {}),
+        ("log.csv.zst", pa.compress(delimited(","), "zstd", asbytes=True), {}),
+        ("log.dat", delimited("\t", header=False), {"format": "tsv", "columns": NAMES}),
+        ("log.jsonl", json_lines(), {}),
+        ("log.ndjson.gz", gzip.compress(json_lines()), {}),
+        ("log.txt", json_lines().replace(b"}", b"}\r"), {"format": "jsonl"}),
+        ("log.csv", delimited(",").replace(b"v,0,6,,", b"v,0,6,NA,"), {"nulls": ("NA",)}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_log_in_every_form(tmp_path: Path, name: str, content: bytes, options: dict[str, Any]) -> None:
+    (tmp_path / name).write_bytes(content)
+    for block_bytes in (50, 1 << 20):
+        assert read(tmp_path / name, block_bytes=block_bytes, **options).to_dicts() == EXPECTED
+
+
+def test_a_url_is_read(tmp_path: Path) -> None:
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(delimited(",")))
+    found = CsvSource(CsvConfig(paths=(f"file://{tmp_path}/*.csv.gz",), schema=SCHEMA), "error")
+    assert pl.concat([chunk.frame for chunk in found.chunks(tmp_path)]).to_dicts() == EXPECTED
+
+
+def test_files_may_have_their_columns_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(delimited(","))
+    pl.DataFrame(ROWS).select(reversed(NAMES)).write_csv(tmp_path / "b.csv")
+    assert read(tmp_path / "*.csv").to_dicts() == EXPECTED * 2
+
+
+def test_chunks_go_on_where_they_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(delimited(",") + delimited(",", header=False) * 50)
+    found = source(path, block_bytes=100)
+    chunks = list(found.chunks(tmp_path))
+    assert len(chunks) > 5
+    assert chunks[-1].bytes_done == found.total_bytes
+    for start in (0, 1, 4, len(chunks)):
+        again = list(found.chunks(tmp_path, start))
+        assert (
+            [(each.index, each.rows.tolist()) for each in again]
+            == [  # type: ignore[union-attr]
+                (each.index, each.rows.tolist())  # type: ignore[union-attr]
+                for each in chunks[start:]
+            ]
+        )
+        assert all(a.frame.equals(b.frame) for a, b in zip(again, chunks[start:], strict=True))
+
+
+HEAD = b"user,y,when,item,unused,price,shop,tags\n"
+GOOD = b"u,1,5,a,,1,7,t\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (HEAD + GOOD + b"u,1,5,a\n", r"line 3: got 4 fields, expected 8"),
+        (HEAD + GOOD + b"u,1,5,a,,1,7,t,x\n", r"line 3: got 9 fields, expected 8"),
+        (HEAD + GOOD + b'u,1,5,a"b,,1,7,t\n' + GOOD, r"line 3: a quote is not closed in any line that follows"),
+        (HEAD + GOOD + b'u,1,5,a"b",,1,7,t\n' + GOOD, r"line 3: a quote in the middle of a field; .*data\.source\.quo"),
+        (HEAD + GOOD + b'"u,1,5,a,,1,7,t\n' + GOOD, r"line 3: a quote is not closed in any"),
+        (HEAD + GOOD + b"u,1,5,\xff,,1,7,t\n", r"line 3: bytes that are not UTF-8"),
+        (HEAD + GOOD + b"u,1,5,a\rb,,1,7,t\n", r"line 3: a carriage return inside the line"),
+        (HEAD + b'u,1,5,"a\nb",,1,7,t\n' + b"u,1,5,a,,x,7,t\n", r"line 4: column 'price': got 'x', expected a fin"),
+        (HEAD + b"u,yes,5,a,,1,7,t\n", r"line 2: column 'y': got 'yes', expected 0 or 1, or true or false"),
+        (HEAD + b"u,1,5,a,,1,7.5,t\n", r"line 2: column 'shop': got '7\.5', expected a whole number or nothing"),
+        (HEAD + b"u,1,May,a,,1,7,t\n", r"line 2: column 'when': got 'May', expected a time: digits, or 2024-05-31"),
+        (HEAD + b",1,5,a,,1,7,t\n", r"line 2: column 'user': got nothing, expected a value"),
+        (HEAD + b"u,1,5,a,,inf,7,t\n", r"line 2: column 'price': got .*inf.*, expected a finite number"),
+        (HEAD, r"log\.csv: the file has no rows, expected at least one"),
+        (HEAD.replace(b"item", b"itme") + GOOD, r"log\.csv: no column 'item'; did you mean 'itme'\?; it has user, y"),
+        (HEAD.replace(b"unused", b"item") + GOOD, r"log\.csv: column 'item' stands there 2 times, expected once"),
+        (GOOD * 2, r"no column 'y'.*; if the first line is a row already, name the fields in data\.source\.columns"),
+        ((HEAD + GOOD).replace(b",", b";"), r"no column 'y'.*; if fields are divided by ';', set data\.source\.delim"),
+        (b"\xff\xfe" + HEAD, r"line 1: a header that is not UTF-8; save the file as UTF-8"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_by_file_line_and_column(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read(path, max_line_bytes=1 << 20)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"[1, 2]", r"line 2: got a list, expected an object with names"),
+        (b'{"y": 1', r"line 2: no JSON \(.*\)"),
+        (b'{"y": 1, "item": {"id": 3}}', r"line 2: column 'item': got an object, expected one value"),
+        (b'{"y": 1, "item": "a", "tags": "x"}', r"line 2: column 'tags': got text, expected a list"),
+        (b'{"y": 1, "item": "a", "tags": [[1]]}', r"line 2: column 'tags': got a list in a list, expected values"),
+        (b'{"y": 3, "item": "a", "tags": []}', r"line 2: column 'y': got '3', expected 0 or 1, or true or false"),
+        (b'{"y": NaN, "item": "[", "tags": []}', r"line 2: no JSON \(NaN is no JSON\)"),
+        (b'{"y": "\xff"}', r"line 2: bytes that are not UTF-8"),
+    ],
+)
+def test_what_is_wrong_with_json_is_named_by_line_and_column(tmp_path: Path, line: bytes, message: str) -> None:
+    schema = Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi")))
+    path, good = tmp_path / "log.jsonl", b'{"y": true, "item": 5, "tags": [1, "x", null]}\n'
+    path.write_bytes(good + line + b"\n\n" + good)
+    with pytest.raises(DataError, match=message):
+        read(path, schema)
+    found = list(source(path, schema, "skip").chunks(tmp_path))
+    assert found[0].frame.to_dicts() == [{"y": 1, "item": "5", "tags": ["1", "x"]}] * 2
+    assert found[0].rows is not None
+    assert found[0].rows.tolist() == [1, 4]
+    assert found[0].bad_rows == 1
+
+
+def test_a_name_that_no_json_line_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"y": 1}\n{"y": 0, "itme": 3}\n')
+    with pytest.raises(DataError, match=r"no column 'item'; did you mean 'itme'\?; it has y, itme"):
+        read(path, Schema(label="y", sparse=(SparseFeature(name="item"),)))
+
+
+def write_both(root: Path, columns: dict[str, list[Any]]) -> list[Path]:
+    pl.DataFrame(columns, strict=False).write_csv(root / "log.csv")
+    pq.write_table(pa.table(columns), root / "log.parquet")
+    return [root / "log.csv", root / "log.parquet"]
+
+
+def either(path: Path, schema: Schema, on_bad_row: OnBadRow = "error") -> pl.DataFrame:
+    if path.suffix == ".csv":
+        return read(path, schema, on_bad_row)
+    found = ParquetSource(ParquetConfig(paths=(str(path),), schema=schema), on_bad_row)
+    return pl.concat([chunk.frame for chunk in found.chunks(path.parent)])
+
+
+@pytest.mark.parametrize(
+    ("ratings", "rule", "labels"),
+    [
+        ([1, 4, 5], LabelRule(column="r", at_least=4), [0, 1, 1]),
+        ([3.5, 4.0, 0.0], LabelRule(column="r", at_least=3.75), [0, 1, 0]),
+        ([True, False, True], "r", [1, 0, 1]),
+        ([0.0, 1.0, 0.0], "r", [0, 1, 0]),
+    ],
+)
+def test_labels_are_truth_values_numbers_or_made_by_a_rule(
+    tmp_path: Path, ratings: list[Any], rule: str | LabelRule, labels: list[int]
+) -> None:
+    for path in write_both(tmp_path, {"r": ratings, "item": ["a", "b", "c"]}):
+        found = either(path, Schema(label=rule, sparse=(SparseFeature(name="item"),)))
+        assert found["r"].to_list() == labels
+        assert found["r"].dtype == pl.UInt8
+
+
+def test_a_rating_that_is_missing_is_no_label(tmp_path: Path) -> None:
+    schema = Schema(label=LabelRule(column="r", at_least=4), sparse=(SparseFeature(name="item"),))
+    for path in write_both(tmp_path, {"r": [5, None, 2], "item": ["a", "b", "c"]}):
+        with pytest.raises(DataError, match=r"(row 2|line 3): column 'r': got nothing, expected a number"):
+            either(path, schema)
+        assert either(path, schema, "skip")["r"].to_list() == [1, 0]
+
+
+def test_ids_that_are_floats_for_want_of_a_value_are_integers(tmp_path: Path) -> None:
+    schema = Schema(label="y", sparse=(SparseFeature(name="item", type="integer"),))
+    for path in write_both(tmp_path, {"y": [1, 0, 1], "item": [12.0, None, -3.0]}):
+        assert either(path, schema)["item"].to_list() == [12, None, -3]
+    for path in write_both(tmp_path, {"y": [1, 0, 1], "item": [12.0, 0.5, 2.0**60]}):
+        with pytest.raises(DataError, match=r"column 'item': got '?0\.5'?, expected a whole number or nothing"):
+            either(path, schema)
+        assert either(path, schema, "skip")["item"].to_list() == [12]
+
+
+def test_text_that_a_schema_calls_integer_or_numbers_that_it_calls_text(tmp_path: Path) -> None:
+    columns = {"y": [1, 0], "a": ["007", "7"], "b": [7, 8], "c": ["1|2.0", "3"]}
+    schema = Schema(
+        label="y",
+        sparse=(
+            SparseFeature(name="a", type="integer"),
+            SparseFeature(name="b", type="text"),
+            SparseFeature(name="c", type="integer", kind="multi", separator="|"),
+        ),
+    )
+    for path in write_both(tmp_path, columns):
+        found = either(path, schema)
+        assert found.drop("y").to_dict(as_series=False) == {"a": [7, 7], "b": ["7", "8"], "c": [[1, 2], [3]]}
+    for path in write_both(tmp_path, {**columns, "c": ["1|2", "3|x"]}):
+        with pytest.raises(DataError, match=r"column 'c': got '3\|x', expected whole numbers, as its type is integer"):
+            either(path, schema)
+
+
+@pytest.mark.parametrize(
+    ("times", "form", "seconds"),
+    [
+        (["2020-01-01", "2020-01-02"], "", [1_577_836_800, 1_577_923_200]),
+        (["2020-01-01 00:00:05", "2020-01-01T00:01"], "", [1_577_836_805, 1_577_836_860]),
+        (["2020-01-01T00:00:05Z", "2020-01-01 02:00+02:00"], "", [1_577_836_805, 1_577_836_800]),
+        (["2020-01-01T00:00:05Z", "2020-01-01 00:00:06"], "", [1_577_836_805, 1_577_836_806]),
+        (["31/12/2019 23:59", "01/01/2020 00:00"], "%d/%m/%Y %H:%M", [1_577_836_740, 1_577_836_800]),
+        (["20200101", "20200102"], "%Y%m%d", [1_577_836_800, 1_577_923_200]),
+        ([1_577_836_800.0, 1_577_836_801.0], "", [1_577_836_800, 1_577_836_801]),
+    ],
+)
+def test_times_are_read_from_text(tmp_path: Path, times: list[Any], form: str, seconds: list[int]) -> None:
+    schema = Schema(label="y", sparse=(SparseFeature(name="c"),), time="t", time_format=form)
+    for path in write_both(tmp_path, {"y": [0, 1], "c": ["a", "b"], "t": times}):
+        assert either(path, schema)["t"].to_list() == seconds
+
+
+@pytest.mark.parametrize("time", ["2020-13-01", "2020-01-01 25:00", "yesterday", "2020-01-01 00:00:00 PST", "1.5"])
+def test_what_is_no_time_is_named(tmp_path: Path, time: str) -> None:
+    schema = Schema(label="y", sparse=(SparseFeature(name="c"),), time="t")
+    for path in write_both(tmp_path, {"y": [0, 1], "c": ["a", "b"], "t": ["2020-01-01", time]}):
+        with pytest.raises(DataError, match=r"(row 2|line 3): column 't': got '.*', expected a time: digits, or 2024"):
+            either(path, schema)
+
+
+def test_a_column_may_stand_in_several_places(tmp_path: Path) -> None:
+    schema = Schema(
+        label="y",
+        dense=(DenseFeature(name="t"),),
+        sparse=(SparseFeature(name="u", type="integer"),),
+        time="t",
+        user="u",
+    )
+    path = tmp_path / "log.csv"
+    path.write_text("y,t,u\n1,5,7\n0,6.0,7.0\n")
+    found = read(path, schema)
+    assert found.to_dict(as_series=False) == {"y": [1, 0], "t": [5, 6], "u": [7, 7]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delimiter": "||"}, r"data\.source\.delimiter is '\|\|', expected one ASCII character, or nothing"),
+        ({"quote": "\n"}, r"data\.source\.quote is '\\n', expected one ASCII"),
+        ({"delimiter": "'", "quote": "'"}, r"data\.source\.quote is \"'\", which is the delimiter, too"),
+    ],
+)
+def test_marks_are_checked(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CsvConfig(**options)  # type: ignore[arg-type]
+
+
+def test_a_damaged_file_is_named_behind_the_rows_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv.gz"
+    whole = gzip.compress(HEAD + b"".join(b"u%d,1,5,a,,%d,7,t\n" % (i, i * 7919 % 10007) for i in range(20_000)))
+    path.write_bytes(whole[: len(whole) // 2])
+    found = []
+    with pytest.raises(DataError, match=r"log\.csv\.gz: damaged or truncated gzip"):
+        found.extend(source(path, block_bytes=10_000).chunks(tmp_path))
+    assert len(found) > 5

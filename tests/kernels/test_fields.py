@@ -1,0 +1,37 @@
+"""Records of delimited text against plain Python."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stratarec.kernels import fields
+from stratarec.kernels.fields import reference
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.text(alphabet='a,"\n\r', max_size=24), st.booleans())
+@example('"a"\rb\n', True)
+@example('a""b\n"""",""\n', True)
+def test_records_are_those_of_the_reference(text: str, quoted: bool) -> None:
+    content = text.encode()
+    found = fields.split(np.frombuffer(content, np.uint8), ord(","), ord('"') if quoted else -1)
+    expected = reference.split(content, b",", b'"' if quoted else b"")
+    assert [tuple(map(int, each)) for each in zip(*found, strict=True)] == expected
+
+
+CELL = st.text(alphabet='ab,"\n é', max_size=5)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.lists(CELL, min_size=2, max_size=4), max_size=6))
+def test_what_python_writes_has_no_fault(rows: list[list[str]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    found = fields.split(np.frombuffer(text.getvalue().encode(), np.uint8), ord(","), ord('"'))
+    assert found.fields.tolist() == [len(row) for row in rows]
+    assert not found.faults.any()
