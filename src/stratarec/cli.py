@@ -127,17 +127,22 @@ def profile(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     """Train a model, test it once, write a report."""
     from stratarec.data.dataset import Dataset
+    from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe
     from stratarec.reporting.progress import make_progress
     from stratarec.training.trainer import Trainer
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    dataset = Dataset.open(recipe.data.path)
-    made = Plan.load(Path(args.plan)) if args.plan else None
-    trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made)
-    result = trainer.train(resume=args.resume, overwrite=args.overwrite)
-    _print_result(trainer.run, result)
+    with joined(recipe.distributed) as mesh:
+        dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
+        made = Plan.load(Path(args.plan)) if args.plan else None
+        trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)
+        # A run that torchrun starts again goes on by itself.
+        again = restarted()
+        result = trainer.train(resume=args.resume or again, overwrite=args.overwrite and not again)
+    if mesh.is_first:
+        _print_result(trainer.run, result)
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
