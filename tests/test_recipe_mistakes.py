@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import stratarec
 from stratarec.data.prepare import PrepareConfig
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
@@ -20,7 +21,7 @@ from stratarec.models import HistoryConfig
 from stratarec.recipe import Recipe
 from stratarec.training.config import TrainConfig
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(stratarec.__file__).parent / "recipes"
 WRONG = (-1, 1.5, "x", "", [], {}, None, math.nan, math.inf, [0], True, 10**30, "a\0b", {"kind": "x"})
 
 

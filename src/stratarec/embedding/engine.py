@@ -26,7 +26,7 @@ from stratarec.embedding.homes import build_tables
 from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Handle, Prepared
-from stratarec.embedding.saving import load_tables, save_tables
+from stratarec.embedding.saving import lie_alike, load_tables, save_tables
 from stratarec.embedding.tables import Moment, Tables
 from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
@@ -280,13 +280,13 @@ class Engine:
 
     # Saving
 
-    def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
-        """See `TieredEmbeddingBagCollection.save`."""
+    def save(self, directory: Path, previous: Path | None, rank: int = 0) -> dict[str, Any]:
+        """See `TieredEmbeddingBagCollection.save`; several processes write beside each other, each as its own rank."""
         self.health.require()
         self._require_nothing_ahead("saved")
         settled = self.flight.oldest(self.batches) - self._origin
         with self._stepping, self.health.changing("saving"):
-            groups = save_tables(self.tables, directory, previous, settled)
+            groups = save_tables(self.tables, directory, previous, settled, rank)
         return {
             "step": self.step,
             "batches": self.batches,
@@ -295,16 +295,30 @@ class Engine:
             "groups": groups,
         }
 
-    def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """See `TieredEmbeddingBagCollection.load`."""
+    def load(
+        self, directory: Path, manifest: Mapping[str, Any], rank: int = 0,
+        agreed: Callable[[bool], bool] = lambda same: same,
+    ) -> str:  # fmt: skip
+        """See `TieredEmbeddingBagCollection.load`.
+
+        Parameters
+        ----------
+        rank : int
+            As `save`.
+        agreed : callable
+            Makes one of whether each process has its rows laid out as in the checkpoint.
+        """
         self.health.require_not_closed()
         self._require_nothing_ahead("loaded")
         manifest = checked(directory, manifest)
         fresh = self.health.state == "open" and not (self.step or self.batches)
         batches, origin = int(manifest["batches"]), int(manifest["origin"])
-        same = load_tables(
-            self.tables, directory, manifest["groups"], batches, batches - origin, fresh=fresh, health=self.health
-        )
+        groups = manifest["groups"]
+        same = agreed(lie_alike(self.tables, groups, rank))
+        load_tables(
+            self.tables, directory, groups, batches, batches - origin, rank=rank if same else None, fresh=fresh,
+            health=self.health,
+        )  # fmt: skip
         self.health.recover()
         self.flight.end()
         self.step, self.batches, self._origin = int(manifest["step"]), batches, origin if same else batches
