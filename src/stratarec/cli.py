@@ -152,7 +152,8 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     if "test" in result:
         print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
-    print(f"tables and state {readable(result['table_bytes'])}, network {readable(result['network_bytes'])}")  # type: ignore[arg-type]
+    tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
+    print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison

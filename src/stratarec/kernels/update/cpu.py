@@ -199,7 +199,7 @@ def update(slots, layout, bags, gradients, rule, workspace):
     threads = threads_for(load.total)
     tables = (layout.table_start, layout.table_features, load.counts)
     tasks = load.tasks(layout, threads)
-    work = kept.scratch(threads, load.most, layout.width, bags.values.dtype)
+    work = kept.arrays.fit(threads, load.most, layout.width, bags.values.dtype)
     kernels(*blocks(layout.width)).update(
         team_of(threads), layout.width, tuple(slots), bags.compiled, layout.features(bags), tables, tuple(tasks),
         _given(layout, gradients), tuple(work), compiled(rule),
