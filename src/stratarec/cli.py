@@ -15,12 +15,12 @@ import tempfile
 import textwrap
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from stratarec.errors import Interrupted, StrataError
+from stratarec.errors import ConfigError, Interrupted, StrataError
 from stratarec.naming import visible
 
 # Heavy imports (torch, numba) are inside the functions, so that --help answers at once.
@@ -149,21 +149,26 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
+    from stratarec.distributed.mesh import joined
     from stratarec.reporting.metrics import lines
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.run import open_run
 
-    progress = make_progress(quiet=args.quiet)
-    with open_run(args.run, args.data) as trained:
+    with joined() as mesh, open_run(args.run, args.data, mesh=mesh) as trained:
+        progress = make_progress(quiet=args.quiet or not mesh.is_first)
         precision = trained.recipe.train.precision
         for split in args.split:
-            found, _, _ = evaluate_split(trained.model, trained.dataset, split, precision=precision, progress=progress)
-            print("\n".join(lines(split, found.to_dict())))
+            found, _, _ = evaluate_split(
+                trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
+            )
+            if mesh.is_first:
+                print("\n".join(lines(split, found.to_dict())))
 
 
 def predict(args: argparse.Namespace) -> None:
     """Scores as Parquet."""
+    from stratarec.distributed.mesh import joined
     from stratarec.files import check_output
     from stratarec.reporting.progress import make_progress
     from stratarec.training.predict import predict as run
@@ -171,9 +176,10 @@ def predict(args: argparse.Namespace) -> None:
 
     output = Path(args.output or Path(args.run) / f"predictions-{args.split}.parquet")
     check_output(output)
-    with open_run(args.run, args.data) as trained:
-        rows = run(trained, args.split, output, make_progress(quiet=args.quiet))
-    _say(f"{rows:,} scores in {output}")
+    with joined() as mesh, open_run(args.run, args.data, mesh=mesh) as trained:
+        rows = run(trained, args.split, output, make_progress(quiet=args.quiet or not mesh.is_first))
+    if mesh.is_first:
+        _say(f"{rows:,} scores in {output}")
 
 
 def export(args: argparse.Namespace) -> None:
@@ -342,6 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     args = _parse(arguments)
     try:
+        _check_alone(args.command)
         args.command(args)
     except StrataError as error:
         return _complain(str(error), 2)
@@ -356,6 +363,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         refusal = _refusal(error)
         return _complain(refusal, 2) if refusal else _complain(_report(error), _DEFECT)
     return 0
+
+
+def _check_alone(command: Callable[[argparse.Namespace], None]) -> None:
+    """Refuse what several processes would do at once, each all of it."""
+    if os.environ.get("WORLD_SIZE", "1") != "1" and command not in (train, evaluate, predict):
+        raise ConfigError(f"`{command.__name__}` is work of one process: start it without torchrun")
 
 
 def _refusal(error: Exception) -> str:

@@ -63,11 +63,11 @@ def shared_collection(
     mesh: Mesh,
     tables: Sequence[EmbeddingBagConfig],
 ) -> ShardedCollection:
-    """The tables of a recipe over the ranks of a mesh, each rank's stores in a directory of their own."""
+    """The tables of a recipe over the ranks of a mesh; stores with files have the directory `workspace` of this one."""
     places = sharding_plan(recipe, dataset, tables, plan, mesh.ranks).places
     tiers = TierConfig()
     if plan is not None:
-        tiers = tier_config(plan, recipe.memory, f"{workspace}-rank-{mesh.rank}")
+        tiers = tier_config(plan, recipe.memory, workspace)
         shares = {name: places[name].ranks for name in tiers.tables}
         tiers = replace(tiers, tables={name: _part(tier, shares[name]) for name, tier in tiers.tables.items()})
     train = recipe.train
