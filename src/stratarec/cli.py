@@ -138,6 +138,12 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
     print(f"tables and state {readable(result['table_bytes'])}, network {readable(result['network_bytes'])}")  # type: ignore[arg-type]
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
+    for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
+        share = found["exposed_seconds"] / max(found["step_seconds"], 1e-9)
+        print(
+            f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
+            f"{share:.0%} of its steps waiting for others"
+        )
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison
 

@@ -247,6 +247,7 @@ class Trainer:
             progress=self.progress,
             check=self.cadence.check,
             mesh=self.mesh,
+            figures=self.stages.figures,
         )
         result = ending.write(position, path)
         self._keeper.tested = path.name
