@@ -77,7 +77,8 @@ def whole(home: Path) -> Path:
     with started(written(home, home / "whole.yaml")) as process:
         out, err = process.communicate(timeout=240)
         assert process.returncode == 0, err
-        assert out.count("test") >= 1
+        assert out.count("rank 1 ") == 1, "one rank prints for all"
+        assert "of its steps waiting for others" in out
     return home / "whole"
 
 
@@ -99,7 +100,7 @@ def test_torchrun_restarts_a_run_that_ends_with_the_bits_of_one_that_was_not_kil
     home: Path, whole: Path, tmp_path: Path
 ) -> None:
     draws = random.Random(4)
-    for kill in range(KILLS):
+    for kill in range(max(KILLS // 3, 1)):
         recipe = written(home, tmp_path / f"killed-{kill}.yaml")
         run = recipe.with_suffix("")
         with started(recipe, "--max-restarts", "3") as process:
