@@ -72,7 +72,7 @@ def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Weights and state of every row of a checkpoint; NaN for rows that were never written."""
     found = {}
     for manifest in checkpoint.read_state(path)["tables"]["groups"]:
-        total = sum(rows for _, rows in manifest["tables"])
+        total = sum(rows for _, rows, *_ in manifest["tables"])
         for rows, found_rows in saved_rows(path / "tables" / manifest["name"], manifest):
             for part in ("weights", "row_state", "full_state"):
                 values = getattr(found_rows, part)

@@ -31,6 +31,7 @@ _WIDTH = 78
 _DEFECT, _CLOSED_PIPE = 70, 141
 # Characters of an unexpected error's message that are repeated.
 _LONGEST = 200
+_MOST_RANKS = 4096
 
 
 def init(args: argparse.Namespace) -> None:
@@ -85,6 +86,7 @@ def plan(args: argparse.Namespace) -> None:
     from stratarec.planning.tiers import measure_tiers
     from stratarec.recipe import Recipe
     from stratarec.reporting.placement import print_plan, write_plan_report
+    from stratarec.training.shared import sharding_plan
 
     recipe = Recipe.load(args.recipe, args.overrides)
     for path in filter(None, (args.output, args.report)):
@@ -95,11 +97,15 @@ def plan(args: argparse.Namespace) -> None:
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.held():
-        made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
+        memory = recipe.memory.times(args.ranks)
+        made = make_plan(tables, dataset, config.embedding, memory, batch_size=config.batch_size, tiers=tiers)
+        sharding = sharding_plan(recipe, dataset, tables, made, args.ranks)
     if args.json:
-        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
+        shared = {"sharding": sharding.to_dict()} if args.ranks > 1 else {}
+        print(json.dumps({**made.to_dict(), **shared}, indent=1, allow_nan=False))
     else:
         print_plan(made.to_dict(), tiers.age_seconds)
+        print("\n".join(sharding.lines() if args.ranks > 1 else ()), end="\n" if args.ranks > 1 else "")
     if args.output:
         made.save(Path(args.output))
     if args.report:
@@ -127,17 +133,22 @@ def profile(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     """Train a model, test it once, write a report."""
     from stratarec.data.dataset import Dataset
+    from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe
     from stratarec.reporting.progress import make_progress
     from stratarec.training.trainer import Trainer
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    dataset = Dataset.open(recipe.data.path)
-    made = Plan.load(Path(args.plan)) if args.plan else None
-    trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made)
-    result = trainer.train(resume=args.resume, overwrite=args.overwrite)
-    _print_result(trainer.run, result)
+    with joined(recipe.distributed) as mesh:
+        dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
+        made = Plan.load(Path(args.plan)) if args.plan else None
+        trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)
+        # A run that torchrun starts again goes on by itself.
+        again = restarted()
+        result = trainer.train(resume=args.resume or again, overwrite=args.overwrite and not again)
+    if mesh.is_first:
+        _print_result(trainer.run, result)
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
@@ -147,7 +158,8 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     if "test" in result:
         print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
-    print(f"tables and state {readable(result['table_bytes'])}, network {readable(result['network_bytes'])}")  # type: ignore[arg-type]
+    tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
+    print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison
@@ -241,6 +253,13 @@ def check(args: argparse.Namespace) -> None:
     _say(f"{args.path} is whole")
 
 
+def _ranks(text: str) -> int:
+    """A number of processes."""
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 to {_MOST_RANKS}")
+    return int(text)
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; the usage is in --help."""
 
@@ -304,6 +323,9 @@ def _parser() -> argparse.ArgumentParser:
         "stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
     )
     add_recipe(command)
+    command.add_argument(
+        "--ranks", type=_ranks, default=1, metavar="N", help="for N processes, each with the budgets of the recipe"
+    )
     command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
     command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
     command.add_argument("-o", "--output", help="also write the plan as JSON to this file")

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from stratarec import limited_yaml
 from stratarec.data.prepare import PrepareConfig
+from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
 from stratarec.models import DLRMConfig, ModelConfig
@@ -43,6 +44,8 @@ class Recipe:
     """How it is trained."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Where its tables live; by default float32 in DRAM."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    """How several processes share it."""
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or visible(self.name) != self.name:

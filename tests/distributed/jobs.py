@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratarec.distributed.engine import ExchangeConfig, ShardedCollection
+from stratarec.distributed.collection import ShardedCollection
+from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Place, Sharding
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection
@@ -44,7 +45,7 @@ class Setup:
     """Every bag holds one id."""
     steps: int = 20
     optimizer: str = "rowwise_adagrad"
-    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    exchange: DistributedConfig = field(default_factory=DistributedConfig)
     uneven: bool = False
     """Ranks have batches of different sizes, some empty."""
 
@@ -117,7 +118,7 @@ def sharded(mesh: Mesh, setup: Setup, path: Path) -> dict[str, Any]:
     sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
     collection = ShardedCollection(
         sharding, mesh, optimizer=RowOptimizerConfig(kind=setup.optimizer, learning_rate=0.05), seed=7,  # type: ignore[arg-type]
-        tiers=tiers(setup, path / f"rank-{mesh.rank}"), exchange=setup.exchange,
+        tiers=tiers(setup, path / f"rank-{mesh.rank}"), config=setup.exchange,
     )  # fmt: skip
     return trained(collection, setup, mesh.rank, mesh.ranks)
 
@@ -167,7 +168,7 @@ def ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) 
         collection: Any = TieredEmbeddingBagCollection(TABLES, **options)
     else:
         sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
-        collection = ShardedCollection(sharding, mesh, exchange=setup.exchange, **options)
+        collection = ShardedCollection(sharding, mesh, config=setup.exchange, **options)
 
     def batches() -> Iterator[KeyedJagged]:
         for step in range(setup.steps):

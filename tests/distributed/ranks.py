@@ -28,7 +28,8 @@ def _serve(rank: int, pipe: Connection) -> None:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     import torch
 
-    from stratarec.distributed.mesh import DistributedConfig, joined
+    from stratarec.distributed.config import DistributedConfig
+    from stratarec.distributed.mesh import joined
 
     torch.set_num_threads(1)
     while True:

@@ -12,7 +12,8 @@ import torch
 from distributed.jobs import TABLES, Setup, ahead, batch, places, sharded, single, small, together
 from distributed.ranks import Ranks
 
-from stratarec.distributed.engine import ExchangeConfig, ShardedCollection
+from stratarec.distributed.collection import ShardedCollection
+from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Sharding
 from stratarec.errors import ConfigError
@@ -77,10 +78,10 @@ def test_ranks_may_have_few_samples_or_none(ranks: Ranks, layout: str, tmp_path:
 
 @pytest.mark.parametrize("wire", ["fp16", "bf16", "int8"])
 def test_narrow_wires_repeat_to_the_bit_and_stay_near(ranks: Ranks, wire: Any, tmp_path: Path) -> None:
-    setup = Setup("mixed", home="dram", codec="int8", exchange=ExchangeConfig(wire=wire, gradient_wire=wire))
+    setup = Setup("mixed", home="dram", codec="int8", exchange=DistributedConfig(wire=wire, gradient_wire=wire))
     first, second = (together(ranks.run(4, sharded, setup, tmp_path / str(time))) for time in range(2))
     compare(first, second, 0)
-    exact = together(ranks.run(4, sharded, replace(setup, exchange=ExchangeConfig()), tmp_path / "exact"))
+    exact = together(ranks.run(4, sharded, replace(setup, exchange=DistributedConfig()), tmp_path / "exact"))
     compare(first, exact, {"fp16": 5e-3, "bf16": 5e-2, "int8": 5e-2}[wire])
     assert any(not torch.equal(mine, theirs) for mine, theirs in zip(first["pooled"], exact["pooled"], strict=True))
 

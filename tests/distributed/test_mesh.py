@@ -12,8 +12,10 @@ import pytest
 import torch
 from distributed.ranks import Ranks
 
-from stratarec.distributed.collectives import Channel, reduce_gradients
-from stratarec.distributed.mesh import DistributedConfig, Mesh, joined
+from stratarec.distributed.collectives import Channel
+from stratarec.distributed.config import DistributedConfig
+from stratarec.distributed.mesh import Mesh, joined
+from stratarec.distributed.reduction import reduce_gradients
 from stratarec.errors import ConfigError, DataError, RankError
 
 

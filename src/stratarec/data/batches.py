@@ -26,6 +26,16 @@ def assemble(held: Sequence[tuple[ShuffleBuffer, NDArray[np.int32]]], dataset: D
     return parts[0] if len(parts) == 1 else Batch.concatenate(parts)
 
 
+def empty(dataset: Dataset) -> Batch:
+    """A batch of no samples, without groups."""
+    keys = tuple(feature.name for feature in dataset.schema.sparse)
+    return Batch(
+        label=torch.empty(0),
+        dense=torch.empty(0, len(dataset.schema.dense)),
+        sparse=_keyed(keys, np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64), 0),
+    )
+
+
 def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Batch:
     samples, size = buffer.samples, len(rows)
     singles, room = len(samples.sparse) - len(samples.lists), sum(part.ids(rows) for part in samples.lists)

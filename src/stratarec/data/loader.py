@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stratarec.batch import Batch
 from stratarec.checks import check_seed
-from stratarec.data.batches import assemble
+from stratarec.data.batches import assemble, empty
 from stratarec.data.dataset import Dataset
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.shuffling import ShuffleBuffer, Unit
@@ -57,6 +57,21 @@ class LoaderConfig:
         check_seed(self.seed, "loader.seed")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which part of every batch a process reads: samples of rank r of N follow those of the ranks before it.
+
+    All ranks together have the very batches that one process has, whatever N is.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+
+    def of(self, samples: int) -> tuple[int, int]:
+        """First and last (not included) of a batch's samples."""
+        return samples * self.rank // self.ranks, samples * (self.rank + 1) // self.ranks
+
+
 class Loader:
     """Iterates over a split of a data set.
 
@@ -68,6 +83,8 @@ class Loader:
         ``train``, ``valid`` or ``test``.
     config : LoaderConfig
         Batch size and shuffling.
+    share : Share
+        Of each batch; by default all of it. A share without samples is a batch of none, without groups.
 
     Notes
     -----
@@ -75,8 +92,9 @@ class Loader:
     raised in the consumer.
     """
 
-    def __init__(self, dataset: Dataset, split: str, config: LoaderConfig) -> None:
+    def __init__(self, dataset: Dataset, split: str, config: LoaderConfig, share: Share | None = None) -> None:
         self.dataset, self.split, self.config = dataset, split, config
+        self._share = share or Share()
         self.samples = dataset.samples(split)
         self._sparse = [feature.name for feature in dataset.schema.sparse]
         if not self.samples:
@@ -140,6 +158,9 @@ class Loader:
                 yield self._batch(held)
 
     def _batch(self, held: list[tuple[ShuffleBuffer, NDArray[np.int32]]]) -> Batch:
+        held = _slice(held, *self._share.of(sum(len(rows) for _, rows in held)))
+        if not held:
+            return empty(self.dataset)
         batch = assemble(held, self.dataset)
         return batch.expanded(self._sparse) if self.config.expand else batch
 
@@ -162,6 +183,17 @@ def _cut(
         held[place] = (buffer, rows[count:])
         size -= count
     return [(buffer, rows) for buffer, rows in taken if len(rows)]
+
+
+def _slice(
+    held: list[tuple[ShuffleBuffer, NDArray[np.int32]]], first: int, last: int
+) -> list[tuple[ShuffleBuffer, NDArray[np.int32]]]:
+    """Rows ``first`` to ``last`` (not included) of `held`."""
+    found, begin = [], 0
+    for buffer, rows in held:
+        found.append((buffer, rows[max(first - begin, 0) : max(last - begin, 0)]))
+        begin += len(rows)
+    return [(buffer, rows) for buffer, rows in found if len(rows)]
 
 
 def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:

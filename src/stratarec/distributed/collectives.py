@@ -40,13 +40,20 @@ class Channel:
         None where there is one rank.
     roll : RollCall or None
         Says who is gone when a collective fails; None where there is one rank.
+    watch : callable
+        Called while it waits; may raise.
     """
 
     def __init__(
-        self, rank: int, ranks: int, group: dist.ProcessGroup | None = None, roll: RollCall | None = None
+        self,
+        rank: int,
+        ranks: int,
+        group: dist.ProcessGroup | None = None,
+        roll: RollCall | None = None,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         self.rank, self.ranks = rank, ranks
-        self._group, self._roll = group, roll
+        self._group, self._roll, self._watch = group, roll, watch
         self.sent_bytes = 0
         """Bytes given to other ranks so far."""
         self.wait_seconds = 0.0
@@ -94,6 +101,8 @@ class Channel:
                 [size * width for size in given_sizes], group=self._group, async_op=True,
             )  # fmt: skip
             self._wait(work, stopped)
+        except StrataError:
+            raise
         except RuntimeError as error:
             assert self._roll is not None
             raise self._roll.explain(error) from error
@@ -101,22 +110,30 @@ class Channel:
         self.sent_bytes += (sum(given_sizes) - given_sizes[self.rank]) * width
         return taken.view(given.dtype)
 
-    @staticmethod
-    def _wait(work: dist.Work, stopped: Callable[[], bool]) -> None:
-        if stopped is not never:
+    def _wait(self, work: dist.Work, stopped: Callable[[], bool]) -> None:
+        if stopped is not never or self._watch is not None:
             while not work.is_completed():
                 if stopped():
                     raise Stopped
+                if self._watch is not None:
+                    self._watch()
                 time.sleep(_POLL_SECONDS)
         work.wait()
 
     def everyones(self, numbers: Sequence[int], stopped: Callable[[], bool] = never) -> list[list[int]]:
-        """The numbers of every rank, which are equally many everywhere."""
-        count = len(numbers)
-        given = torch.tensor(numbers, dtype=torch.int64).repeat(self.ranks)
-        found = self.exchange(given, [count] * self.ranks, [count] * self.ranks, stopped)
-        taken: list[list[int]] = found.view(self.ranks, count).tolist()
-        return taken
+        """The whole numbers of every rank, which are equally many everywhere."""
+        found: list[list[int]] = self._spread(torch.tensor(numbers, dtype=torch.int64), stopped).tolist()
+        return found
+
+    def figures(self, numbers: Sequence[float]) -> list[list[float]]:
+        """As `everyones`, of float64."""
+        found: list[list[float]] = self._spread(torch.tensor(numbers, dtype=torch.float64), never).tolist()
+        return found
+
+    def _spread(self, mine: Tensor, stopped: Callable[[], bool]) -> Tensor:
+        """``[N, n]`` from ``[n]`` of every rank."""
+        even = [mine.numel()] * self.ranks
+        return self.exchange(mine.repeat(self.ranks), even, even, stopped).view(self.ranks, -1)
 
     def gather(self, content: bytes) -> list[bytes]:
         """What every rank gave, in the order of ranks, on all of them."""
@@ -161,20 +178,3 @@ class Channel:
         for part in parts[1:]:
             total += part
         return self.exchange(total.repeat(self.ranks), even, even)[: flat.numel()]
-
-
-def reduce_gradients(channel: Channel, weights: Sequence[Tensor]) -> None:
-    """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
-
-    A weight that has no gradient on a rank counts as zeros there; weights come in the same order everywhere.
-    """
-    if channel.ranks == 1 or not weights:
-        return
-    flat = torch.cat([_flat_gradient(weight) for weight in weights])
-    parts = channel.sum(flat).split([weight.numel() for weight in weights])  # type: ignore[no-untyped-call]
-    for weight, part in zip(weights, parts, strict=True):
-        weight.grad = part.view_as(weight)
-
-
-def _flat_gradient(weight: Tensor) -> Tensor:
-    return torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).float()

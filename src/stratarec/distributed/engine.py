@@ -5,39 +5,31 @@ Every method that touches rows is a collective: all ranks call it, in the same o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from stratarec.distributed.collectives import Channel, never
+from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.exchange import FlatExchange, Routed
+from stratarec.distributed.gathering import SharedRows
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Sharding
-from stratarec.distributed.wire import Wire, WireKind
+from stratarec.distributed.wire import Wire
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.health import Health
-from stratarec.embedding.module import EmbeddingCollection
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Prepared
+from stratarec.embedding.saving import RANK_GROUPS
 from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
-from stratarec.errors import StrataError, TrainingError
+from stratarec.errors import StrataError
 from stratarec.jagged import KeyedJagged
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeConfig:
-    """What travels between ranks, and how."""
-
-    wire: WireKind = "fp32"
-    """Format of rows."""
-    gradient_wire: WireKind = "fp32"
-    """Format of gradients."""
 
 
 class SharedBatch:
@@ -82,12 +74,13 @@ class SharedEngine:
         Initial weights are a function of (seed, table name, row), whatever the sharding.
     tiers : TierConfig
         Of this rank; tables that it has no rows of are left out.
-    exchange : ExchangeConfig
+    config : DistributedConfig
+        Says the wires.
     """
 
     def __init__(
         self, sharding: Sharding, mesh: Mesh, optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig,
-        exchange: ExchangeConfig,
+        config: DistributedConfig,
     ) -> None:  # fmt: skip
         self.configs, self.sharding, self.mesh = sharding.tables, sharding, mesh
         self.optimizer, self.tiers = optimizer, tiers
@@ -97,7 +90,7 @@ class SharedEngine:
         self.own = Engine(mine, optimizer, seed, own_tiers) if mine else None
         keys, dims = (self.own.pooled_keys, self.own.dims) if self.own else ((), ())
         self._exchange = FlatExchange(
-            sharding, mesh.rank, (Wire(exchange.wire, seed, mesh.rank), Wire(exchange.gradient_wire, seed, mesh.rank)),
+            sharding, mesh.rank, (Wire(config.wire, seed, mesh.rank), Wire(config.gradient_wire, seed, mesh.rank)),
             dict(zip(keys, np.cumsum([0, *dims]).tolist(), strict=False)), sum(dims),
             self.own.row_order if self.own else (),
         )  # fmt: skip
@@ -105,7 +98,8 @@ class SharedEngine:
         self.sequence_keys, self.row_order = self._exchange.sequence_keys, self._exchange.row_order
         self.health = self.own.health if self.own else Health()
         self.flight = self.own.flight if self.own else Flight()
-        self.resident = not tiers.tables
+        # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
+        self.resident = False
         self.step = self.batches = 0
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
 
@@ -177,7 +171,7 @@ class SharedEngine:
     def tables_of(self, name: str) -> SharedRows:
         """Rows of the table `name`, from all ranks."""
         self.health.require()
-        return SharedRows(self)
+        return SharedRows(self.sharding, self.mesh.rows, self.own, self.optimizer)
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
         """None: no rank has a view of a whole table."""
@@ -186,12 +180,36 @@ class SharedEngine:
     # Saving
 
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
-        """Refused: see `docs/architecture.md`, "Many processes"."""
-        raise TrainingError("tables that are shared among ranks cannot be saved yet")
+        """See `Engine.save`: every rank writes its own rows beside the others; all get the manifest of all."""
+        channel, failed = self.mesh.files, None
+        mine: dict[str, Any] = {}
+        try:
+            mine = self.own.save(directory, previous, self.mesh.rank) if self.own else {}
+        except StrataError as error:
+            failed = error
+        channel.agree(failed)
+        parts = [json.loads(content) for content in channel.gather(json.dumps(mine).encode())]
+        found: dict[str, Any] = next(part for part in parts if part)
+        return {**found, "groups": [group for part in parts if part for group in part["groups"]]}
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """Refused, as `save`."""
-        raise TrainingError("tables that are shared among ranks cannot be loaded yet")
+        """See `Engine.load`: by the same ranks and sharding as they were, else row by row."""
+        channel, failed, reason = self.mesh.files, None, ""
+        ranks = {int(group["name"].removeprefix("group-")) // RANK_GROUPS for group in manifest["groups"]}
+
+        def agreed(same: bool) -> bool:
+            return all(each for (each,) in channel.everyones([same and max(ranks) < channel.ranks]))
+
+        try:
+            if self.own:
+                reason = self.own.load(directory, manifest, self.mesh.rank, agreed)
+            else:
+                agreed(self.mesh.rank not in ranks)
+        except StrataError as error:
+            failed = error
+        channel.agree(failed)
+        self.step, self.batches = int(manifest["step"]), int(manifest["batches"])
+        return next((found.decode() for found in channel.gather(reason.encode()) if found), "")
 
     def close(self) -> None:
         """Give back files and threads of this rank's own tables."""
@@ -207,75 +225,3 @@ class SharedEngine:
     def bytes_by_part(self) -> dict[str, int]:
         """See `Engine.bytes_by_part`; of this rank's own tables."""
         return self.own.bytes_by_part() if self.own else {}
-
-
-class SharedRows:
-    """Rows of tables by name and number, gathered from their owners; every method is a collective."""
-
-    def __init__(self, engine: SharedEngine) -> None:
-        self._engine = engine
-
-    def table(self, name: str) -> dict[str, Tensor]:
-        """See `Tables.table`; a copy on every rank."""
-        rows = next(table.num_embeddings for table in self._engine.configs if table.name == name)
-        return self.part(name, 0, rows)
-
-    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """See `Tables.part`; a copy on every rank."""
-        sharding, channel = self._engine.sharding, self._engine.mesh.rows
-        owners, own = sharding.owner(name, np.arange(first, last, dtype=np.int64))
-        counts = np.bincount(owners, minlength=channel.ranks).tolist()
-        mine = own[owners == channel.rank]
-        part = self._own_part(name, mine)
-        found = {}
-        for state, (width, flat) in self._kinds(name, part).items():
-            sizes = [count * width for count in counts]
-            taken = channel.exchange(flat.repeat(channel.ranks), [flat.numel()] * channel.ranks, sizes)
-            rows = torch.empty(last - first, width)
-            rows[torch.from_numpy(np.argsort(owners, kind="stable"))] = taken.view(-1, width)
-            found[state] = rows if state in ("weight", self._engine.optimizer.full_state) else rows.view(-1)
-        return found
-
-    def _own_part(self, name: str, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, Tensor]:
-        own = self._engine.own
-        if own is None or not len(rows):
-            return {}
-        # Neighbouring rows of a table are neighbours on every rank that shares it.
-        return own.tables_of(name).part(name, int(rows[0]), int(rows[-1]) + 1)
-
-    def _kinds(self, name: str, part: Mapping[str, Tensor]) -> dict[str, tuple[int, Tensor]]:
-        """Width and this rank's floats of the weights and of each optimizer state."""
-        optimizer = self._engine.optimizer
-        width = next(table.embedding_dim for table in self._engine.configs if table.name == name)
-        widths = {"weight": width, optimizer.row_state: 1, optimizer.full_state: width}
-        return {
-            state: (size, part[state].contiguous().view(-1) if part else torch.empty(0))
-            for state, size in widths.items()
-            if state
-        }
-
-
-class ShardedCollection(EmbeddingCollection[SharedBatch]):
-    """An embedding collection whose tables are shared among the ranks of a mesh.
-
-    To models it is what `TieredEmbeddingBagCollection` is. Each rank passes its own batch; with one rank it trains the
-    same bits as that class. Where tables travel whole (`Place.travel` of ``pooled``) and wires are fp32, the tables get
-    the bits that one process gets on the batches of all ranks one after another; else they agree up to the rounding of
-    sums.
-
-    Parameters
-    ----------
-    sharding, mesh, optimizer, seed, tiers, exchange
-        As those of `SharedEngine`.
-    """
-
-    def __init__(
-        self, sharding: Sharding, mesh: Mesh, *, optimizer: RowOptimizerConfig | None = None, seed: int = 0,
-        tiers: TierConfig | None = None, exchange: ExchangeConfig | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            SharedEngine(
-                sharding, mesh, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig(),
-                exchange or ExchangeConfig(),
-            )
-        )  # fmt: skip

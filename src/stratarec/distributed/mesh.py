@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -22,27 +23,19 @@ from torch.distributed.rendezvous import rendezvous
 
 from stratarec.comparing import first_difference
 from stratarec.distributed.collectives import Channel
+from stratarec.distributed.config import DistributedConfig
+from stratarec.distributed.heartbeat import Heartbeat
 from stratarec.distributed.interfaces import listen_towards
 from stratarec.distributed.rollcall import RollCall
 from stratarec.errors import ConfigError, RankError, StrataError
 
+Result = TypeVar("Result")
+Here = TypeVar("Here")
+
+# What reading, writing or compiling may take on one rank while the others wait and see signs of life.
+_LONGEST_WORK_SECONDS = 6 * 3600.0
+
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistributedConfig:
-    """How processes find and wait for each other."""
-
-    timeout: float = 60.0
-    """Seconds that a rank waits for the others before it gives up."""
-    hosts: int | None = None
-    """Hosts of the mesh; None: what torchrun says, by LOCAL_WORLD_SIZE."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.timeout <= 86_400:
-            raise ConfigError(f"distributed.timeout is {self.timeout}, expected 1 to 86400 seconds")
-        if self.hosts is not None and self.hosts < 1:
-            raise ConfigError(f"distributed.hosts is {self.hosts}, expected at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +48,8 @@ class Mesh:
     """Of the thread that prepares batches."""
     rows: Channel
     """Of the thread that trains: rows, gradients, and whatever is decided together."""
+    files: Channel
+    """Of the same thread, where ranks wait for others that read and write files, however long that takes."""
     devices: DeviceMesh | None
     """``[host, local]``; None where there is one rank."""
 
@@ -68,10 +63,49 @@ class Mesh:
         """Hosts that the ranks are on; ranks of a host follow one another."""
         return 1 if self.devices is None else int(self.devices.size(0))
 
+    def first(self, work: Callable[[], Result]) -> Result:
+        """Do `work` on rank 0 alone; all ranks get what it returned, a value of JSON, or its error.
+
+        Raises
+        ------
+        RankError
+            On all ranks, where `work` raised a `StrataError`.
+        """
+        found: object = None
+        failed: StrataError | None = None
+        if self.is_first:
+            try:
+                found = work()
+            except StrataError as error:
+                failed = error
+        self.files.agree(failed)
+        result: Result = json.loads(self.files.gather(json.dumps(found).encode())[0])
+        return result
+
+    def first_then_others(self, work: Callable[[], Here]) -> Here:
+        """Do `work` on every rank, on rank 0 before the others: what it leaves on disk is there for them.
+
+        Raises
+        ------
+        RankError
+            On all ranks, where `work` raised a `StrataError` on one of them.
+        """
+        done: list[Here] = []
+        for turn in (True, False):
+            failed: StrataError | None = None
+            if self.is_first == turn:
+                try:
+                    done.append(work())
+                except StrataError as error:
+                    failed = error
+            self.files.agree(failed)
+        return done[0]
+
     @classmethod
     def alone(cls) -> Mesh:
         """One process."""
-        return cls(rank=0, ranks=1, ids=Channel(0, 1), rows=Channel(0, 1), devices=None)
+        ids, rows, files = (Channel(0, 1) for _ in range(3))
+        return cls(rank=0, ranks=1, ids=ids, rows=rows, files=files, devices=None)
 
     def check_same(self, settings: Mapping[str, object]) -> None:
         """Refuse ranks that were started with other settings; nested values of JSON are compared field by field.
@@ -81,7 +115,7 @@ class Mesh:
         RankError
             On every rank, naming the first that differs from rank 0, the field and both values.
         """
-        given = self.rows.gather(json.dumps(settings, sort_keys=True).encode())
+        given = self.files.gather(json.dumps(settings, sort_keys=True).encode())
         first = json.loads(given[0])
         for rank, content in enumerate(given):
             found = first_difference(json.loads(content), first, "")
@@ -111,11 +145,13 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
     shape = _shape(config, size)
     if not 0 <= rank < size:
         raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
-    roll = RollCall(_meet(config, rank, size), rank, size)
+    store = _meet(config, rank, size)
+    roll = RollCall(store, rank, size)
     mesh: Mesh | None = None
     try:
-        mesh = _connected(config, rank, size, shape, roll)
-        yield mesh
+        with Heartbeat(store, rank, size, config.timeout) as heart:
+            mesh = _connected(config, rank, size, shape, roll, heart)
+            yield mesh
     except StrataError as error:
         roll.leave(str(error) if isinstance(error, RankError) else f"rank {rank}: {error}")
         raise
@@ -124,16 +160,29 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
         raise
     finally:
         if mesh is not None:
-            mesh.ids.close()
-            mesh.rows.close()
+            for channel in (mesh.ids, mesh.rows, mesh.files):
+                channel.close()
         dist.destroy_process_group()
 
 
-def _connected(config: DistributedConfig, rank: int, size: int, shape: tuple[int, int], roll: RollCall) -> Mesh:
+def restarted() -> bool:
+    """Whether torchrun started this rank again after one of them failed."""
+    return _starts() > 0
+
+
+def _starts() -> int:
+    return _number("TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def _connected(
+    config: DistributedConfig, rank: int, size: int, shape: tuple[int, int], roll: RollCall, heart: Heartbeat
+) -> Mesh:  # fmt: skip
     timeout = timedelta(seconds=config.timeout)
     try:
         devices = init_device_mesh("cpu", shape, mesh_dim_names=("host", "local"))
         channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(2)]
+        patient = dist.new_group(timeout=timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS)))
+        channels.append(Channel(rank, size, patient, roll, heart.look))
         subgroups = [devices.get_group(name) for name in ("host", "local")]
     except RuntimeError as error:
         raise roll.explain(error) from error
@@ -142,7 +191,8 @@ def _connected(config: DistributedConfig, rank: int, size: int, shape: tuple[int
         Channel(dist.get_rank(group), dist.get_world_size(group), group, roll).agree(None)
     for channel in channels:
         channel.agree(None)
-    return Mesh(rank=rank, ranks=size, ids=channels[0], rows=channels[1], devices=devices)
+    ids, rows, files = channels
+    return Mesh(rank=rank, ranks=size, ids=ids, rows=rows, files=files, devices=devices)
 
 
 def _meet(config: DistributedConfig, rank: int, size: int) -> Store:
@@ -154,6 +204,8 @@ def _meet(config: DistributedConfig, rank: int, size: int) -> Store:
     listen_towards(os.environ["MASTER_ADDR"])
     try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        # The agent's store outlives a restart, with all that the ranks before wrote into it.
+        store = PrefixStore(f"start-{_starts()}", store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -6,7 +6,7 @@ are bounded by each other, so that no allocation follows from a number alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,12 +110,16 @@ class Codec(Model):
     full_state: bool
 
 
+TablePart = tuple[str, _Positive, Count, Annotated[int, pydantic.Field(ge=1, le=1 << 16)], _Positive]
+
+
 class GroupManifest(Model):
     """Tables that lie together."""
 
-    name: Annotated[str, pydantic.Field(pattern=r"^group-\d{2,6}$")]
-    tables: tuple[tuple[str, _Positive], ...]
-    """Name and rows of each."""
+    name: Annotated[str, pydantic.Field(pattern=r"^group-\d{2,8}$")]
+    tables: tuple[TablePart, ...]
+    """Name and rows of each, and which rows of the whole table these are: the first, the step from one to the next, and
+    how many there are in all. Without other parts: 0, 1, and as many."""
     codec: Codec
     home: Annotated[RowsHome | LogHome, pydantic.Field(discriminator="layout")]
     cache: CacheShape | None = None
@@ -123,7 +127,7 @@ class GroupManifest(Model):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> GroupManifest:
-        rows = sum(rows for _, rows in self.tables)
+        rows = sum(rows for _, rows, *_ in self.tables)
         if rows != self.home.rows:
             raise ValueError(f"{self.name} has tables of {rows} rows and a home of {self.home.rows}")
         found = RecordCodec.from_identity(self.codec.model_dump(exclude_unset=True)).record_bytes
@@ -147,11 +151,24 @@ class TablesManifest(Model):
     def _check(self) -> TablesManifest:
         if self.origin > self.batches or self.batches - self.origin >= 1 << 31:
             raise ValueError(f"clocks at {self.origin} and {self.batches}, expected less than 2**31 between them")
-        tables = [name for group in self.groups for name, _ in group.tables]
-        for what, names in (("table", tables), ("group", [group.name for group in self.groups])):
-            if len(set(names)) != len(names):
-                raise ValueError(f"a {what} stands twice in {sorted(names)}")
+        names = [group.name for group in self.groups]
+        if len(set(names)) != len(names):
+            raise ValueError(f"a group stands twice in {sorted(names)}")
+        parts: dict[str, list[TablePart]] = {}
+        for group in self.groups:
+            for part in group.tables:
+                parts.setdefault(part[0], []).append(part)
+        for name, found in parts.items():
+            _check_parts(name, found)
         return self
+
+
+def _check_parts(name: str, parts: Sequence[TablePart]) -> None:
+    """`ValueError` unless every row of a table is in exactly one part."""
+    _, _, _, stride, whole = parts[0]
+    expected = [(first, -(-(whole - first) // stride), stride, whole) for first in range(min(stride, whole))]
+    if sorted((first, rows, step, total) for _, rows, first, step, total in parts) != expected:
+        raise ValueError(f"table {name!r} lacks rows, or has some twice: {len(parts)} parts, expected {len(expected)}")
 
 
 def checked(directory: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.cache.slot_records import saved_slots
 from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.health import Health
 from stratarec.embedding.rows import FloatRows
 from stratarec.embedding.stores.log import LogRecords
@@ -28,17 +29,39 @@ from stratarec.errors import CheckpointError
 _CHUNK_ROWS = 1 << 16
 
 
+RANK_GROUPS = 1000
+"""Numbers of groups that each process has for its own."""
+
+
 def save_tables(
-    groups: Sequence[Tables], directory: Path, previous: Path | None, settled: int
+    groups: Sequence[Tables], directory: Path, previous: Path | None, settled: int, rank: int = 0
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Write every group under `directory`; returns the manifests. `previous` is the last checkpoint's directory."""
     manifests = []
-    for number, group in enumerate(groups):
-        name = f"group-{number:02d}"
+    for name, group in zip(_names(len(groups), rank), groups, strict=True):
         manifest = group.save(directory / name, None if previous is None else previous / name, settled)
-        tables = [[table.name, table.num_embeddings] for table in group.configs]
-        manifests.append({"name": name, "tables": tables, "codec": group.codec.identity, **manifest})
+        manifests.append({"name": name, "tables": _parts(group), "codec": group.codec.identity, **manifest})
     return manifests
+
+
+def _names(groups: int, rank: int) -> list[str]:
+    return [f"group-{rank * RANK_GROUPS + number:02d}" for number in range(groups)]
+
+
+def _parts(group: Tables) -> list[list[Any]]:
+    """As `manifest.TablePart`."""
+    return [
+        [table.name, table.num_embeddings, part.first, part.stride, part.rows]
+        for table in group.configs
+        for part in (table.numbering,)
+    ]
+
+
+def lie_alike(groups: Sequence[Tables], manifests: Sequence[Mapping[str, Any]], rank: int = 0) -> bool:
+    """Whether the groups of a process are laid out as the ones that this process, or another one, wrote as `rank`."""
+    theirs = [found for found in manifests if int(found["name"].removeprefix("group-")) // RANK_GROUPS == rank]
+    names = [found["name"] for found in theirs]
+    return names == _names(len(groups), rank) and all(map(_same_layout, groups, theirs))
 
 
 def load_tables(
@@ -48,15 +71,18 @@ def load_tables(
     batches: int,
     stamp: int,
     *,
+    rank: int | None,
     fresh: bool,
     health: Health,
-) -> bool:
-    """Take all rows from a checkpoint; returns whether they lie as they did.
+) -> None:
+    """Take all rows of the groups from a checkpoint.
 
     Parameters
     ----------
     batches, stamp : int
         The two clocks where the checkpoint was written.
+    rank : int or None
+        Whose groups lie alike, for all of them; None where rows are taken over one by one.
     fresh : bool
         Whether the tables are as their constructor made them.
     health : Health
@@ -69,48 +95,50 @@ def load_tables(
         another and the tables are not `fresh`.
     """
     _check_tables(groups, manifests)
-    same = len(groups) == len(manifests) and all(map(_same_layout, groups, manifests))
-    if not same and not fresh:
+    if rank is None and not fresh:
         raise CheckpointError(
             f"{directory} has other tiers than these tables, which were trained; load it into new ones"
         )
     try:
-        if same:
-            for group, manifest in zip(groups, manifests, strict=True):
-                group.restore(directory / manifest["name"], manifest, stamp)
+        if rank is not None:
+            found = {manifest["name"]: manifest for manifest in manifests}
+            for name, group in zip(_names(len(groups), rank), groups, strict=True):
+                group.restore(directory / name, found[name], stamp)
         else:
             _take_over(groups, directory, manifests, batches)
     except BaseException:
         health.fail(f"loading {directory} did not finish")
         raise
-    return same
 
 
 def _take_over(
     groups: Sequence[Tables], directory: Path, manifests: Sequence[Mapping[str, Any]], write: int
 ) -> None:  # fmt: skip
     """Give every row of a checkpoint to the group that holds its table now."""
-    targets = {name: (group, first) for group in groups for name, first in group.first_row.items()}
+    targets = {
+        table.name: (group, group.first_row[table.name], table) for group in groups for table in group.configs
+    }  # fmt: skip
     for manifest in manifests:
         for rows, found in saved_rows(directory / manifest["name"], manifest):
             _distribute(manifest["tables"], rows, found, targets, write)
 
 
 def _same_layout(group: Tables, manifest: Mapping[str, Any]) -> bool:
-    tables = [[table.name, table.num_embeddings] for table in group.configs]
-    return tables == manifest["tables"] and group.codec.identity == manifest["codec"] and group.fits(manifest)
+    tables = [list(part) for part in manifest["tables"]]
+    return tables == _parts(group) and group.codec.identity == manifest["codec"] and group.fits(manifest)
 
 
 def _check_tables(groups: Sequence[Tables], manifests: Sequence[Mapping[str, Any]]) -> None:
-    there = {name: rows for manifest in manifests for name, rows in manifest["tables"]}
+    there = {name: rows for manifest in manifests for name, _, _, _, rows in manifest["tables"]}
     for group in groups:
         for table in group.configs:
-            if there.get(table.name) != table.num_embeddings:
+            rows = table.numbering.rows
+            if there.get(table.name) != rows:
                 found = f"{there[table.name]} rows" if table.name in there else "no such table"
-                raise CheckpointError(f"table {table.name!r} has {table.num_embeddings} rows here, {found} there")
+                raise CheckpointError(f"table {table.name!r} has {rows} rows here, {found} there")
         for manifest in manifests:
             width = manifest["codec"]["width"]
-            if {name for name, _ in manifest["tables"]} & set(group.first_row) and width != group.width:
+            if {name for name, *_ in manifest["tables"]} & set(group.first_row) and width != group.width:
                 raise CheckpointError(f"tables of width {width} there, {group.width} here")
 
 
@@ -158,14 +186,17 @@ def _distribute(
     tables: Sequence[Sequence[Any]],
     rows: NDArray[np.int64],
     found: FloatRows,
-    targets: Mapping[str, tuple[Tables, int]],
+    targets: Mapping[str, tuple[Tables, int, EmbeddingBagConfig]],
     write: int,
 ) -> None:
-    """Give rows of a checkpoint's group to the groups that hold their tables now."""
-    first = 0
-    for name, size in tables:
-        mine = np.flatnonzero((rows >= first) & (rows < first + size))
+    """Give rows of a checkpoint's group to the groups that hold them now, by their numbers in the whole tables."""
+    begin = 0
+    for name, size, first, stride, _ in tables:
+        mine = np.flatnonzero((rows >= begin) & (rows < begin + size))
         if len(mine) and name in targets:
-            group, start = targets[name]
-            group.put(rows[mine] - first + start, found, mine, write)
-        first += size
+            group, start, table = targets[name]
+            part = table.numbering
+            own, rest = np.divmod((rows[mine] - begin) * stride + first - part.first, part.stride)
+            held = (rest == 0) & (own >= 0) & (own < table.num_embeddings)
+            group.put(own[held] + start, found, mine[held], write)
+        begin += size

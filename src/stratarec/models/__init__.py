@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeAlias
 
@@ -11,7 +11,12 @@ import torch
 from pydantic import Field
 
 from stratarec.data.schema import Schema
-from stratarec.embedding import RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import (
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    RowOptimizerConfig,
+    TieredEmbeddingBagCollection,
+)
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models.base import CTRModel, Network, Score, build_tables
 from stratarec.models.dcn import DCNv2Config, DCNv2Score
@@ -35,6 +40,7 @@ def build_model(
     seed: int = 0,
     click_rate: float | None = None,
     tiers: TierConfig | None = None,
+    collection: Callable[[Sequence[EmbeddingBagConfig]], EmbeddingCollection[Any]] | None = None,
 ) -> CTRModel:
     """The model that `config` describes; its weights are a function of `seed` alone.
 
@@ -50,11 +56,15 @@ def build_model(
         Share of positives; the model starts at its log-odds.
     tiers : TierConfig
         Tables whose rows are at home outside level 0; by default none.
+    collection : callable
+        Makes the embeddings of tables, where they are not all in this process; then it has optimizer, seed and tiers.
     """
     # torch's layers draw initial weights of their own before ours replace them.
     with torch.random.fork_rng(devices=[]):
         tables = build_tables(config, schema, table_rows)
-        embeddings = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=seed, tiers=tiers)
+        if collection is None:
+            collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
+        embeddings = collection(tables)
         network = build_network(config, schema, embeddings.pooled_keys)
         initialize(network, seed)
     if click_rate is not None and 0 < click_rate < 1:

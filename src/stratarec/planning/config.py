@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -101,8 +101,8 @@ class MemoryConfig:
     """Where rows may live, and how."""
 
     dram: Annotated[int | None, BeforeValidator(_size("memory.dram"))] = None
-    """Bytes of DRAM for tables, optimizer state, caches and all that describes them; null for no limit. The network,
-    the loader and activations come on top."""
+    """Bytes of DRAM for tables, optimizer state, caches, all that describes them and what the update works in; null for
+    no limit. The network, the loader and activations come on top."""
     block: BlockConfig | None = None
     """A block device, such as an SSD."""
     mapped: MappedConfig | None = None
@@ -133,6 +133,16 @@ class MemoryConfig:
             raise ConfigError(f"memory.lookahead is {self.lookahead}, expected 0 to {MOST_AHEAD}")
         if self.block and self.mapped and self.block.path == self.mapped.path:
             raise ConfigError(f"memory.block.path and memory.mapped.path are both {self.block.path!r}; name two")
+
+    def times(self, ranks: int) -> MemoryConfig:
+        """The budgets of so many processes together."""
+
+        def all_of(budget: int | None) -> int | None:
+            return None if budget is None else budget * ranks
+
+        block = self.block and replace(self.block, budget=all_of(self.block.budget))
+        mapped = self.mapped and replace(self.mapped, budget=all_of(self.mapped.budget))
+        return replace(self, dram=all_of(self.dram), block=block, mapped=mapped)
 
     @property
     def is_identity(self) -> bool:

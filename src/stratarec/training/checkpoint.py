@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from stratarec.artifacts import read_sealed, write_sealed
+from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.rowfile import verify_file
 from stratarec.errors import CheckpointError, ConfigError, StorageError
 from stratarec.files import (
@@ -69,29 +70,55 @@ def save(
     optimizer: Mapping[str, Tensor],
     state: Mapping[str, Any],
     previous: Path | None,
+    mesh: Mesh | None = None,
 ) -> Path:
     """Write a checkpoint of step ``state["step"]`` into `folder` and return its path.
 
-    `previous` is the last checkpoint of this model object: rows that did not change since are linked from it.
+    `previous` is the last checkpoint of this model object: rows that did not change since are linked from it. Of a mesh
+    every rank writes its rows; once all have, the first one writes the rest and makes it a checkpoint.
     """
-    final = of_step(folder, state["step"])
-    # Also those of other steps that a process was killed at: their links keep files that nobody needs any more.
-    for leftover in folder.glob(".step-*.tmp"):
-        remove_tree(leftover)
-    temporary = temporary_directory(final)
-    try:
+    mesh, final = mesh or Mesh.alone(), of_step(folder, state["step"])
+    temporary = Path(mesh.first(lambda: str(_begin(folder, final))))
+
+    def commit() -> None:
         for name, tensors in zip(_FILES, (model.network.state_dict(), optimizer), strict=True):
             write_tensors(temporary / name, tensors)
         hashes = {name: file_hash(temporary / name) for name in _FILES}
-        tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
         write_sealed(temporary / _STATE, {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
         replace_directory(temporary, final)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and not isinstance(error, StorageError):
-            raise storage_error(final, error) from error
+
+    try:
+        with _storage_errors(final):
+            tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
+        mesh.first(lambda: _told(final, commit))
+    except BaseException:
+        if mesh.is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     return final
+
+
+def _begin(folder: Path, final: Path) -> Path:
+    # Also those of other steps that a process was killed at: their links keep files that nobody needs any more.
+    for leftover in folder.glob(".step-*.tmp"):
+        remove_tree(leftover)
+    return temporary_directory(final)
+
+
+def _told(final: Path, work: Callable[[], None]) -> None:
+    with _storage_errors(final):
+        work()
+
+
+@contextmanager
+def _storage_errors(final: Path) -> Iterator[None]:
+    """What the system says of a file as an error of the checkpoint."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(final, error) from error
 
 
 @dataclass(frozen=True, kw_only=True)

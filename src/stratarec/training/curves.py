@@ -19,14 +19,17 @@ class Curves:
 
     Parameters
     ----------
-    board : SummaryWriter
+    board : SummaryWriter or None
+        None on ranks that only train.
     model, optimizer
         Whose learning rates are shown: those of the rows, and of the network.
     every : int
         Steps from one point of a training curve to the next.
     """
 
-    def __init__(self, board: SummaryWriter, model: CTRModel, optimizer: torch.optim.Optimizer, every: int) -> None:
+    def __init__(
+        self, board: SummaryWriter | None, model: CTRModel, optimizer: torch.optim.Optimizer, every: int
+    ) -> None:
         self._board, self._model, self._optimizer, self._every = board, model, optimizer, every
 
     def stepped(self, position: Position, progress: Progress) -> None:
@@ -43,10 +46,14 @@ class Curves:
             "row_learning_rate": self._model.embeddings.learning_rate,
         }
         for name, value in figures.items():
-            self._board.add_scalar(f"train/{name}", value, position.step)
+            self._add(f"train/{name}", value, position.step)
 
     def validation(self, entry: Mapping[str, Any]) -> None:
         """The metrics of an evaluation, as `Position.evaluations` has it."""
         for name in LABELS:
             if entry[name] is not None:
-                self._board.add_scalar(f"valid/{name}", entry[name], entry["step"])
+                self._add(f"valid/{name}", entry[name], entry["step"])
+
+    def _add(self, name: str, value: float, step: int) -> None:
+        if self._board is not None:
+            self._board.add_scalar(name, value, step)

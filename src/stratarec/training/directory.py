@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError, StorageError
 from stratarec.holding import held
 from stratarec.opening import remove_leftovers
@@ -31,6 +32,24 @@ RUN = Kind(
         RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, "report.html", "predictions-*.parquet", "export",
     ),
 )  # fmt: skip
+
+
+@contextmanager
+def opened(directory: RunDirectory, mesh: Mesh, *, resume: bool, overwrite: bool) -> Iterator[Path | None]:
+    """`RunDirectory.opened` by the first rank, for all of them: they come in, and leave, together."""
+    with ExitStack() as stack:
+
+        def enter() -> str | None:
+            found = stack.enter_context(directory.opened(resume=resume, overwrite=overwrite))
+            return None if found is None else str(found)
+
+        if mesh.ranks == 1:
+            yield stack.enter_context(directory.opened(resume=resume, overwrite=overwrite))
+            return
+        found = mesh.first(enter)
+        yield None if found is None else Path(found)
+        # The directory is given up when nobody works in it any more.
+        mesh.files.agree(None)
 
 
 class RunDirectory:

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
+from stratarec.distributed.mesh import Mesh
 from stratarec.errors import Interrupted
 from stratarec.models import CTRModel
+from stratarec.planning.bytes import MEMORIES, Memory
 from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
@@ -39,6 +41,8 @@ class Ending:
     progress: Progress
     check: Callable[[], None]
     """Called between batches of the test; raises `Stopped` where the user asks for it."""
+    mesh: Mesh
+    """Who tests it together; the first rank writes."""
 
     def write(self, position: Position, path: Path) -> dict[str, Any]:
         """Test, and write result and report; `path` is the checkpoint with the weights that are tested.
@@ -52,7 +56,8 @@ class Ending:
             "checkpoint": path.name,
             "steps": position.step,
             "samples_per_second": position.trained_samples / max(position.train_seconds, 1e-9),
-            "table_bytes": self.model.embeddings.nbytes,
+            "table_bytes": round(self._sum(self.model.embeddings.nbytes)),
+            "output_bytes": round(self._sum(self.model.embeddings.bytes_by_part().get("outputs", 0))),
             "memory": self._memory(),
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
         }
@@ -62,8 +67,12 @@ class Ending:
             result["test"] = metrics.to_dict()
             curve = (label, 1 / (1 + np.exp(-score.astype(np.float64))))
         result["peak_rss_bytes"] = peak_rss_bytes()
-        write_result(self.run, result)
-        write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curve)
+
+        def write() -> None:
+            write_result(self.run, result)
+            write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curve)
+
+        self.mesh.first(write)
         return result
 
     def _test(self, path: Path) -> tuple[Metrics, NDArray[np.float32], NDArray[np.float32]]:
@@ -75,15 +84,26 @@ class Ending:
                 precision=self.recipe.train.precision,
                 progress=self.progress,
                 check=self.check,
+                mesh=self.mesh,
             )
         except Stopped as error:
             raise Interrupted(
                 f"stopped in the final test; the trained model is {path}; the same command and --resume only tests it"
             ) from error
 
+    def _sum(self, number: float) -> float:
+        """The sum over all ranks."""
+        return sum(found for (found,) in self.mesh.rows.figures([number]))
+
+    def _used(self) -> dict[Memory, int]:
+        """Bytes of this rank in every memory."""
+        found = self.model.embeddings.bytes_by_memory()
+        return {name: found.get(name, 0) for name in MEMORIES}
+
     def _memory(self) -> list[dict[str, Any]]:
         """What was planned and what is used, for each memory; empty without a plan."""
         if self.plan is None:
             return []
-        rows = compare_totals(self.plan, self.model.embeddings.bytes_by_memory())  # type: ignore[arg-type]
+        used = {name: round(self._sum(size)) for name, size in self._used().items()}
+        rows = compare_totals(self.plan, used)
         return [{**asdict(row), "defect": row.defect} for row in rows]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.training import checkpoint
 from stratarec.training.config import TrainConfig
@@ -28,6 +29,8 @@ class Keeper:
     config : TrainConfig
     identity : dict
         What every checkpoint says it is of.
+    mesh : Mesh
+        Whose ranks each have a keeper; the first one settles and removes.
     """
 
     def __init__(
@@ -37,9 +40,10 @@ class Keeper:
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
         identity: dict[str, Any],
+        mesh: Mesh,
     ) -> None:
         self._directory, self._model, self._optimizer = directory, model, optimizer
-        self._config, self._identity = config, identity
+        self._config, self._identity, self._mesh = config, identity, mesh
         self._last: Path | None = None
         # Name of the checkpoint of an earlier end of this run: needed until there is another result.
         self.tested = ""
@@ -52,9 +56,11 @@ class Keeper:
             optimizer=checkpoint.optimizer_tensors(self._optimizer),
             state={"step": position.step, "position": asdict(position), "identity": self._identity},
             previous=self._last,
+            mesh=self._mesh,
         )
         self._last = path
-        self._directory.settle()
+        if self._mesh.is_first:
+            self._directory.settle()
         self.prune(position)
         return path
 
@@ -75,6 +81,8 @@ class Keeper:
 
     def prune(self, position: Position) -> None:
         """Remove the checkpoints that neither the run nor its result needs."""
+        if not self._mesh.is_first:
+            return
         folder, config = self._directory.checkpoints, self._config
         kept = {checkpoint.of_step(folder, step) for step in position.kept_steps(config.early_stopping)}
         if self.tested:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,13 @@ from stratarec.models.request import Request
 from stratarec.training.config import TrainConfig
 
 Item = tuple[Batch, Request]
+
+
+class Trained(NamedTuple):
+    """What a step was: its loss, and its samples in all processes."""
+
+    loss: float
+    samples: int
 
 
 class Schedule(Protocol):
@@ -159,8 +166,8 @@ class Stages:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step)
         self.optimizer.step()
 
-    def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> float:
-        """Forward, backward and update; the loss.
+    def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
+        """Forward, backward and update; loss and samples.
 
         Raises
         ------
@@ -170,13 +177,18 @@ class Stages:
         loss = self.forward(batch, request, prepared)
         value = loss.item()
         if not math.isfinite(value):
-            raise TrainingError(
-                f"the loss is {value} at step {step}; lower train.dense.learning_rate or "
-                "train.embedding.learning_rate. The last checkpoint is as it was."
-            )
+            refuse_loss(value, step)
         self.backward(loss)
         self.update(step)
-        return value
+        return Trained(value, batch.size)
+
+
+def refuse_loss(value: float, step: int) -> NoReturn:
+    """Say that training cannot go on by this loss."""
+    raise TrainingError(
+        f"the loss is {value} at step {step}; lower train.dense.learning_rate or "
+        "train.embedding.learning_rate. The last checkpoint is as it was."
+    )
 
 
 class Pipeline:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
+from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.models import CTRModel, build_model
@@ -25,6 +27,7 @@ from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.directory import RECIPE
 from stratarec.training.records import read_plan, read_recipe, read_result
+from stratarec.training.shared import shared_collection
 
 
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
@@ -61,16 +64,25 @@ def _check_model(path: Path, identity: Mapping[str, Any], known: Mapping[str, An
             )
 
 
-def new_plan(recipe: Recipe, dataset: Dataset) -> Plan | None:
-    """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan."""
+def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
+    """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan.
+
+    The budgets of the recipe are each rank's.
+    """
     if recipe.memory.is_identity:
         return None
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
-    return make_plan(tables, dataset, recipe.train.embedding, recipe.memory, batch_size=recipe.train.batch_size)
+    memory = recipe.memory.times(ranks)
+    return make_plan(tables, dataset, recipe.train.embedding, memory, batch_size=recipe.train.batch_size)
 
 
-def new_model(recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str) -> CTRModel:
+def new_model(
+    recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str, mesh: Mesh | None = None
+) -> CTRModel:
     """The untrained model of a recipe; stores with files make the directory `workspace` in their memories' paths.
+
+    With a mesh of several ranks, its tables are shared among them, and each rank's stores have a directory of their
+    own.
 
     Raises
     ------
@@ -79,6 +91,9 @@ def new_model(recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: st
     """
     if plan is not None:
         _check_plan(plan, recipe, dataset)
+    collection = None
+    if mesh is not None and mesh.ranks > 1:
+        collection = partial(shared_collection, recipe, dataset, plan, workspace, mesh)
     return build_model(
         recipe.model,
         dataset.schema,
@@ -87,6 +102,7 @@ def new_model(recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: st
         seed=recipe.train.seed,
         click_rate=dataset.positives["train"] / dataset.samples("train"),
         tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
+        collection=collection,
     )
 
 

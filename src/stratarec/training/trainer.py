@@ -5,6 +5,8 @@ A run is a function of its recipe and data: resumed from any checkpoint it ends 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.loader import Loader, LoaderConfig, Share
 from stratarec.data.matching import check_prepared
+from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
 from stratarec.models.request import Request
@@ -24,7 +27,7 @@ from stratarec.recipe import Recipe
 from stratarec.training.cadence import Cadence
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
-from stratarec.training.directory import RUN, RunDirectory
+from stratarec.training.directory import RUN, RunDirectory, opened
 from stratarec.training.ending import Ending
 from stratarec.training.keeping import Keeper
 from stratarec.training.loop import Loop
@@ -33,6 +36,7 @@ from stratarec.training.position import Position, best
 from stratarec.training.records import Result, read_plan, read_result, write_plan, write_recipe
 from stratarec.training.run import check_identity, identity, new_model, new_plan
 from stratarec.training.settings import torch_settings
+from stratarec.training.shared import SharedStages, Together
 from stratarec.training.starting import check_validation, remarks, take_up
 from stratarec.training.stopping import StopRequest
 from stratarec.training.validation import Validation
@@ -50,6 +54,9 @@ class Trainer:
         Prepared data, opened and checked.
     progress : Progress
         Told of steps, evaluations and checkpoints.
+    mesh : Mesh
+        The processes that train it together; by default this one. Each has a trainer of its own, of the same recipe and
+        data.
     plan : Plan
         Where tables live; by default what the run was started with, or what the recipe's memory section asks for.
 
@@ -63,27 +70,63 @@ class Trainer:
     """
 
     def __init__(
-        self, recipe: Recipe, dataset: Dataset, progress: Progress | None = None, *, plan: Plan | None = None
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        progress: Progress | None = None,
+        *,
+        plan: Plan | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
-        self.progress: Progress = progress or SilentProgress()
+        self.mesh = mesh or Mesh.alone()
+        self.progress: Progress = progress if progress and self.mesh.is_first else SilentProgress()
+        self.mesh.check_same(
+            {"version": version_of("stratarec"), "recipe": recipe.to_dict(), "data": dataset.fingerprint}
+        )
         self._uncompared = check_prepared(recipe.data, dataset)
         check_validation(self.config, dataset)
         self.position = Position()
         self.run = named_directory(recipe.run)
         state(self.run, RUN)  # what it cannot be written into is refused before anything is built
         self._directory = RunDirectory(self.run)
-        self.plan = plan or read_plan(self.run, recipe, dataset) or new_plan(recipe, dataset)
-        self.model = new_model(recipe, dataset, self.plan, recipe.place)
+        self.plan = self._one_plan(plan)
+        self.model = new_model(recipe, dataset, self.plan, recipe.place, self.mesh)
         self.optimizer = self.config.dense.build(self.model.network)
         self._identity = identity(recipe, dataset)
-        self._keeper = Keeper(self._directory, self.model, self.optimizer, self.config, self._identity)
+        self._keeper = Keeper(self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
-        self.loader = Loader(dataset, "train", _loader_config(self.config))
-        self.stages = Stages(self.model, self.optimizer, self.config, InOrder(self.loader))
+        share = Share(rank=self.mesh.rank, ranks=self.mesh.ranks)
+        self.loader = Loader(dataset, "train", _loader_config(self.config), share)
+        self.stages = self._new_stages()
         self.pipeline = Pipeline(self.stages, self.loader.config.prefetch_batches)
-        self.cadence = Cadence(self.config, self.total_steps, ahead=self.pipeline.depth, stop=lambda: self._stop.made)
+        self.cadence = Cadence(
+            self.config,
+            self.total_steps,
+            ahead=self.pipeline.depth,
+            stop=lambda: self._stop.made,
+            agreement=Together(self.mesh) if self.mesh.ranks > 1 else None,
+        )
+
+    def _one_plan(self, plan: Plan | None) -> Plan | None:
+        """The plan of all ranks: memories are measured, and files read, by one."""
+
+        def made() -> dict[str, Any] | None:
+            ranks = self.mesh.ranks
+            found = plan or read_plan(self.run, self.recipe, self.dataset) or new_plan(self.recipe, self.dataset, ranks)
+            return None if found is None else found.to_dict()
+
+        if self.mesh.ranks == 1:
+            return plan or read_plan(self.run, self.recipe, self.dataset) or new_plan(self.recipe, self.dataset)
+        content = self.mesh.first(made)
+        return None if content is None else Plan.from_dict(content)
+
+    def _new_stages(self) -> Stages:
+        given = (self.model, self.optimizer, self.config, InOrder(self.loader))
+        if self.mesh.ranks == 1:
+            return Stages(*given)
+        return SharedStages(self.mesh, *given, reduction=Together(self.mesh))
 
     @property
     def total_steps(self) -> int:
@@ -118,7 +161,7 @@ class Trainer:
             with (
                 torch_settings(threads=self.config.threads, seed=self.config.seed),
                 self.dataset.held(),
-                self._directory.opened(resume=resume, overwrite=overwrite) as found,
+                opened(self._directory, self.mesh, resume=resume, overwrite=overwrite) as found,
             ):
                 if resume and found is None:
                     self.progress.say(f"{self.run} has no checkpoint to go on from; starting from the beginning")
@@ -135,17 +178,23 @@ class Trainer:
             return earlier.model_dump(mode="json", exclude_unset=True, exclude={"format"})
         if not ended:
             self._introduce()
-            warm_up(self.recipe, self.loader, self.plan, self.progress)
-        writer = SummaryWriter(str(self.run / "tensorboard"), purge_step=self.position.step)
-        with writer as board, self._stop.listening():
+            # Kernels are compiled by one rank and loaded by the others.
+            self.mesh.first_then_others(lambda: warm_up(self.recipe, self.loader, self.plan, self.progress))
+        with self._board() as board, self._stop.listening():
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every)).run()
             return self._finish()
 
+    def _board(self) -> AbstractContextManager[SummaryWriter | None]:
+        """TensorBoard's file, which one rank writes."""
+        if not self.mesh.is_first:
+            return nullcontext()
+        return SummaryWriter(str(self.run / "tensorboard"), purge_step=self.position.step)
+
     def _introduce(self) -> None:
         """Write down and tell what is going to be trained."""
-        write_recipe(self.run, self.recipe)
-        write_plan(self.run, self.recipe, self.plan)
+        self.mesh.first(lambda: write_recipe(self.run, self.recipe))
+        self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
         if self._uncompared:
             self.progress.say(self._uncompared)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps):
@@ -173,6 +222,7 @@ class Trainer:
             config=self.config,
             progress=self.progress,
             check=self.cadence.check,
+            mesh=self.mesh,
         )
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position
@@ -180,8 +230,7 @@ class Trainer:
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """One optimizer step; `request` and `prepared` are the batch's, where they were made ahead."""
-        loss = self.stages.train(self.position.step, batch, request, prepared)
-        self.position.trained(loss, batch.size)
+        self.position.trained(*self.stages.train(self.position.step, batch, request, prepared))
 
     def _finish(self) -> dict[str, Any]:
         """The one test evaluation, of the best checkpoint where validation chose one."""
@@ -196,6 +245,7 @@ class Trainer:
             plan=self.plan,
             progress=self.progress,
             check=self.cadence.check,
+            mesh=self.mesh,
         )
         result = ending.write(position, path)
         self._keeper.tested = path.name

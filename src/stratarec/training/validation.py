@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stratarec.data.dataset import Dataset
+from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.progress import Progress, SilentProgress
 from stratarec.reporting.metrics import LABELS, show
@@ -26,6 +27,8 @@ class Validation:
     progress: Progress
     check: Callable[[], None]
     """Called between batches; raises `Stopped` where the user asks for it."""
+    mesh: Mesh
+    """Who evaluates it together."""
 
     def run(self, position: Position, curves: Curves, *, closing: bool = False) -> bool:
         """Evaluate and note it in `position`, and whether training is over; whether it is the best one so far.
@@ -48,6 +51,7 @@ class Validation:
                 precision=self.config.precision,
                 progress=SilentProgress(),
                 check=self.check,
+                mesh=self.mesh,
             )
         except Stopped:
             return False

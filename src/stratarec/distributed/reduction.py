@@ -1,0 +1,30 @@
+"""Gradients of weights that every rank has: one buffer, exchanged, added in the order of ranks, and gathered.
+
+Not DDP, whose buckets change after the first step, and again after a run was resumed, and with them the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stratarec.distributed.collectives import Channel
+
+
+def reduce_gradients(channel: Channel, weights: Sequence[Tensor]) -> None:
+    """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
+
+    A weight that has no gradient on a rank counts as zeros there; weights come in the same order everywhere.
+    """
+    if channel.ranks == 1 or not weights:
+        return
+    flat = torch.cat([_flat_gradient(weight) for weight in weights])
+    parts = channel.sum(flat).split([weight.numel() for weight in weights])  # type: ignore[no-untyped-call]
+    for weight, part in zip(weights, parts, strict=True):
+        weight.grad = part.view_as(weight)
+
+
+def _flat_gradient(weight: Tensor) -> Tensor:
+    return torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).float()

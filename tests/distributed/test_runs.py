@@ -1,0 +1,179 @@
+"""Whole runs by several ranks: the model of one process, whatever the ranks, the sharding and the tiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.ranks import Ranks
+
+from recipes import last, tiny
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.distributed.mesh import Mesh
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.run import new_model, new_plan, open_run
+from stratarec.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set."""
+    root = tmp_path_factory.mktemp("shared")
+    prepare(Recipe.from_dict(content(root)).data)
+    return root
+
+
+def content(root: Path, **train: Any) -> dict[str, Any]:
+    found = tiny(root, **{"batch_size": 120, "max_steps": 60, "epochs": 3, "eval_every": 25, **train})
+    found["data"]["source"]["scale"] = 0.05
+    found["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
+    found["model"]["embedding_dim"] = 8
+    return found
+
+
+def recipe(home: Path, run: Path, memory: dict[str, Any] | None = None, sharding: str = "auto", **train: Any) -> Recipe:
+    made = content(home, run=str(run), **train)
+    return Recipe.from_dict({**made, "memory": memory or {}, "distributed": {"sharding": sharding}})
+
+
+def train(mesh: Mesh, made: Recipe, resume: bool = False) -> dict[str, Any]:
+    trainer = Trainer(made, Dataset.open(made.data.path), mesh=mesh)
+    result = trainer.train(resume=resume)
+    return {
+        "losses": trainer.position.losses,
+        "evaluations": trainer.position.evaluations,
+        "test": result["test"],
+        "cached": len(trainer.model.embeddings.tiers.tables),
+    }
+
+
+def model(run: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Every row of every table with its state, and the network, as one process reads them."""
+    with open_run(run) as found:
+        embeddings = found.model.embeddings
+        rows = {
+            f"{table.name}.{part}": values.numpy().copy()
+            for table in embeddings.tables
+            for part, values in embeddings.rows(table.name, 0, table.num_embeddings).items()
+        }
+        return {**rows, **{name: value.numpy().copy() for name, value in found.model.network.state_dict().items()}}
+
+
+def assert_near(found: dict[str, Any], want: dict[str, Any], tolerance: float) -> None:
+    assert found.keys() == want.keys()
+    for name, values in want.items():
+        if tolerance:
+            np.testing.assert_allclose(found[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
+        else:
+            np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("sharding", ["table", "row"])
+def test_ranks_train_the_model_of_one_process(
+    ranks: Ranks, home: Path, count: int, sharding: str, tmp_path: Path
+) -> None:
+    want = train(Mesh.alone(), recipe(home, tmp_path / "one"))
+    found = ranks.run(count, train, recipe(home, tmp_path / "many", sharding=sharding))
+    for rank in found:
+        assert rank == found[0]
+        np.testing.assert_allclose(rank["losses"], want["losses"], rtol=1e-4)
+        for mine, whole in zip(rank["evaluations"], want["evaluations"], strict=True):
+            assert mine["auc"] == pytest.approx(whole["auc"], abs=1e-4)
+    assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-4)
+
+
+TIERED: dict[str, Any] = {"precision": "int8", "lookahead": 2, "cache": {"fraction": 0.3, "ways": 8}}
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    """int8 rows under caches, tables shared row by row, and the same on a second attempt."""
+    made = [recipe(home, tmp_path / name, TIERED, "row") for name in ("whole", "again", "cut")]
+    whole, again = (ranks.run(2, train, each) for each in made[:2])
+    assert whole == again
+    ranks.run(2, train, recipe(home, tmp_path / "cut", TIERED, "row", max_steps=33))
+    resumed = ranks.run(2, train, made[2], True)[0]
+    assert [tuple(point) for point in resumed["losses"]] == whole[0]["losses"]
+    assert resumed["cached"] > 0
+    for name in ("again", "cut"):
+        assert_near(model(tmp_path / name), model(tmp_path / "whole"), 0)
+
+
+def held(mesh: Mesh, made: Recipe, path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Every row of a checkpoint as these ranks load it."""
+    dataset = Dataset.open(made.data.path)
+    built = new_model(made, dataset, new_plan(made, dataset, mesh.ranks), "held", mesh)
+    checkpoint.load(path).into(built)
+    rows = {
+        f"{table.name}.{part}": values.numpy().copy()
+        for table in built.embeddings.tables
+        for part, values in built.embeddings.rows(table.name, 0, table.num_embeddings).items()
+    }
+    built.embeddings.close()
+    return rows
+
+
+def test_other_numbers_of_ranks_and_other_shardings_take_over_every_row(
+    ranks: Ranks, home: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    ranks.run(4, train, recipe(home, run, sharding="table", max_steps=20))
+    want = model(run)
+    for count, sharding in ((2, "table"), (2, "row"), (4, "row"), (4, "table")):
+        found = ranks.run(count, held, recipe(home, run, sharding=sharding), last(run))
+        for rank in found:
+            assert_near(rank, {name: want[name] for name in rank}, 0)
+        assert found[0].keys() < want.keys()  # all tables; the rest is the network
+
+
+def test_a_run_goes_on_with_fewer_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    train(Mesh.alone(), recipe(home, tmp_path / "one"))
+    ranks.run(4, train, recipe(home, tmp_path / "many", max_steps=20))
+    ranks.run(2, train, recipe(home, tmp_path / "many", max_steps=40), True)
+    train(Mesh.alone(), recipe(home, tmp_path / "many"), True)
+    assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-4)
+
+
+def test_a_batch_may_have_fewer_samples_than_there_are_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    few = {"batch_size": 3, "max_steps": 10, "eval_every": 0}
+    train(Mesh.alone(), recipe(home, tmp_path / "one", **few))
+    ranks.run(4, train, recipe(home, tmp_path / "many", **few))
+    assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-5)
+
+
+def otherwise(mesh: Mesh, made: Recipe, other: Recipe) -> None:
+    train(mesh, other if mesh.rank == 1 else made)
+
+
+def test_ranks_of_other_recipes_are_refused(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "run")
+    ranks.begin(2, otherwise, [(made, recipe(home, tmp_path / "run", seed=5))] * 2)
+    messages = {str(error) for error in ranks.end(2)}
+    assert len(messages) == 1
+    assert messages.pop().startswith("rank 1 was started with recipe.train.seed 5, rank 0 with 0")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_part_of_a_checkpoint_is_an_error_on_all_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "run", sharding="row", max_steps=10)
+    ranks.run(2, train, made)
+    lost = next((last(tmp_path / "run") / "tables" / "group-1000").rglob("*.safetensors"))
+    lost.unlink()
+    ranks.begin(2, train, [(recipe(home, tmp_path / "run", sharding="row", max_steps=20), True)] * 2)
+    messages = {str(error) for error in ranks.end(2)}
+    assert len(messages) == 1
+    message = messages.pop()
+    assert message.startswith("rank 1: ")
+    assert str(lost) in message
+
+
+def test_a_run_that_is_there_is_refused_on_all_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "run", max_steps=5)
+    ranks.run(2, train, made)
+    ranks.begin(2, train, [(made,)] * 2)
+    for error in ranks.end(2):
+        assert "pass --resume to go on" in str(error), error

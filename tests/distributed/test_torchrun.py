@@ -1,0 +1,132 @@
+"""Runs under torchrun: they train, and when a rank is killed the others stop at once, or go on by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from distributed.test_runs import TIERED, assert_near, content, model
+
+from recipes import KILLS
+from stratarec.cli import main
+from stratarec.data.prepare import prepare
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set."""
+    root = tmp_path_factory.mktemp("torchrun")
+    prepare(Recipe.from_dict(content(root)).data)
+    return root
+
+
+def written(home: Path, path: Path, **train: Any) -> Path:
+    """The file of a recipe whose run is beside it."""
+    options = {"max_steps": 150, "epochs": 5, "checkpoint": {"every_steps": 20, "keep": 2}, **train}
+    made = content(home, run=str(path.with_suffix("")), **options)
+    made["memory"] = TIERED
+    path.write_text(yaml.safe_dump(made))
+    return path
+
+
+@contextmanager
+def started(recipe: Path, *options: str, ranks: int = 2) -> Iterator[subprocess.Popen[str]]:
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options,
+        "-m", "stratarec", "train", str(recipe), "-q",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=recipe.parent
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """Processes that torchrun started."""
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in found if b"stratarec" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def wait_for_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
+    while not checkpoint.steps(run / "checkpoints"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path) -> Path:
+    """A run that nobody disturbed."""
+    with started(written(home, home / "whole.yaml")) as process:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+        assert out.count("test") >= 1
+    return home / "whole"
+
+
+def test_a_killed_rank_is_named_by_the_others(home: Path, whole: Path, tmp_path: Path) -> None:
+    with started(written(home, tmp_path / "dead.yaml", max_steps=20_000, epochs=1000)) as process:
+        wait_for_checkpoint(tmp_path / "dead", process)
+        pids = ranks_of(process)
+        assert len(pids) == 2
+        os.kill(pids[1], signal.SIGKILL)
+        began = time.monotonic()
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - began < 45
+        assert process.returncode != 0
+        assert "stratarec: rank 1 is gone" in err
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_run_that_ends_with_the_bits_of_one_that_was_not_killed(
+    home: Path, whole: Path, tmp_path: Path
+) -> None:
+    draws = random.Random(4)
+    for kill in range(KILLS):
+        recipe = written(home, tmp_path / f"killed-{kill}.yaml")
+        run = recipe.with_suffix("")
+        with started(recipe, "--max-restarts", "3") as process:
+            wait_for_checkpoint(run, process)
+            time.sleep(draws.random() * 1.5)
+            pids = ranks_of(process)
+            if pids:
+                os.kill(draws.choice(pids), signal.SIGKILL)
+            _, err = process.communicate(timeout=240)
+            assert process.returncode == 0, err
+        assert_near(model(run), model(whole), 0)
+        assert not list((run / "checkpoints").glob(".*")), "something is left behind"
+
+
+def test_plan_says_how_tables_lie_among_ranks(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    recipe = written(home, tmp_path / "plan.yaml")
+    assert main(["plan", str(recipe), "--ranks", "3"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split(":")[0] for line in out.splitlines() if line.startswith("rank ")] == [
+        "rank 0",
+        "rank 1",
+        "rank 2",
+    ]
+    assert "every step waits for rank" in out
+    assert main(["plan", str(recipe), "--ranks", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sharding"]["places"].keys() == {table["table"] for table in found["tables"]}
+    with pytest.raises(SystemExit):
+        main(["plan", str(recipe), "--ranks", "0"])
+    assert "no number of processes" in capsys.readouterr().err
