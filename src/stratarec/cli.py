@@ -178,23 +178,19 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
-<<<<<<< HEAD
-    from stratarec.reporting.metrics import lines, sliced
-=======
     from stratarec.distributed.mesh import joined
-    from stratarec.reporting.metrics import lines
->>>>>>> dist
+    from stratarec.reporting.metrics import lines, sliced
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.fresh import FreshLogs
     from stratarec.training.run import open_run
     from stratarec.training.slices import evaluate_logs
 
-<<<<<<< HEAD
-    progress = make_progress(quiet=args.quiet)
     data, logs = _data_or_logs(args, by=args.by)
-    with open_run(args.run, data) as trained:
+    with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
+        progress = make_progress(quiet=args.quiet or not mesh.is_first)
         if logs:
+            _refuse_ranks(mesh.ranks)
             fresh = FreshLogs(trained, logs, keep=args.by, earlier=args.history, labelled=True)
             whole, slices = evaluate_logs(fresh, progress)
             print("\n".join(lines("log", whole.to_dict())))
@@ -204,29 +200,15 @@ def evaluate(args: argparse.Namespace) -> None:
         for split in args.split or ["test"]:
             precision = trained.recipe.train.precision
             found_split, _, _ = evaluate_split(
-                trained.model, trained.dataset, split, precision=precision, progress=progress
+                trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
             )
-            print("\n".join(lines(split, found_split.to_dict())))
+            if mesh.is_first:
+                print("\n".join(lines(split, found_split.to_dict())))
 
 
 def predict(args: argparse.Namespace) -> None:
     """Scores as Parquet or CSV."""
-=======
-    with joined() as mesh, open_run(args.run, args.data, mesh=mesh) as trained:
-        progress = make_progress(quiet=args.quiet or not mesh.is_first)
-        precision = trained.recipe.train.precision
-        for split in args.split:
-            found, _, _ = evaluate_split(
-                trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
-            )
-            if mesh.is_first:
-                print("\n".join(lines(split, found.to_dict())))
-
-
-def predict(args: argparse.Namespace) -> None:
-    """Scores as Parquet."""
     from stratarec.distributed.mesh import joined
->>>>>>> dist
     from stratarec.files import check_output
     from stratarec.reporting.progress import make_progress
     from stratarec.training.fresh import FreshLogs
@@ -238,20 +220,23 @@ def predict(args: argparse.Namespace) -> None:
     split = args.split or "test"
     output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
     check_output(output)
-<<<<<<< HEAD
-    progress = make_progress(quiet=args.quiet)
-    with open_run(args.run, data) as trained:
+    with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
+        progress = make_progress(quiet=args.quiet or not mesh.is_first)
         if logs:
+            _refuse_ranks(mesh.ranks)
             rows = predict_logs(FreshLogs(trained, logs, keep=args.keep, earlier=args.history), output, progress)
         else:
             rows = run(trained, split, output, progress)
-    _say(f"{rows:,} scores in {output}")
-=======
-    with joined() as mesh, open_run(args.run, args.data, mesh=mesh) as trained:
-        rows = run(trained, args.split, output, make_progress(quiet=args.quiet or not mesh.is_first))
     if mesh.is_first:
         _say(f"{rows:,} scores in {output}")
->>>>>>> dist
+
+
+def _refuse_ranks(ranks: int) -> None:
+    """Raw logs are read in their order, by one process."""
+    from stratarec.errors import ConfigError
+
+    if ranks > 1:
+        raise ConfigError(f"raw logs are scored by one process, not by {ranks}: start it without torchrun")
 
 
 def _data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | None, list[str]]:
