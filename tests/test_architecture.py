@@ -57,7 +57,7 @@ ROOMS = [
     ("hashes", "replacing"),
     ("holding",),
     ("artifacts", "ownership"),
-    ("checks", "files", "finite", "progress", "sizes", "comparing", "limited_yaml"),
+    ("checks", "files", "finite", "progress", "sizes", "comparing", "explaining", "limited_yaml"),
     ("naming", "opening"),
     ("errors",),
 ]

@@ -15,12 +15,12 @@ import tempfile
 import textwrap
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from stratarec.errors import Interrupted, StrataError
+from stratarec.errors import ConfigError, Interrupted, StrataError
 from stratarec.naming import visible
 
 # Heavy imports (torch, numba) are inside the functions, so that --help answers at once.
@@ -31,6 +31,7 @@ _WIDTH = 78
 _DEFECT, _CLOSED_PIPE = 70, 141
 # Characters of an unexpected error's message that are repeated.
 _LONGEST = 200
+_MOST_RANKS = 4096
 
 
 def init(args: argparse.Namespace) -> None:
@@ -85,6 +86,7 @@ def plan(args: argparse.Namespace) -> None:
     from stratarec.planning.tiers import measure_tiers
     from stratarec.recipe import Recipe
     from stratarec.reporting.placement import print_plan, write_plan_report
+    from stratarec.training.shared import sharding_plan
 
     recipe = Recipe.load(args.recipe, args.overrides)
     for path in filter(None, (args.output, args.report)):
@@ -95,11 +97,15 @@ def plan(args: argparse.Namespace) -> None:
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.held():
-        made = make_plan(tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers)
+        memory = recipe.memory.times(args.ranks)
+        made = make_plan(tables, dataset, config.embedding, memory, batch_size=config.batch_size, tiers=tiers)
+        sharding = sharding_plan(recipe, dataset, tables, made, args.ranks)
     if args.json:
-        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
+        shared = {"sharding": sharding.to_dict()} if args.ranks > 1 else {}
+        print(json.dumps({**made.to_dict(), **shared}, indent=1, allow_nan=False))
     else:
         print_plan(made.to_dict(), tiers.age_seconds)
+        print("\n".join(sharding.lines() if args.ranks > 1 else ()), end="\n" if args.ranks > 1 else "")
     if args.output:
         made.save(Path(args.output))
     if args.report:
@@ -155,6 +161,12 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
     print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
+    for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
+        share = found["exposed_seconds"] / max(found["step_seconds"], 1e-9)
+        print(
+            f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
+            f"{share:.0%} of its steps waiting for others"
+        )
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison
 
@@ -166,13 +178,19 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
+<<<<<<< HEAD
     from stratarec.reporting.metrics import lines, sliced
+=======
+    from stratarec.distributed.mesh import joined
+    from stratarec.reporting.metrics import lines
+>>>>>>> dist
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.fresh import FreshLogs
     from stratarec.training.run import open_run
     from stratarec.training.slices import evaluate_logs
 
+<<<<<<< HEAD
     progress = make_progress(quiet=args.quiet)
     data, logs = _data_or_logs(args, by=args.by)
     with open_run(args.run, data) as trained:
@@ -193,6 +211,22 @@ def evaluate(args: argparse.Namespace) -> None:
 
 def predict(args: argparse.Namespace) -> None:
     """Scores as Parquet or CSV."""
+=======
+    with joined() as mesh, open_run(args.run, args.data, mesh=mesh) as trained:
+        progress = make_progress(quiet=args.quiet or not mesh.is_first)
+        precision = trained.recipe.train.precision
+        for split in args.split:
+            found, _, _ = evaluate_split(
+                trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
+            )
+            if mesh.is_first:
+                print("\n".join(lines(split, found.to_dict())))
+
+
+def predict(args: argparse.Namespace) -> None:
+    """Scores as Parquet."""
+    from stratarec.distributed.mesh import joined
+>>>>>>> dist
     from stratarec.files import check_output
     from stratarec.reporting.progress import make_progress
     from stratarec.training.fresh import FreshLogs
@@ -204,6 +238,7 @@ def predict(args: argparse.Namespace) -> None:
     split = args.split or "test"
     output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
     check_output(output)
+<<<<<<< HEAD
     progress = make_progress(quiet=args.quiet)
     with open_run(args.run, data) as trained:
         if logs:
@@ -211,6 +246,12 @@ def predict(args: argparse.Namespace) -> None:
         else:
             rows = run(trained, split, output, progress)
     _say(f"{rows:,} scores in {output}")
+=======
+    with joined() as mesh, open_run(args.run, args.data, mesh=mesh) as trained:
+        rows = run(trained, args.split, output, make_progress(quiet=args.quiet or not mesh.is_first))
+    if mesh.is_first:
+        _say(f"{rows:,} scores in {output}")
+>>>>>>> dist
 
 
 def _data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | None, list[str]]:
@@ -245,6 +286,13 @@ def check(args: argparse.Namespace) -> None:
     for line in run(Path(args.path)):
         _say(line)
     _say(f"{args.path} is whole")
+
+
+def _ranks(text: str) -> int:
+    """A number of processes."""
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 to {_MOST_RANKS}")
+    return int(text)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -310,6 +358,9 @@ def _parser() -> argparse.ArgumentParser:
         "stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
     )
     add_recipe(command)
+    command.add_argument(
+        "--ranks", type=_ranks, default=1, metavar="N", help="for N processes, each with the budgets of the recipe"
+    )
     command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
     command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
     command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
@@ -425,6 +476,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     args = _parse(arguments)
     try:
+        _check_alone(args.command)
         args.command(args)
     except StrataError as error:
         return _complain(str(error), 2)
@@ -439,6 +491,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         refusal = _refusal(error)
         return _complain(refusal, 2) if refusal else _complain(_report(error), _DEFECT)
     return 0
+
+
+def _check_alone(command: Callable[[argparse.Namespace], None]) -> None:
+    """Refuse what several processes would do at once, each all of it."""
+    if os.environ.get("WORLD_SIZE", "1") != "1" and command not in (train, evaluate, predict):
+        raise ConfigError(f"`{command.__name__}` is work of one process: start it without torchrun")
 
 
 def _refusal(error: Exception) -> str:

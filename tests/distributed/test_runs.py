@@ -6,15 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from distributed.ranks import Ranks
 
 from recipes import last, tiny
+from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.distributed.mesh import Mesh
+from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
+from stratarec.training.evaluation import evaluate_split
+from stratarec.training.predict import predict
 from stratarec.training.run import new_model, new_plan, open_run
 from stratarec.training.trainer import Trainer
 
@@ -72,8 +77,7 @@ def assert_near(found: dict[str, Any], want: dict[str, Any], tolerance: float) -
             np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("sharding", ["table", "row"])
+@pytest.mark.parametrize(("count", "sharding"), [(2, "row"), (4, "table")])
 def test_ranks_train_the_model_of_one_process(
     ranks: Ranks, home: Path, count: int, sharding: str, tmp_path: Path
 ) -> None:
@@ -177,3 +181,37 @@ def test_a_run_that_is_there_is_refused_on_all_ranks(ranks: Ranks, home: Path, t
     ranks.begin(2, train, [(made,)] * 2)
     for error in ranks.end(2):
         assert "pass --resume to go on" in str(error), error
+
+
+def scored(mesh: Mesh, run: Path, output: Path) -> dict[str, Any]:
+    with open_run(run, mesh=mesh) as found:
+        metrics, _, _ = evaluate_split(
+            found.model, found.dataset, "test", precision="float32", progress=SilentProgress(), mesh=mesh
+        )
+        return {"metrics": metrics.to_dict(), "rows": predict(found, "valid", output, SilentProgress())}
+
+
+def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    """The run of four ranks, read by one process, by two, and by four."""
+    run = tmp_path / "run"
+    # Exact homes: rows of any other are rounded when another layout takes them over.
+    result = ranks.run(4, train, recipe(home, run, {**TIERED, "precision": "fp32"}))[0]
+    want = scored(Mesh.alone(), run, tmp_path / "one.parquet")
+    assert result["test"]["auc"] == pytest.approx(want["metrics"]["auc"], abs=1e-6)
+    for count in (2, 4):
+        for found in ranks.run(count, scored, run, tmp_path / f"{count}.parquet"):
+            assert found["rows"] == want["rows"]
+            for name, value in want["metrics"].items():
+                assert found["metrics"][name] == pytest.approx(value, abs=1e-6), name
+        mine, whole = (pq.read_table(tmp_path / f"{name}.parquet") for name in (count, "one"))
+        assert mine.drop_columns("score").equals(whole.drop_columns("score"))
+        np.testing.assert_allclose(mine["score"].to_numpy(), whole["score"].to_numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("command", ["export", "prepare"])
+def test_work_of_one_process_is_refused_under_torchrun(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([command, "anything"]) == 2
+    assert f"`{command}` is work of one process: start it without torchrun" in capsys.readouterr().err

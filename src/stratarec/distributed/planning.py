@@ -9,7 +9,8 @@ is shared row by row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from stratarec.distributed.config import ShardingKind
 from stratarec.distributed.sharding import Place
@@ -65,6 +66,17 @@ class ShardingPlan:
     def critical(self) -> int:
         """The slowest rank, which every step waits for."""
         return max(range(len(self.costs)), key=lambda rank: (self.costs[rank], -rank))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "places": {name: asdict(place) for name, place in self.places.items()},
+            "bytes": list(self.bytes),
+            "work_bytes_a_step": list(self.work),
+            "sent_bytes_a_step": list(self.sent),
+            "imbalance": self.imbalance,
+            "critical_rank": self.critical,
+        }
 
     def lines(self) -> list[str]:
         """The plan for people."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -31,8 +30,6 @@ class RollCall:
 
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
         self._store, self._rank, self._ranks = store, rank, ranks
-        # Whoever asks the store for what is not there must not wait for the default of minutes.
-        self._store.set_timeout(timedelta(seconds=_GRACE_SECONDS))
 
     def leave(self, reason: str) -> None:
         """Note that this rank ends with an error; the first reason counts."""

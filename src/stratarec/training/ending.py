@@ -43,6 +43,8 @@ class Ending:
     """Called between batches of the test; raises `Stopped` where the user asks for it."""
     mesh: Mesh
     """Who tests it together; the first rank writes."""
+    figures: Callable[[], list[dict[str, float]]]
+    """Of all ranks: see `records.RankFigures`."""
 
     def write(self, position: Position, path: Path) -> dict[str, Any]:
         """Test, and write result and report; `path` is the checkpoint with the weights that are tested.
@@ -61,6 +63,8 @@ class Ending:
             "memory": self._memory(),
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
         }
+        if self.mesh.ranks > 1:
+            result["ranks"] = self.figures()
         curve: tuple[Any, Any] | None = None
         if self.dataset.samples("test"):
             metrics, label, score = self._test(path)

@@ -185,7 +185,7 @@ class FreshLogs:
             for first in range(0, len(dense), _BATCH):
                 chosen = torch.arange(first, min(first + _BATCH, len(dense)))
                 batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))  # type: ignore[attr-defined]
-                parts.append(model(batch).numpy())
+                parts.append(model(batch).cpu().numpy())
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
 

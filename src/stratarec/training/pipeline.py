@@ -166,6 +166,10 @@ class Stages:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step)
         self.optimizer.step()
 
+    def figures(self) -> list[dict[str, float]]:
+        """What each of several processes did, as `records.RankFigures`; nothing where there is one."""
+        return []
+
     def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
         """Forward, backward and update; loss and samples.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
     else in the order of the source), ``label`` and ``score``, in the order of storage: by shard and user, not that of
     the log. A data set that was prepared with ``data.keep_rows: false`` gives the last two alone.
 
+    Of several ranks the first one writes.
+
     Returns
     -------
     int
@@ -44,13 +47,22 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
         nonlocal rows
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             parts = logits(
-                trained.model, trained.dataset, split, precision=trained.recipe.train.precision, progress=progress
+                trained.model,
+                trained.dataset,
+                split,
+                precision=trained.recipe.train.precision,
+                progress=progress,
+                mesh=trained.mesh,
             )
             for label, score, _ in parts:
                 writer.write_table(pa.table([*keys.take(len(label)), label, probabilities(score)], schema=schema))
                 rows += len(label)
 
-    write_atomic(output, write)
+    if trained.mesh.is_first:
+        write_atomic(output, write)
+    else:  # this rank scores its share all the same
+        with open(os.devnull, "wb") as nowhere:
+            write(nowhere)
     return rows
 
 

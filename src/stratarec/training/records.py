@@ -38,6 +38,19 @@ class RunPlan(Model):
     plan: Json
 
 
+class RankFigures(Model):
+    """What one of several processes did in a run's last session."""
+
+    exposed_seconds: Seconds
+    """Time of steps in which it waited for others: for rows, gradients, and what is decided together."""
+    step_seconds: Seconds
+    """Time of steps in all."""
+    sent_bytes: Count
+    """To other ranks."""
+    table_bytes: Count
+    peak_rss_bytes: Count
+
+
 class Result(Model):
     """``result.json``: what the final test gave."""
 
@@ -55,6 +68,8 @@ class Result(Model):
     peak_rss_bytes: Count
     test: dict[str, int | float | None] | None = None
     """Metrics, where there is a test split."""
+    ranks: tuple[RankFigures, ...] = ()
+    """Of each process, where there were several."""
 
 
 def write_recipe(run: Path, recipe: Recipe) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -81,8 +82,7 @@ def new_model(
 ) -> CTRModel:
     """The untrained model of a recipe; stores with files make the directory `workspace` in their memories' paths.
 
-    With a mesh of several ranks, its tables are shared among them, and each rank's stores have a directory of their
-    own.
+    With a mesh of several ranks, its tables are shared among them; `workspace` is this rank's alone.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def new_model(
     collection = None
     if mesh is not None and mesh.ranks > 1:
         collection = partial(shared_collection, recipe, dataset, plan, workspace, mesh)
-    return build_model(
+    model = build_model(
         recipe.model,
         dataset.schema,
         dataset.table_rows(),
@@ -104,6 +104,8 @@ def new_model(
         tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
         collection=collection,
     )
+    model.network.correction = math.log(recipe.data.split.negatives)
+    return model
 
 
 def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
@@ -126,6 +128,8 @@ class TrainedModel:
     dataset: Dataset
     model: CTRModel
     checkpoint: Path
+    mesh: Mesh
+    """The processes that have it together."""
     resources: ExitStack
     """What `close` gives back."""
 
@@ -140,7 +144,9 @@ class TrainedModel:
         self.close()
 
 
-def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: bool = True) -> TrainedModel:
+def open_run(
+    path: str | Path, data: str | Path | None = None, *, same_samples: bool = True, mesh: Mesh | None = None
+) -> TrainedModel:
     """The model that a run ended with, or its last checkpoint while it has not ended.
 
     Parameters
@@ -149,6 +155,8 @@ def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: 
         Another prepared data set with the same vocabularies; the run's own by default.
     same_samples : bool
         Refuse the run's own data set where it was prepared anew with other samples since.
+    mesh : Mesh
+        The processes that open it together; by default this one.
 
     Raises
     ------
@@ -160,8 +168,9 @@ def open_run(path: str | Path, data: str | Path | None = None, *, same_samples: 
         what = f"it is a {kind_of(path)}" if kind_of(path) not in ("", "run") else f"it has no {RECIPE}"
         raise CheckpointError(f"{path} is no run: {what}; name the directory that `train` wrote")
     with ExitStack() as stack:
-        recipe, found = read_recipe(path), _hold_chosen(path, stack)
-        return _open(path, recipe, found, data, same_samples=same_samples)
+        recipe, found, mesh = read_recipe(path), _hold_chosen(path, stack), mesh or Mesh.alone()
+        mesh.check_same({"checkpoint": found.name})
+        return _open(path, recipe, found, data, same_samples=same_samples, mesh=mesh)
 
 
 # How often a run may prune what is about to be read.
@@ -182,7 +191,9 @@ def _hold_chosen(path: Path, stack: ExitStack) -> Path:
     return found
 
 
-def _open(path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, same_samples: bool) -> TrainedModel:
+def _open(
+    path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh
+) -> TrainedModel:  # fmt: skip
     known = checkpoint.read_state(found)["identity"]
     own = _open_data(path, recipe, data)
     _check_model(found, identity(recipe, own), known)
@@ -201,11 +212,11 @@ def _open(path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, s
         stack.enter_context(own.held())
         for place in _store_paths(recipe, plan):
             stack.enter_context(Scratch(place, prefix, token))
-        model = new_model(recipe, own, plan, prefix + token)
+        model = new_model(recipe, own, plan, prefix + token, mesh)
         stack.callback(model.embeddings.close)
         checkpoint.load(found).into(model)
         resources = stack.pop_all()
-    return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, resources=resources)
+    return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, mesh=mesh, resources=resources)
 
 
 def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from stratarec.planning.plan import Plan
 from stratarec.planning.tables import describe_tables
 from stratarec.recipe import Recipe
 from stratarec.training.cadence import Seen
+from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.pipeline import Stages, Trained, refuse_loss
 
 
@@ -63,11 +65,11 @@ def shared_collection(
     mesh: Mesh,
     tables: Sequence[EmbeddingBagConfig],
 ) -> ShardedCollection:
-    """The tables of a recipe over the ranks of a mesh, each rank's stores in a directory of their own."""
+    """The tables of a recipe over the ranks of a mesh; stores with files have the directory `workspace` of this one."""
     places = sharding_plan(recipe, dataset, tables, plan, mesh.ranks).places
     tiers = TierConfig()
     if plan is not None:
-        tiers = tier_config(plan, recipe.memory, f"{workspace}-rank-{mesh.rank}")
+        tiers = tier_config(plan, recipe.memory, workspace)
         shares = {name: places[name].ranks for name in tiers.tables}
         tiers = replace(tiers, tables={name: _part(tier, shares[name]) for name, tier in tiers.tables.items()})
     train = recipe.train
@@ -88,6 +90,7 @@ class SharedStages(Stages):
     def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
         super().__init__(*stages, **others)
         self.mesh = mesh
+        self.exposed_seconds = self.step_seconds = 0.0
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The sum of the losses of this rank's samples."""
@@ -105,6 +108,7 @@ class SharedStages(Stages):
 
     def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
         """See `Stages.train`; loss and samples are those of all ranks."""
+        waited, began = self.mesh.rows.wait_seconds, time.perf_counter()
         loss = self.forward(batch, request, prepared)
         parts = self.mesh.rows.figures([loss.item(), batch.size])
         samples = sum(int(size) for _, size in parts)
@@ -113,7 +117,23 @@ class SharedStages(Stages):
             refuse_loss(value, step)
         self.backward(loss / samples)
         self.update(step)
+        self.exposed_seconds += self.mesh.rows.wait_seconds - waited
+        self.step_seconds += time.perf_counter() - began
         return Trained(value, samples)
+
+    def figures(self) -> list[dict[str, float]]:
+        """`RankFigures` of all ranks."""
+        mesh = self.mesh
+        sent = sum(channel.sent_bytes for channel in (mesh.ids, mesh.rows, mesh.files))
+        mine = (self.exposed_seconds, self.step_seconds, sent, self.model.embeddings.nbytes, peak_rss_bytes())
+        names = ("exposed_seconds", "step_seconds", "sent_bytes", "table_bytes", "peak_rss_bytes")
+        return [
+            {
+                name: value if name.endswith("seconds") else round(value)
+                for name, value in zip(names, found, strict=True)
+            }
+            for found in mesh.rows.figures(mine)
+        ]
 
 
 class Together:

@@ -91,7 +91,8 @@ class Trainer:
         state(self.run, RUN)  # what it cannot be written into is refused before anything is built
         self._directory = RunDirectory(self.run)
         self.plan = self._one_plan(plan)
-        self.model = new_model(recipe, dataset, self.plan, recipe.place, self.mesh)
+        place = recipe.place if self.mesh.ranks == 1 else f"{recipe.place}-rank-{self.mesh.rank}"
+        self.model = new_model(recipe, dataset, self.plan, place, self.mesh)
         self.optimizer = self.config.dense.build(self.model.network)
         self._identity = identity(recipe, dataset)
         self._keeper = Keeper(self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh)
@@ -246,6 +247,7 @@ class Trainer:
             progress=self.progress,
             check=self.cadence.check,
             mesh=self.mesh,
+            figures=self.stages.figures,
         )
         result = ending.write(position, path)
         self._keeper.tested = path.name

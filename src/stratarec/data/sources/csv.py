@@ -133,6 +133,8 @@ class CsvSource:
             lists = frozenset(f.name for f in self.schema.sparse if f.kind == "multi" and not f.separator)
             return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
         delimiter = _delimiter(config, file)
+        if delimiter == config.quote:
+            raise ConfigError(f"data.source.quote is {config.quote!r}, which divides the fields of {file.path}")
         skipped, lines, header = 0, 0, list(config.columns)
         if not header:
             header, skipped, lines = read_header(content, file.path, delimiter, config.quote)
@@ -244,6 +246,6 @@ def _advice(header: list[str], names: tuple[str, ...], delimiter: str, config: C
     if set(header) & set(names) or config.columns:
         return ""
     other = next((mark for mark in "\t;|," if mark != delimiter and any(mark in name for name in header)), "")
-    if other:
+    if other and len(header) == 1:
         return f"; if fields are divided by {other!r}, set data.source.delimiter"
     return "; if the first line is a row already, name the fields in data.source.columns"

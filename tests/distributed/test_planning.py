@@ -1,0 +1,76 @@
+"""Places of tables: as even as tables allow, within each rank's memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stratarec.distributed.planning import ShardingPlan, TableLoad, plan_sharding
+from stratarec.errors import ConfigError
+
+MIB = 1 << 20
+
+
+def load(
+    name: str, size: int = MIB, lookups: float = 1000.0, bags: float = 1000.0, distinct: float = 900.0
+) -> TableLoad:
+    return TableLoad(name=name, width=16, bytes=size, lookups=lookups, bags=bags, distinct=distinct)
+
+
+def many(count: int = 26) -> list[TableLoad]:
+    draws = np.random.default_rng(3)
+    return [
+        load(f"t{place}", int(size), float(looked), float(looked), float(looked) * 0.6)
+        for place, (size, looked) in enumerate(
+            zip(draws.pareto(1.2, count) * MIB + 1, draws.integers(500, 4000, count), strict=True)
+        )
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_many_tables_are_dealt_out_evenly(ranks: int) -> None:
+    plan = plan_sharding(many(), ranks)
+    assert plan.imbalance < 1.15
+    assert sum(plan.bytes) == pytest.approx(sum(table.bytes for table in many()), rel=1e-6)
+    assert plan.critical == int(np.argmax(plan.costs))
+
+
+def test_a_plan_does_not_depend_on_the_order_of_tables() -> None:
+    forward, backward = plan_sharding(many(), 4), plan_sharding(many()[::-1], 4)
+    assert dict(forward.places) == dict(backward.places)
+
+
+def test_a_table_that_is_most_of_the_work_is_shared_row_by_row() -> None:
+    plan = plan_sharding([load("large", lookups=50_000, bags=50_000, distinct=9_000), *many(8)], 4)
+    assert (plan.places["large"].first, plan.places["large"].ranks) == (0, 4)
+    assert plan.imbalance < 1.1
+    whole = plan_sharding([load("large", lookups=50_000, bags=50_000, distinct=9_000), *many(8)], 4, "table")
+    assert whole.places["large"].ranks == 1
+    assert whole.imbalance > 1.5
+
+
+def test_what_travels_is_whichever_is_fewer_bytes() -> None:
+    bags = load("bags", lookups=100_000, bags=1000, distinct=800)
+    rows = load("rows", lookups=1000, bags=1000, distinct=100)
+    places = plan_sharding([bags, rows], 4, "table").places
+    assert places["bags"].travel == "pooled"
+    assert places["rows"].travel == "rows"
+
+
+def test_each_rank_stays_within_its_budget() -> None:
+    tables = [load("a", 9 * MIB), load("b", 8 * MIB), load("c", 2 * MIB), load("d", MIB)]
+    assert max(plan_sharding(tables, 2, budget_bytes=11 * MIB).bytes) <= 11 * MIB
+    shared = plan_sharding(tables, 2, budget_bytes=10 * MIB + MIB // 2)
+    assert max(shared.bytes) <= 10 * MIB + MIB // 2
+
+
+def test_a_budget_that_a_rank_misses_names_the_rank() -> None:
+    with pytest.raises(ConfigError, match=r"rank 0 would hold \d+ bytes of tables .* its budget is 1048576"):
+        plan_sharding([load("a", 4 * MIB), load("b", 4 * MIB)], 2, budget_bytes=MIB)
+
+
+def test_a_plan_says_what_every_step_waits_for() -> None:
+    plan: ShardingPlan = plan_sharding(many(), 2)
+    lines = plan.lines()
+    assert len(lines) == 4
+    assert lines[-1] == f"imbalance {plan.imbalance:.2f}; every step waits for rank {plan.critical}"
