@@ -137,6 +137,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe
     from stratarec.reporting.progress import make_progress
+    from stratarec.training.keeping import SETTLED
     from stratarec.training.trainer import Trainer
 
     recipe = Recipe.load(args.recipe, args.overrides)
@@ -144,9 +145,12 @@ def train(args: argparse.Namespace) -> None:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
         trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)
-        # A run that torchrun starts again goes on by itself.
-        again = restarted()
-        result = trainer.train(resume=args.resume or again, overwrite=args.overwrite and not again)
+        # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
+        settled = mesh.noted(SETTLED)
+        result = trainer.train(
+            resume=settled or args.resume or (restarted() and not args.overwrite),
+            overwrite=args.overwrite and not settled,
+        )
     if mesh.is_first:
         _print_result(trainer.run, result)
 

@@ -38,7 +38,7 @@ class Setup:
 
     layout: str
     """``whole``: each table pooled by its owner. ``rows``: each on one rank, rows travel. ``split``: row by row over
-    all ranks. ``mixed``: some of each."""
+    all ranks. ``mixed``: some of each. ``one``: all on the first rank, the others have none."""
     home: str = ""
     codec: str = "fp32"
     singles: bool = False
@@ -51,6 +51,8 @@ class Setup:
 
 
 def places(layout: str, ranks: int) -> dict[str, Place]:
+    if layout == "one":
+        return {table.name: Place(first=0) for table in TABLES}
     kinds = {
         "whole": ("whole",) * 4, "rows": ("rows",) * 4, "split": ("split",) * 4,
         "mixed": ("split", "whole", "rows", "whole"),

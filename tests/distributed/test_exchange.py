@@ -75,6 +75,11 @@ def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_p
     compare(together([sharded(Mesh.alone(), setup, tmp_path)]), single(setup, tmp_path), 0)
 
 
+def test_ranks_may_have_no_tables(ranks: Ranks, tmp_path: Path) -> None:
+    setup = Setup("one", home="dram", codec="int8", steps=30)
+    compare(together(ranks.run(2, ahead, setup, tmp_path, 1)), ahead(Mesh.alone(), setup, tmp_path, 1), 0)
+
+
 @pytest.mark.parametrize("layout", ["whole", "mixed"])
 def test_ranks_may_have_few_samples_or_none(ranks: Ranks, layout: str, tmp_path: Path) -> None:
     setup = Setup(layout, home="dram", uneven=True, steps=30)

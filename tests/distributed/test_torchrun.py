@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,10 +44,10 @@ def written(home: Path, path: Path, **train: Any) -> Path:
 
 
 @contextmanager
-def started(recipe: Path, *options: str, ranks: int = 2) -> Iterator[subprocess.Popen[str]]:
+def started(recipe: Path, *options: str, ranks: int = 2, overwrite: bool = False) -> Iterator[subprocess.Popen[str]]:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options,
-        "-m", "stratarec", "train", str(recipe), "-q",
+        "-m", "stratarec", "train", str(recipe), "-q", *(["--overwrite"] if overwrite else []),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -103,9 +104,15 @@ def test_torchrun_restarts_a_run_that_ends_with_the_bits_of_one_that_was_not_kil
     for kill in range(max(KILLS // 3, 1)):
         recipe = written(home, tmp_path / f"killed-{kill}.yaml")
         run = recipe.with_suffix("")
-        with started(recipe, "--max-restarts", "3") as process:
+        # Something to overwrite, which a restart must neither go on from nor overwrite again.
+        shutil.copytree(whole, run)
+        before = set(checkpoint.steps(run / "checkpoints"))
+        with started(recipe, "--max-restarts", "3", overwrite=True) as process:
+            while set(checkpoint.steps(run / "checkpoints")) >= before:
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.02)
             wait_for_checkpoint(run, process)
-            time.sleep(draws.random() * 1.5)
+            time.sleep(draws.random() * 1.5)  # from here on anything: steps, exchanges, checkpoints, evaluations
             pids = ranks_of(process)
             if pids:
                 os.kill(draws.choice(pids), signal.SIGKILL)

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -52,6 +52,8 @@ class Mesh:
     """Of the same thread, where ranks wait for others that read and write files, however long that takes."""
     devices: DeviceMesh | None
     """``[host, local]``; None where there is one rank."""
+    notes: Store | None = None
+    """What torchrun's agent keeps when it starts the ranks again; None where there is one rank."""
 
     @property
     def is_first(self) -> bool:
@@ -107,6 +109,15 @@ class Mesh:
         ids, rows, files = (Channel(0, 1) for _ in range(3))
         return cls(rank=0, ranks=1, ids=ids, rows=rows, files=files, devices=None)
 
+    def note(self, what: str) -> None:
+        """Write down something that is true for this run of torchrun, restarts included."""
+        if self.notes is not None:
+            self.notes.set(what, "")
+
+    def noted(self, what: str) -> bool:
+        """Whether it was written down, by this start or an earlier one."""
+        return self.notes is not None and bool(self.notes.check([what]))
+
     def check_same(self, settings: Mapping[str, object]) -> None:
         """Refuse ranks that were started with other settings; nested values of JSON are compared field by field.
 
@@ -145,12 +156,12 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
     shape = _shape(config, size)
     if not 0 <= rank < size:
         raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
-    store = _meet(config, rank, size)
+    notes, store = _meet(config, rank, size)
     roll = RollCall(store, rank, size)
     mesh: Mesh | None = None
     try:
         with Heartbeat(store, rank, size, config.timeout) as heart:
-            mesh = _connected(config, rank, size, shape, roll, heart)
+            mesh = replace(_connected(config, rank, size, shape, roll, heart), notes=notes)
             yield mesh
     except StrataError as error:
         roll.leave(str(error) if isinstance(error, RankError) else f"rank {rank}: {error}")
@@ -195,7 +206,8 @@ def _connected(
     return Mesh(rank=rank, ranks=size, ids=ids, rows=rows, files=files, devices=devices)
 
 
-def _meet(config: DistributedConfig, rank: int, size: int) -> Store:
+def _meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:
+    """A store that outlives restarts, and one of this start."""
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
         raise ConfigError(f"WORLD_SIZE is {size} but {', '.join(missing)} is not set; start ranks by torchrun")
@@ -205,6 +217,7 @@ def _meet(config: DistributedConfig, rank: int, size: int) -> Store:
     try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
         # The agent's store outlives a restart, with all that the ranks before wrote into it.
+        notes = PrefixStore("stratarec/notes", store)
         store = PrefixStore(f"start-{_starts()}", store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
@@ -213,7 +226,7 @@ def _meet(config: DistributedConfig, rank: int, size: int) -> Store:
             f"rank {rank} of {size} could not meet the others at {where} within {config.timeout:g} s ({detail[:200]}); "
             "name an address that all ranks reach and a port that is free (torchrun --master-addr, --master-port)"
         ) from error
-    return PrefixStore("stratarec", store)
+    return notes, PrefixStore("stratarec", store)
 
 
 def _shape(config: DistributedConfig, size: int) -> tuple[int, int]:

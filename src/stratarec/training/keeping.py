@@ -15,6 +15,9 @@ from stratarec.training.config import TrainConfig
 from stratarec.training.directory import RunDirectory
 from stratarec.training.position import Position
 
+SETTLED = "settled"
+"""Noted once a run has a checkpoint of its own: what starts again goes on from there, and overwrites nothing more."""
+
 
 class Keeper:
     """Keeps the checkpoints of one run.
@@ -61,6 +64,7 @@ class Keeper:
         self._last = path
         if self._mesh.is_first:
             self._directory.settle()
+            self._mesh.note(SETTLED)
         self.prune(position)
         return path
 
