@@ -295,14 +295,33 @@ def interrupt_evaluation(trainer: Trainer, number: int) -> None:
     model.register_forward_pre_hook(forward)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(home: Path) -> Callable[[str, dict[str, Any]], Path]:
+    """Runs without interrupts, each trained once for all the tests that compare with it."""
+    done: dict[str, Path] = {}
+
+    def run(name: str, options: dict[str, Any]) -> Path:
+        if name not in done:
+            train(recipe(home, home / f"uninterrupted-{name}", **options))
+            done[name] = home / f"uninterrupted-{name}"
+        return done[name]
+
+    return run
+
+
 @pytest.mark.parametrize("patience", [0, 2])
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("memory", [{}, INT8], ids=["memory", "tiers"])
 def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
-    home: Path, tmp_path: Path, patience: int, number: int, memory: dict[str, Any]
+    home: Path,
+    uninterrupted: Callable[[str, dict[str, Any]], Path],
+    tmp_path: Path,
+    patience: int,
+    number: int,
+    memory: dict[str, Any],
 ) -> None:
     options = {"epochs": 1, "eval_every": 13, "early_stopping": {"patience": patience}, "memory": memory}
-    train(recipe(home, tmp_path / "whole", **options))
+    whole = uninterrupted(f"{'tiers' if memory else 'memory'}-{patience}", options)
     made = recipe(home, tmp_path / "parts", **options)
     trainer = Trainer(made, Dataset.open(made.data.path))
     interrupt_evaluation(trainer, number)
@@ -312,9 +331,9 @@ def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
     assert last(tmp_path / "parts").name == f"step-{step:08d}"
     assert not any(entry["step"] == step for entry in trainer.position.evaluations)
     train(made, resume=True)
-    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
-    assert position(tmp_path / "whole") == position(tmp_path / "parts")
-    assert result(tmp_path / "whole")["test"] == result(tmp_path / "parts")["test"]
+    assert_same_model(last(whole), last(tmp_path / "parts"))
+    assert position(whole) == position(tmp_path / "parts")
+    assert result(whole)["test"] == result(tmp_path / "parts")["test"]
 
 
 def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path, tmp_path: Path) -> None:
