@@ -8,7 +8,7 @@ OUT ?= benchmarks/results/$(NAME).json
 # What `make test-versions` hands on, such as VERSIONS='--python python3.12 -- tests/kernels'.
 VERSIONS ?=
 
-.PHONY: venv demo test test-versions lint bench clean
+.PHONY: venv demo test test-wheel test-versions lint bench clean
 
 venv: $(VENV)/.installed
 
@@ -19,8 +19,9 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 demo: venv
-	$(BIN)/stratarec prepare recipes/demo.yaml
-	$(BIN)/stratarec train recipes/demo.yaml
+	test -f demo.yaml || $(BIN)/stratarec init --recipe demo
+	$(BIN)/stratarec prepare demo.yaml
+	$(BIN)/stratarec train demo.yaml
 
 lint: venv
 	$(BIN)/ruff format --check .
@@ -29,6 +30,9 @@ lint: venv
 
 test: lint
 	$(BIN)/pytest
+
+test-wheel: venv
+	$(BIN)/python tools/test_wheel.py
 
 test-versions: venv
 	$(BIN)/python tools/test_versions.py $(VERSIONS)

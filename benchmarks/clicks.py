@@ -6,7 +6,7 @@ on the same features and the same schedule, of which validation chooses one. Boo
 the numbers counted from earlier clicks are worth without ids: all of them, and popularity alone. The test split is
 scored once, at the end.
 
-The recipe is ``recipes/globo.yaml``. ``--data`` names a data set that was prepared by it, or the click log itself.
+The recipe is the shipped ``globo``. ``--data`` names a data set that was prepared by it, or the click log itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from torch import Tensor, nn
 from torch.nn import functional
 
+import stratarec
 from benchmarks.peers import TorchRecDLRM, fused_collection
 from benchmarks.train import copy_dense
 from stratarec.batch import Batch
@@ -41,7 +42,7 @@ from stratarec.training.metrics import Metrics, evaluate_logits
 from stratarec.training.settings import torch_settings
 from stratarec.training.trainer import Trainer
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "globo.yaml"
+RECIPE = Path(stratarec.__file__).parent / "recipes" / "globo.yaml"
 PLAIN = ["train.deduplicate=false"]
 # Settings of the logistic regression that validation chooses among: Adam's rate and L2.
 LOGISTIC = ((0.03, 0.0), (0.01, 0.0), (0.01, 1e-5), (0.002, 0.0))

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import stratarec
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
@@ -23,7 +24,7 @@ from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
 SHARES = {"int8": 0.05, "int4": 0.01}
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(stratarec.__file__).parent / "recipes"
 
 
 def quality(

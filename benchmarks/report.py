@@ -1,4 +1,4 @@
-"""Result files, the table on the terminal, and the figures in the README."""
+"""Result files, the table on the terminal, and the figures in the README and docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -14,6 +14,25 @@ from stratarec.files import read_json, write_json
 from stratarec.reporting.tables import make_console, print_table
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+MATTER = (
+    ("Embedding lookups and updates, speed over FBGEMM's on the CPU (median)",
+     "embedding", "ratio_fbgemm_median", "{:.2f}"),
+    ("Training of a DLRM in float32, speed over TorchRec's",
+     "train", "ratio_torchrec_float32", "{:.2f}"),
+    ("AUC on the last day of a news portal's log",
+     "clicks", "auc_ours", "{:.4f}"),
+    ("... of TorchRec on the same batches",
+     "clicks", "auc_torchrec", "{:.4f}"),
+    ("Bytes of float32 rows over those of int8 rows (64 wide)",
+     "precision", "bytes_ratio_int8_d64", "{:.2f}"),
+    ("Rows read, changed and written on an SSD, speed over RocksDB's",
+     "blockstore", "ratio_rocksdb", "{:.2f}"),
+    ("Training with an eighth of the tables' bytes in DRAM, speed over all in DRAM",
+     "tiers", "speed_at_8x", "{:.2f}"),
+    ("Transformer over histories, speed with deduplication over without",
+     "dedup_train", "ratio_transformer", "{:.2f}"),
+)  # fmt: skip
+"""Text, benchmark, metric and form of the README's figures."""
 # From here on decimals say nothing.
 _LARGE = 10_000
 
@@ -66,15 +85,20 @@ def _cell(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def update_readme(path: Path, results: Path) -> None:
-    """Replace what stands between the markers by a table of the result files' metrics."""
-    lines = ["| benchmark | metric | value |", "| --- | --- | ---: |"]
-    for file in sorted(results.glob("*.json")):
-        result = json.loads(file.read_text())
-        if not result["quick"]:
-            lines += [
-                f"| {result['benchmark']} | `{name}` | {value:.4g} |" for name, value in result["metrics"].items()
-            ]
+def update_documents(readme: Path, page: Path, results: Path) -> None:
+    """Replace what stands between the markers: in the README by the figures that matter most, in words, and in the page
+    of benchmarks by every metric of the result files."""
+    found = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
+    metrics = {result["benchmark"]: result["metrics"] for result in found if not result["quick"]}
+    rows = ["| what | figure |", "| --- | ---: |"]
+    rows += [f"| {text} | {form.format(metrics[name][metric])} |" for text, name, metric, form in MATTER]
+    _put(readme, rows)
+    rows = ["| benchmark | metric | value |", "| --- | --- | ---: |"]
+    rows += [f"| {name} | `{key}` | {value:.4g} |" for name, each in metrics.items() for key, value in each.items()]
+    _put(page, rows)
+
+
+def _put(path: Path, lines: Sequence[str]) -> None:
     text = path.read_text()
     head, rest = text.split(BEGIN)
     path.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}" + rest.split(END)[1])

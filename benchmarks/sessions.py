@@ -38,7 +38,7 @@ def recipe(name: str, groups: GroupMode, *overrides: str) -> Recipe:
         "data.keep_rows=false",
         *changes,
     ]
-    return Recipe.load(ROOT / "recipes" / f"{base}.yaml", [*fields, *overrides])
+    return Recipe.load(ROOT / "src" / "stratarec" / "recipes" / f"{base}.yaml", [*fields, *overrides])
 
 
 def prepared(name: str, groups: GroupMode) -> Dataset:

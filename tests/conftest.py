@@ -10,6 +10,11 @@ from collections.abc import Iterator
 # Set before torch loads its threads: with two test processes on two cores, threads that spin steal each other's time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import interpreted
+
+if interpreted.WANTED:
+    interpreted.install()
+
 from pathlib import Path
 
 import pytest

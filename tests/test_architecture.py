@@ -18,6 +18,7 @@ ROOMS = [
     ("__main__",),
     ("cli",),
     ("checking",),
+    ("drafting",),
     ("training",),
     ("recipe",),
     ("training.config",),
@@ -56,7 +57,7 @@ ROOMS = [
     ("hashes", "replacing"),
     ("holding",),
     ("artifacts", "ownership"),
-    ("checks", "files", "finite", "progress", "sizes", "comparing", "limited_yaml"),
+    ("checks", "files", "finite", "progress", "sizes", "comparing", "explaining", "limited_yaml"),
     ("naming", "opening"),
     ("errors",),
 ]

@@ -15,7 +15,7 @@ import yaml
 from recipes import tiny
 from stratarec.cli import _parser, main
 
-COMMANDS = ("prepare", "plan", "profile", "train", "evaluate", "predict", "export")
+COMMANDS = ("init", "prepare", "plan", "profile", "train", "evaluate", "predict", "export")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def tree(root: Path) -> dict[str, str]:
 
 MISTAKES = [
     ([], r"the following arguments are required: COMMAND; see stratarec --help"),
-    (["trian", "r.yaml"], r"argument COMMAND: invalid choice: 'trian' \(choose from '?prepare"),
+    (["trian", "r.yaml"], r"argument COMMAND: invalid choice: 'trian' \(choose from '?init"),
     (["train"], r"the following arguments are required: recipe; see stratarec train --help"),
     (["train", "none.yaml"], r"cannot read the recipe none\.yaml: No such file or directory"),
     (["train", "folder"], r"cannot read the recipe folder: Is a directory"),

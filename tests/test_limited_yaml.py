@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import stratarec
 from recipes import tiny
 from stratarec import limited_yaml
 from stratarec.cli import main
@@ -20,7 +21,7 @@ from stratarec.errors import ConfigError, DatasetError
 from stratarec.files import read_json
 from stratarec.recipe import Recipe
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+RECIPES = sorted((Path(stratarec.__file__).parent / "recipes").glob("*.yaml"))
 LIMIT_SECONDS = 10
 """What is refused here takes milliseconds; what it did before took minutes, or more memory than there is."""
 

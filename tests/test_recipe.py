@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import stratarec
 from recipes import tiny
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 
-SHIPPED = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+SHIPPED = sorted((Path(stratarec.__file__).parent / "recipes").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

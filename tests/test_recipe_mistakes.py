@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import stratarec
 from stratarec.data.prepare import PrepareConfig
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
@@ -20,7 +21,7 @@ from stratarec.models import HistoryConfig
 from stratarec.recipe import Recipe
 from stratarec.training.config import TrainConfig
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(stratarec.__file__).parent / "recipes"
 WRONG = (-1, 1.5, "x", "", [], {}, None, math.nan, math.inf, [0], True, 10**30, "a\0b", {"kind": "x"})
 
 
@@ -138,6 +139,37 @@ def test_messages_name_the_field_what_was_got_and_what_was_expected(change: dict
 def test_configurations_are_checked_when_they_are_made_in_python(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"sorce": {}}}, "data.sorce: unknown field; did you mean source?"),
+        ({"data": {"source": {"kind": "parquet", "pats": []}}}, "data.source.pats: unknown field; did you mean paths?"),
+        (
+            {"model": {"kind": "dcnv2", "bottom_mlp": [4]}},
+            "model.bottom_mlp: unknown field; known fields: embed",
+        ),
+        ({"memory": {"block": {"path": "x", "bugdet": 3}}}, "memory.block.bugdet: unknown field; did you mean budget?"),
+        (
+            {"data": {"vocabulary": {"overrides": {"a": {"min_cout": 3}}}}},
+            "data.vocabulary.overrides.a.min_cout: unknown field; did you mean min_count?",
+        ),
+        (
+            {"data": {"source": {"kind": "csv", "schema": {"label": {"column": "r", "at_lest": 4}}}}},
+            "data.source.schema.label.at_lest: unknown field; did you mean at_least?",
+        ),
+        ({"train": {"batch_size": 0, "epoch": 3}}, "train.epoch: unknown field; did you mean epochs?"),
+        ({"train": {5: 3}}, "train.5: unknown field; known fields: run, batch_size"),
+    ],
+)
+def test_a_field_that_does_not_exist_is_named_wherever_it_stands(change: dict[str, Any], message: str) -> None:
+    content = everything()
+    for section, fields_of_it in change.items():
+        content[section] = fields_of_it if "kind" in fields_of_it else {**content[section], **fields_of_it}
+    with pytest.raises(ConfigError) as caught:
+        Recipe.from_dict(content, "r.yaml")
+    assert str(caught.value).startswith(f"r.yaml: {message}")
 
 
 @pytest.mark.parametrize("override", ["train.batch_size", "=5", "train.=5", ".=5", "train..seed=5", "other.yaml"])

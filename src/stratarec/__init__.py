@@ -1,7 +1,7 @@
 """Train recommendation models whose embedding tables outgrow fast memory.
 
 dataset = stratarec.Dataset.open("data/demo")
-recipe = stratarec.Recipe.load("recipes/demo.yaml")
+recipe = stratarec.Recipe.load("demo.yaml")
 result = stratarec.Trainer(recipe, dataset).train()
 """
 

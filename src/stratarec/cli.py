@@ -34,6 +34,28 @@ _LONGEST = 200
 _MOST_RANKS = 4096
 
 
+def init(args: argparse.Namespace) -> None:
+    """A log, or the name of a shipped recipe -> a recipe to start from."""
+    from stratarec.drafting.draft import draft
+    from stratarec.drafting.guessing import lines
+    from stratarec.drafting.shipped import copy_shipped, shipped
+    from stratarec.errors import ConfigError
+
+    output = Path(args.output) if args.output else None
+    if bool(args.recipe) == bool(args.log):
+        raise ConfigError(f"init needs a log, or one of --recipe {', '.join(shipped())}")
+    if args.recipe:
+        path = copy_shipped(args.recipe, output)
+    else:
+        path, sample, guesses = draft(tuple(args.log), output, args.label)
+        width = max(len(visible(name)) for name, _, _ in lines(guesses))
+        for name, role, reason in lines(guesses):
+            _say(f"{visible(name):{width}}  {role:8}  {reason}")
+        if not sample.whole:
+            _say(f"guessed from {sample.frame.height:,} rows of about {sample.total:,}")
+    _say(f"wrote {path}; look at it, then: stratarec prepare {path} && stratarec train {path}")
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Raw logs -> a prepared data set."""
     from stratarec.data.prepare import prepare as run
@@ -140,7 +162,8 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     if "test" in result:
         print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
-    print(f"tables and state {readable(result['table_bytes'])}, network {readable(result['network_bytes'])}")  # type: ignore[arg-type]
+    tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
+    print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
         share = found["exposed_seconds"] / max(found["step_seconds"], 1e-9)
@@ -160,36 +183,77 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
     from stratarec.distributed.mesh import joined
-    from stratarec.reporting.metrics import lines
+    from stratarec.reporting.metrics import lines, sliced
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
+    from stratarec.training.fresh import FreshLogs
     from stratarec.training.run import open_run
+    from stratarec.training.slices import evaluate_logs
 
-    with joined() as mesh, open_run(args.run, args.data, mesh=mesh) as trained:
+    data, logs = _data_or_logs(args, by=args.by)
+    with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
         progress = make_progress(quiet=args.quiet or not mesh.is_first)
-        precision = trained.recipe.train.precision
-        for split in args.split:
-            found, _, _ = evaluate_split(
+        if logs:
+            _refuse_ranks(mesh.ranks)
+            fresh = FreshLogs(trained, logs, keep=args.by, earlier=args.history, labelled=True)
+            whole, slices = evaluate_logs(fresh, progress)
+            print("\n".join(lines("log", whole.to_dict())))
+            for name, found in slices.items():
+                print("\n".join(sliced(name, [(value, each.to_dict()) for value, each in found])))
+            return
+        for split in args.split or ["test"]:
+            precision = trained.recipe.train.precision
+            found_split, _, _ = evaluate_split(
                 trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
             )
             if mesh.is_first:
-                print("\n".join(lines(split, found.to_dict())))
+                print("\n".join(lines(split, found_split.to_dict())))
 
 
 def predict(args: argparse.Namespace) -> None:
-    """Scores as Parquet."""
+    """Scores as Parquet or CSV."""
     from stratarec.distributed.mesh import joined
     from stratarec.files import check_output
     from stratarec.reporting.progress import make_progress
+    from stratarec.training.fresh import FreshLogs
     from stratarec.training.predict import predict as run
+    from stratarec.training.predict import predict_logs
     from stratarec.training.run import open_run
 
-    output = Path(args.output or Path(args.run) / f"predictions-{args.split}.parquet")
+    data, logs = _data_or_logs(args, keep=args.keep)
+    split = args.split or "test"
+    output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
     check_output(output)
-    with joined() as mesh, open_run(args.run, args.data, mesh=mesh) as trained:
-        rows = run(trained, args.split, output, make_progress(quiet=args.quiet or not mesh.is_first))
+    with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
+        progress = make_progress(quiet=args.quiet or not mesh.is_first)
+        if logs:
+            _refuse_ranks(mesh.ranks)
+            rows = predict_logs(FreshLogs(trained, logs, keep=args.keep, earlier=args.history), output, progress)
+        else:
+            rows = run(trained, split, output, progress)
     if mesh.is_first:
         _say(f"{rows:,} scores in {output}")
+
+
+def _refuse_ranks(ranks: int) -> None:
+    """Raw logs are read in their order, by one process."""
+    from stratarec.errors import ConfigError
+
+    if ranks > 1:
+        raise ConfigError(f"raw logs are scored by one process, not by {ranks}: start it without torchrun")
+
+
+def _data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | None, list[str]]:
+    """The prepared data set behind a run, or the raw logs; what is of one of them alone is refused for the other."""
+    from stratarec.errors import ConfigError
+
+    logs = [] if len(args.data) == 1 and Path(args.data[0]).is_dir() else args.data
+    if logs and args.split:
+        raise ConfigError("--split is of prepared data sets, and raw logs have no splits; leave it out")
+    for name, given in {**options, "history": args.history}.items():
+        if given and not logs:
+            raise ConfigError(f"--{name} is of raw logs, and prepared data sets hold no raw columns; name the files")
+    return (None if logs or not args.data else args.data[0]), logs
 
 
 def export(args: argparse.Namespace) -> None:
@@ -231,7 +295,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="stratarec",
         description="Train recommendation models whose embedding tables outgrow fast memory.",
-        epilog="Start with:  stratarec prepare recipes/demo.yaml && stratarec train recipes/demo.yaml",
+        epilog="start with your own log:\n  stratarec init LOG\nor with a made-up one:\n  stratarec init --recipe demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"stratarec {version('stratarec')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -249,16 +314,28 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     def add_recipe(command: argparse.ArgumentParser) -> None:
-        command.add_argument("recipe", help="YAML recipe; recipes/ has examples")
+        command.add_argument("recipe", help="YAML recipe; `stratarec init` writes one")
         command.add_argument(
             "overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
         )
 
     command = add(
+        "init",
+        init,
+        "Write a recipe to start from: look at a log (CSV, TSV, JSON lines, Parquet) and guess what its columns are, "
+        "or copy a recipe that comes with StrataRec.",
+        "stratarec init clicks.csv.gz && stratarec prepare clicks.yaml",
+    )
+    command.add_argument("log", nargs="*", help="files, globs or URLs of one log")
+    command.add_argument("--label", default="", metavar="COLUMN", help="the label: 0 and 1, or numbers to compare")
+    command.add_argument("--recipe", metavar="NAME", help="copy this one: avazu, criteo, demo, globo or trivago")
+    command.add_argument("-o", "--output", help="YAML file (default: named like the log, here)")
+
+    command = add(
         "prepare",
         prepare,
         "Turn raw logs into a prepared data set. Resumes where an interrupted call stopped.",
-        "stratarec prepare recipes/criteo.yaml 'data.source.paths=[day_*.gz]'",
+        "stratarec prepare criteo.yaml 'data.source.paths=[day_*.gz]'",
     )
     add_recipe(command)
     command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
@@ -267,7 +344,7 @@ def _parser() -> argparse.ArgumentParser:
         "plan",
         plan,
         "Print where each table would live, at which precision, with how much cache: bytes and predicted speed.",
-        "stratarec plan recipes/criteo.yaml memory.dram=1GiB -o plan.json",
+        "stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
     )
     add_recipe(command)
     command.add_argument(
@@ -294,7 +371,7 @@ def _parser() -> argparse.ArgumentParser:
         "train",
         train,
         "Train a model on a prepared data set, test it once, write checkpoints and a report.",
-        "stratarec train recipes/demo.yaml train.batch_size=4096 --resume",
+        "stratarec train demo.yaml train.batch_size=4096 --resume",
     )
     add_recipe(command)
     either = command.add_mutually_exclusive_group()
@@ -302,18 +379,48 @@ def _parser() -> argparse.ArgumentParser:
     either.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
     command.add_argument("--plan", help="place tables as this file says, which `plan -o` wrote")
 
-    command = add("evaluate", evaluate, "Print metrics of a trained model.", "stratarec evaluate runs/demo")
-    command.add_argument("run", help="directory that `train` wrote")
-    command.add_argument("data", nargs="?", help="another prepared data set with the same vocabularies")
+    def add_data(command: argparse.ArgumentParser) -> None:
+        command.add_argument("run", help="directory that `train` wrote")
+        command.add_argument(
+            "data",
+            nargs="*",
+            help="raw logs, read as the run's recipe says; or a prepared data set with the same vocabularies (default: "
+            "the run's own)",
+        )
+        command.add_argument(
+            "--history",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="earlier log with labels, for what users did before (repeatable)",
+        )
+
+    command = add(
+        "evaluate",
+        evaluate,
+        "Print metrics of a trained model on raw logs with labels, or on splits of a prepared data set.",
+        "stratarec evaluate runs/demo tomorrow.csv --by country",
+    )
+    add_data(command)
+    command.add_argument(
+        "--by", action="append", default=[], metavar="COLUMN", help="metrics of each value of this column (repeatable)"
+    )
     command.add_argument(
         "--split", choices=_SPLITS, action="append", default=[], help="split to evaluate (repeatable; default: test)"
     )
 
-    command = add("predict", predict, "Write scores as Parquet.", "stratarec predict runs/demo -o scores.parquet")
-    command.add_argument("run", help="directory that `train` wrote")
-    command.add_argument("data", nargs="?", help="another prepared data set with the same vocabularies")
-    command.add_argument("--split", choices=_SPLITS, default="test", help="split to score (default: test)")
-    command.add_argument("-o", "--output", help="Parquet file (default: in the run)")
+    command = add(
+        "predict",
+        predict,
+        "Score raw logs, in their order and without labels, or a split of a prepared data set.",
+        "stratarec predict runs/demo tomorrow.csv --keep user -o scores.csv",
+    )
+    add_data(command)
+    command.add_argument(
+        "--keep", action="append", default=[], metavar="COLUMN", help="pass this column through (repeatable)"
+    )
+    command.add_argument("--split", choices=_SPLITS, help="split to score (default: test)")
+    command.add_argument("-o", "--output", help="Parquet file, or CSV for raw logs (default: in the run)")
 
     command = add(
         "check",
@@ -451,8 +558,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         args.overrides = [*args.overrides, *rest]
-    if getattr(args, "split", None) == []:
-        args.split = ["test"]
     return args
 
 

@@ -5,23 +5,19 @@ Every unknown key is refused, with the key that was probably meant. Relative pat
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic
-from pydantic.fields import FieldInfo
 
 from stratarec import limited_yaml
 from stratarec.data.prepare import PrepareConfig
 from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
+from stratarec.explaining import explain, mistaken_truth, odd_value, short
 from stratarec.finite import check_finite
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.naming import file_name, visible
@@ -33,6 +29,9 @@ from stratarec.training.config import TrainConfig
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Data, model, training and memory of one run."""
+
+    __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid")
+    """Holds for every section inside."""
 
     name: str
     """Names the run."""
@@ -51,7 +50,7 @@ class Recipe:
         if self.name in ("", ".", "..") or "/" in self.name or visible(self.name) != self.name:
             raise ConfigError(f"name is {self.name!r}, expected a name without '/' and control characters, and no path")
         if len(self.name) > _LONGEST:
-            raise ConfigError(f"name is {_short(self.name)}, expected at most {_LONGEST} characters")
+            raise ConfigError(f"name is {short(self.name)}, expected at most {_LONGEST} characters")
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -73,12 +72,17 @@ class Recipe:
         if not isinstance(content, Mapping):
             got = type(content).__name__
             raise ConfigError(f"{origin}: expected a mapping with name, data, model and train, got {got}")
-        _check_keys(content, cls, origin, "")
+        odd = odd_value(content)
+        if odd:
+            raise ConfigError(f"{origin}: {odd}")
         check_finite(content, f"{origin}: ")
         try:
             recipe = _adapter().validate_python(content)
         except pydantic.ValidationError as error:
-            raise ConfigError(f"{origin}: {_explain(error, content)}") from error
+            raise ConfigError(f"{origin}: {explain(error, content, cls)}") from error
+        mistaken = mistaken_truth(content, recipe.to_dict())
+        if mistaken:
+            raise ConfigError(f"{origin}: {mistaken}")
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,8 +105,6 @@ def _adapter() -> pydantic.TypeAdapter[Recipe]:
     return pydantic.TypeAdapter(Recipe)
 
 
-_SECTIONS = tuple(entry.name for entry in dataclasses.fields(Recipe))
-_TOO_LARGE = 1 << 63
 # Characters of a value that a message repeats.
 _LONGEST = 120
 
@@ -130,128 +132,15 @@ def _read_yaml(path: Path) -> Any:
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or "" in key.split("."):
-        raise ConfigError(f"override {_short(override)}: expected field=value, such as train.batch_size=4096")
+        raise ConfigError(f"override {short(override)}: expected field=value, such as train.batch_size=4096")
     try:
         value = limited_yaml.load(text)
     except ValueError as error:
-        raise ConfigError(f"override {_short(override)}: the value is not valid YAML: {error}") from error
+        raise ConfigError(f"override {short(override)}: the value is not valid YAML: {error}") from error
     *path, last = key.split(".")
     for name in path:
         inner = content.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"override {_short(override)}: {name} is not a section")
+            raise ConfigError(f"override {short(override)}: {name} is not a section")
         content = inner
     content[last] = value
-
-
-def _check_keys(value: Any, kind: Any, origin: str, where: str) -> None:
-    """Refuse unknown keys anywhere in `value`, by the dataclasses that `kind` names."""
-    kind = _chosen(value, kind, origin, where)
-    _check_leaf(value, kind, origin, where)
-    if not dataclasses.is_dataclass(kind):
-        if typing.get_origin(kind) in (Mapping, dict, types.MappingProxyType) and isinstance(value, Mapping):
-            for key, inner in value.items():
-                _check_keys(inner, typing.get_args(kind)[1], origin, f"{where}.{key}")
-        elif typing.get_origin(kind) is tuple and isinstance(value, list):
-            for place, inner in enumerate(value):
-                _check_keys(inner, typing.get_args(kind)[0], origin, f"{where}[{place}]")
-        return
-    if not isinstance(value, Mapping):
-        return
-    hints = typing.get_type_hints(kind, include_extras=True)
-    known = [entry.name for entry in dataclasses.fields(kind)]
-    for key, inner in value.items():
-        path = f"{where}.{key}" if where else str(key)
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"known fields: {', '.join(known)}"
-            raise ConfigError(f"{origin}: {path}: unknown field; {hint}")
-        _check_keys(inner, hints[key], origin, path)
-
-
-def _check_leaf(value: Any, kind: Any, origin: str, where: str) -> None:
-    """Refuse what no field can mean: true for 1, more than 64 bits, zero bytes."""
-    kinds, expected = typing.get_args(kind) or (kind,), ""
-    if isinstance(value, bool):
-        expected = "a number" if bool not in kinds and (int in kinds or float in kinds) else ""
-    elif isinstance(value, int) and abs(value) >= _TOO_LARGE:
-        expected = "a number of at most 64 bits"
-    elif isinstance(value, str) and "\0" in value:
-        expected = "text without zero bytes"
-    if expected:
-        raise ConfigError(f"{origin}: {where} is {_short(value)}, expected {expected}")
-
-
-def _chosen(value: Any, kind: Any, origin: str, where: str) -> Any:
-    """The member of a union that ``kind:`` names; other types as they are."""
-    if typing.get_origin(kind) is typing.Annotated:
-        union, *notes = typing.get_args(kind)
-        if any(isinstance(note, FieldInfo) and note.discriminator for note in notes) and isinstance(value, Mapping):
-            members = {str(member.kind): member for member in typing.get_args(union)}
-            name = value.get("kind")
-            if name is None:
-                raise ConfigError(f"{origin}: {where}.kind is missing, expected one of {', '.join(members)}")
-            name = str(name)
-            if name not in members:
-                close = difflib.get_close_matches(name, members, 1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise ConfigError(f"{origin}: {where}.kind is {name!r}, expected one of {', '.join(members)}{hint}")
-            return members[name]
-        return union
-    if typing.get_origin(kind) in (types.UnionType, typing.Union) and isinstance(value, Mapping):
-        # An optional section: unknown fields in it are refused like anywhere else.
-        sections = [member for member in typing.get_args(kind) if dataclasses.is_dataclass(member)]
-        return sections[0] if len(sections) == 1 else kind
-    return kind
-
-
-def _explain(error: pydantic.ValidationError, content: Any) -> str:
-    """The first mistake: the field, what is expected, what was got."""
-    found = [(_place(one["loc"], content, one["type"]), one) for one in error.errors()]
-    # A value that fits no member of a union has an error for each: the one that lies deepest is of the member meant.
-    place, first = max((entry for entry in found if entry[0].startswith(found[0][0])), key=lambda entry: len(entry[0]))
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return _in_place(message, place, first["input"])
-    # What pydantic calls these is what they are in Python; in a recipe they are something else.
-    message = {"tuple_type": "expected a list", "dataclass_type": "expected a section"}.get(first["type"], message)
-    got = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
-    return f"{place}: {message[0].lower()}{message[1:]}{got}"
-
-
-def _place(location: Sequence[str | int], content: Any, kind: str) -> str:
-    """The path of a field as a recipe has it: pydantic's own also names the members of unions."""
-    path = ""
-    for place, part in enumerate(location):
-        absent = kind == "missing" and place == len(location) - 1
-        if isinstance(part, int) and isinstance(content, list | tuple) and part < len(content):
-            path, content = f"{path}[{part}]", content[part]
-        elif absent or (isinstance(content, Mapping) and part in content):
-            path = f"{path}.{part}" if path else str(part)
-            content = content.get(part) if isinstance(content, Mapping) else None
-    return path
-
-
-def _in_place(message: str, place: str, section: Any) -> str:
-    """The message of a section's own check, with the path that the field has in this recipe.
-
-    Sections that stand in several places, such as schedules and optimizers, know only their own name.
-    """
-    head, space, rest = message.partition(" ")
-    if place and head.startswith(f"{place}."):
-        return message
-    field_name = head.rpartition(".")[2]
-    known = isinstance(section, Mapping) and field_name in section and ("." in head or rest.startswith("is "))
-    elsewhere = "." in head and head.partition(".")[0] not in _SECTIONS
-    if place and (known or (elsewhere and field_name.isidentifier())):
-        return f"{place}.{field_name}{space}{rest}"
-    return message if head.partition(".")[0] in _SECTIONS or not place else f"{place}: {message}"
-
-
-def _short(value: Any) -> str:
-    """A value as it was got, in one line of a length that can be read."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no more than some thousand digits
-        return "a number of too many digits"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -5,17 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 from recipes import tiny
+from stratarec.data.dataset import Dataset
+from stratarec.data.hashing import stable_hash
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary import VocabularyConfig, VocabularyLimits, VocabularyOverride
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride, bounded
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+from stratarec.training.export import export
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
 
 
 def recipe(root: Path, **vocabulary: Any) -> Recipe:
@@ -79,3 +86,70 @@ def test_ids_of_64_bits_without_a_sign_share_a_vocabulary_with_others_as_text(tm
     assert dict(zip(table["value"][:5], table["count"][:5], strict=True)) == {
         "-1": 20, "5": 20, "18446744073709551615": 20, "7": 10, "9223372036854775808": 10,
     }  # fmt: skip
+
+
+def prepared(root: Path, items: list[object], shard_samples: int = 500_000, **vocabulary: Any) -> Dataset:
+    pl.DataFrame({"label": [row % 2 for row in range(len(items))], "item": items}).write_parquet(root / "log.parquet")
+    schema = Schema(label="label", sparse=(SparseFeature(name="item"),))
+    config = PrepareConfig(
+        source=ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema),
+        path=str(root / f"data-{len(list(root.iterdir()))}"),
+        split=SplitConfig(valid=0.0, test=0.0),
+        vocabulary=VocabularyConfig(**vocabulary),
+        shard_samples=shard_samples,
+    )
+    return prepare(config)
+
+
+@pytest.mark.parametrize("items", [[*range(500)] * 2, [f"i{number}" for number in range(500)] * 2, [2**63 + 5] * 1000])
+def test_a_hash_gives_every_value_a_row_by_its_hash_alone(tmp_path: Path, items: list[object]) -> None:
+    made = prepared(tmp_path, items, kind="hash", buckets=64)
+    info = made.vocabularies["item"]
+    assert (info.rows, info.values, info.tail_buckets) == (64, 0, 64)
+    found = pl.concat([pl.from_arrow(made.read_row_group("train", 0, 0))])["item"].to_numpy()  # type: ignore[list-item]
+    expected = (stable_hash(pl.Series(items)) % np.uint64(64)).astype(np.int64)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(made.access_counts("item"), np.bincount(expected, minlength=64))
+    # The same ids, whatever else is in the log.
+    again = prepared(tmp_path, [*items[:10], *items[:10][::-1]], kind="hash", buckets=64)
+    ids = pl.concat([pl.from_arrow(again.read_row_group("train", 0, 0))])["item"].to_list()  # type: ignore[list-item]
+    assert ids[:10] == expected[:10].tolist()
+
+
+def test_counts_of_a_hash_do_not_grow_with_the_values() -> None:
+    limits = VocabularyLimits(kind="hash", buckets=32)
+    counted = pl.DataFrame({"value": range(10_000), "count": [1] * 10_000})
+    small = bounded(counted, limits)
+    assert len(small) <= 32
+    np.testing.assert_array_equal(Vocabulary.of(small, limits).counts, Vocabulary.of(counted, limits).counts)
+    assert bounded(counted, VocabularyLimits()) is counted
+
+
+def test_a_hash_beside_counted_ones_trains_and_scores(tmp_path: Path) -> None:
+    content = tiny(tmp_path, max_steps=4)
+    content["data"]["vocabulary"] = {"overrides": {"C1": {"kind": "hash", "buckets": 50}}}
+    made = Recipe.from_dict(content)
+    dataset = prepare(made.data)
+    assert dataset.table_rows()["C1"] == 50
+    assert dataset.vocabularies["C2"].values > 0
+    Trainer(made, dataset).train()
+    with open_run(made.run) as trained:
+        export(trained, tmp_path / "export")
+    assert Scorer.open(tmp_path / "export").manifest.vocabularies["C1"].values == 0
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "message"),
+    [
+        ({"buckets": 0}, r"data\.vocabulary\.buckets is 0, expected at least 1"),
+        ({"kind": "hashed"}, r"data\.vocabulary\.kind: input should be 'count' or 'hash'"),
+        (
+            {"overrides": {"C1": {"kind": "hash", "min_count": 3}}},
+            r"data\.vocabulary\.overrides\.C1\.min_count is 3, which kind hash makes no use of; remove it",
+        ),
+        ({"overrides": {"C1": {"buckets": 3}}}, r"overrides\.C1\.buckets is 3, which kind count makes no use of"),
+    ],
+)
+def test_what_a_kind_makes_no_use_of_is_refused(tmp_path: Path, vocabulary: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        recipe(tmp_path, **vocabulary)

@@ -185,6 +185,16 @@ def test_stopping_while_a_batch_waits_for_room_ends() -> None:
     assert stopped
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_who_leaves_gives_up_what_he_dropped(depth: int) -> None:
+    """The next pass over batches was once refused for a handle that an earlier one had handed out."""
+    module = collection(cache_rows=ROWS * 2, lookahead=depth)
+    with Prefetcher(module.engine, iter([batch(0), batch(1)]), lambda item: item, depth=depth) as source:
+        next(source)
+    module(batch(2)).pooled.sum().backward()
+    assert module.step == 1
+
+
 def test_leaving_early_and_beginning_again_goes_on() -> None:
     plain, module = collection(cache_rows=ROWS * 2), collection(cache_rows=64, lookahead=2)
     data = [batch(number) for number in range(30)]

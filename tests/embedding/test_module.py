@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import sized
 from torch import Tensor
 
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
@@ -50,9 +51,10 @@ def batch_of(draws: np.random.Generator, batch: int, dtype: torch.dtype = torch.
     return KeyedJagged.from_features({key: jagged(draws, rows, batch, 4, dtype) for key, rows in SIZES.items()})
 
 
+@pytest.mark.interpreted
 def test_bags_behind_the_filled_ones_change_nothing() -> None:
     """Empty bags that a batch says it has are not written, and training has the same bits."""
-    draws, size, filled = np.random.default_rng(1), 200, 70
+    draws, size, filled = np.random.default_rng(1), *sized((200, 70), (20, 7))
     bags = {}
     for key, rows in SIZES.items():
         bag = jagged(draws, rows, filled, 4, torch.int64)
@@ -74,7 +76,8 @@ def test_bags_behind_the_filled_ones_change_nothing() -> None:
         replace(plain, filled=(3,))
 
 
-@settings(deadline=None, max_examples=30)
+@pytest.mark.interpreted
+@settings(deadline=None, max_examples=sized(30, 3))
 @given(st.integers(0, 99), st.sampled_from([1, 5, 16, 33]), st.sampled_from([0, 1, 7]), st.booleans())
 def test_lookups_equal_the_reference_bit_for_bit(seed: int, width: int, batch: int, wide: bool) -> None:
     module = collection(width)
@@ -89,6 +92,7 @@ def test_lookups_equal_the_reference_bit_for_bit(seed: int, width: int, batch: i
     assert torch.equal(found.sequences["as"].offsets, features["as"].offsets)
 
 
+@pytest.mark.interpreted
 def test_weights_scale_lookups_and_get_gradients() -> None:
     module = TieredEmbeddingBagCollection(
         [EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=5, feature_names=("x",), pooling="mean")],
@@ -133,6 +137,7 @@ def reference_step(
     state["step"] += 1
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -143,7 +148,8 @@ def test_updates_follow_the_reference(kind: str, decay: float, weighted: bool) -
     }
     state["step"] = 0
     draws = np.random.default_rng(1)
-    for step in range(6):
+    steps = sized(6, 2)
+    for step in range(steps):
         features = batch_of(draws, 9)
         if weighted:
             weights = torch.from_numpy(draws.normal(size=features.values.numel()).astype(np.float32))
@@ -158,7 +164,7 @@ def test_updates_follow_the_reference(kind: str, decay: float, weighted: bool) -
     for table in module.tables:
         for name, view in module.table(table.name).items():
             torch.testing.assert_close(view, state[table.name][name], rtol=2e-5, atol=2e-6)
-    assert module.step == 6
+    assert module.step == steps
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,8 +187,9 @@ def test_the_number_of_threads_changes_no_bit(kind: str) -> None:
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.integers(1, 3000), st.integers(1, 400), st.integers(0, 50))
+@pytest.mark.interpreted
+@settings(deadline=None, max_examples=sized(20, 3))
+@given(st.integers(1, sized(3000, 200)), st.integers(1, sized(400, 40)), st.integers(0, 50))
 def test_one_id_a_bag_trains_as_bags_of_one(rows: int, batch: int, seed: int) -> None:
     ids = torch.randint(0, rows, (batch,), generator=torch.Generator().manual_seed(seed))
     results = []
@@ -291,20 +298,22 @@ def test_impossible_tables_are_refused(change: dict[str, Any], message: str) -> 
         TieredEmbeddingBagCollection([EmbeddingBagConfig(**good), EmbeddingBagConfig(**{**good, "name": "u"})])
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_table_is_summed_as_a_large_one(kind: Any) -> None:
     """Tables summed in place and tables whose lookups are sorted first get the same bits."""
-    ids = torch.from_numpy((40 * np.random.default_rng(5).random(300) ** 3).astype(np.int64))
+    count = sized(300, 60)
+    ids = torch.from_numpy((40 * np.random.default_rng(5).random(count) ** 3).astype(np.int64))
     found = []
-    for rows in (40, 200_000):
+    for rows in (40, sized(200_000, 5_000)):
         module = TieredEmbeddingBagCollection(
             [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=16, feature_names=("x",))],
             optimizer=RowOptimizerConfig(kind=kind, learning_rate=0.1, weight_decay=0.01),
         )
         module.table("t")["weight"][:40] = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
         for step in range(3):
-            pooled = module(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=300)).pooled
-            pooled.backward(torch.randn(300, 16, generator=torch.Generator().manual_seed(step)))
+            pooled = module(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=count)).pooled
+            pooled.backward(torch.randn(count, 16, generator=torch.Generator().manual_seed(step)))
         found.append({name: view[:40].clone() for name, view in module.table("t").items()})
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 

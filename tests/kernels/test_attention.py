@@ -9,6 +9,8 @@ from torch import Tensor
 from stratarec.errors import ConfigError
 from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums, reference
 
+pytestmark = pytest.mark.interpreted
+
 
 def pairs_of(samples: int, events: int, seed: int = 0) -> Pairs:
     """Windows of up to 6 events that overlap, some of them empty."""

@@ -30,6 +30,7 @@ def split(values: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
     return [values[first:last].tolist() for first, last in pairwise(offsets)]
 
 
+@pytest.mark.interpreted
 @fast
 @given(st.lists(st.integers(0, 9), max_size=30))
 def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
@@ -41,6 +42,7 @@ def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
     assert (place == -1).all()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 def test_rows_are_scattered(kind: type) -> None:
     rows, places = np.array([3, 3, 0, 8], dtype=kind), np.array([2, 0])
@@ -50,6 +52,7 @@ def test_rows_are_scattered(kind: type) -> None:
     assert np.isnan(wide[:, 1]).all()
 
 
+@pytest.mark.interpreted
 @fast
 @given(st.integers(2, 5), st.booleans(), st.integers(0, 3), st.lists(st.integers(0, 6), max_size=12))
 def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: list[int]) -> None:
@@ -63,6 +66,7 @@ def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: lis
     assert missing == bool((words[rows, width - ids :] < 0).any())
 
 
+@pytest.mark.interpreted
 @fast
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.integers(0, 2), st.randoms())
 def test_runs_are_filled_and_put_in_order(sizes: list[int], column: int, draws: Random) -> None:
@@ -78,6 +82,7 @@ def test_runs_are_filled_and_put_in_order(sizes: list[int], column: int, draws: 
     assert order.tolist() == [place for run in runs for place in range(starts[run], starts[run] + sizes[run])]
 
 
+@pytest.mark.interpreted
 @fast
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12))
 def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int, int]]) -> None:
@@ -92,6 +97,7 @@ def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int,
             assert values[moved[u] : moved[u] + length[u]].tolist() == list(range(start[u], start[u] + length[u]))
 
 
+@pytest.mark.interpreted
 @fast
 @given(st.integers(0, 3), st.integers(0, 2), st.integers(1, 6), st.booleans(), st.data())
 def test_bags_of_rows_are_the_reference(width: int, lists: int, size: int, missing: bool, data: st.DataObject) -> None:
@@ -109,6 +115,7 @@ def test_bags_of_rows_are_the_reference(width: int, lists: int, size: int, missi
     assert split(values, offsets) == expected
 
 
+@pytest.mark.interpreted
 @fast
 @given(st.lists(st.tuples(st.lists(st.lists(bag, min_size=3, max_size=3), min_size=1, max_size=2),
                           st.none() | st.lists(st.integers(0, 2), max_size=5)), min_size=1, max_size=3))  # fmt: skip
@@ -131,6 +138,7 @@ def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], 
     assert split(*batches.join_bags(given_, 6)) == reference.join_bags(expected, 6)
 
 
+@pytest.mark.interpreted
 def test_places_outside_are_found() -> None:
     assert batches.outside(np.array([0, 2, 1]), 3) == -1
     assert batches.outside(np.array([0, 3, -1]), 3) == 1

@@ -12,6 +12,8 @@ from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.cache.reference import TableCache
 from stratarec.kernels.random import RowNoise, fill_uniform, table_key
 
+pytestmark = pytest.mark.interpreted
+
 ROWS = (500, 90)
 
 

@@ -11,6 +11,8 @@ from stratarec.kernels.codec import cpu
 from stratarec.kernels.codec.reference import noise, unit
 from stratarec.kernels.random.reference import mix
 
+pytestmark = pytest.mark.interpreted
+
 
 @njit
 def halves_of(values, out):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from stratarec.kernels import dedup
 from stratarec.kernels.dedup import reference
 
+pytestmark = pytest.mark.interpreted
+
 fast = settings(deadline=None, max_examples=40)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from interpreted import sized
 
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
@@ -15,9 +16,10 @@ from stratarec.kernels.random.reference import mix, uniform_row
 from stratarec.kernels.random.vector import mix_array
 
 
-@pytest.mark.parametrize("batch", [0, 1, 17])
-@pytest.mark.parametrize("features", [1, 2, 3, 27])
-@pytest.mark.parametrize("width", [1, 3, 16, 64])
+@pytest.mark.interpreted
+@pytest.mark.parametrize("batch", sized([0, 1, 17], [3]))
+@pytest.mark.parametrize("features", sized([1, 2, 3, 27], [1, 3]))
+@pytest.mark.parametrize("width", sized([1, 3, 16, 64], [3, 16]))
 @pytest.mark.parametrize("dense", [True, False])
 def test_interaction_and_gradients_equal_the_reference(batch: int, features: int, width: int, dense: bool) -> None:
     torch.manual_seed(0)
@@ -35,10 +37,13 @@ def test_interaction_and_gradients_equal_the_reference(batch: int, features: int
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("shared", ["01", "1", "0", "0110", "101111011", "111111"])
-@pytest.mark.parametrize("width", [3, 16, 32])
+@pytest.mark.interpreted
+@pytest.mark.parametrize("shared", sized(["01", "1", "0", "0110", "101111011", "111111"], ["0", "0110"]))
+@pytest.mark.parametrize("width", sized([3, 16, 32], [3, 16]))
 @pytest.mark.parametrize("dense", [True, False])
-@pytest.mark.parametrize("starts", [[0, 1], [0, 5, 6, 20], list(range(21)), [0, *range(2, 300, 3), 300]])
+@pytest.mark.parametrize(
+    "starts", sized([[0, 1], [0, 5, 6, 20], list(range(21)), [0, *range(2, 300, 3), 300]], [[0, 5, 6, 9]])
+)
 def test_products_of_runs_equal_the_reference_at_any_number_of_threads(
     shared: str, width: int, dense: bool, starts: list[int]
 ) -> None:

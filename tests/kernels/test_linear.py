@@ -8,6 +8,8 @@ from torch import Tensor
 
 from stratarec.kernels.linear import linear_relu, reference
 
+pytestmark = pytest.mark.interpreted
+
 SIZE = 50
 COLUMNS = (torch.tensor([0, 3, 5, 6]), torch.tensor([1, 2, 4]))
 RUNS = [[0, SIZE], list(range(SIZE + 1)), [0, 1, 9, 20, 21, 49, 50]]

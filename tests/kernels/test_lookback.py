@@ -48,6 +48,7 @@ def piecewise(log: list[Click], shown: np.ndarray, cuts: list[int]) -> np.ndarra
     return np.concatenate(parts)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("seed", [0, 1])
 def test_counts_are_those_of_looking_at_every_earlier_click(seed: int) -> None:
     log = random_log(seed)
@@ -66,6 +67,7 @@ def test_counts_are_those_of_looking_at_every_earlier_click(seed: int) -> None:
                 assert not found[n, k].any()
 
 
+@pytest.mark.interpreted
 def test_what_comes_later_changes_nothing() -> None:
     log = random_log(3)
     shown = np.random.default_rng(3).integers(1, 9, (len(log), 2))

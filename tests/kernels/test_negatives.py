@@ -24,6 +24,7 @@ def draw(log: Log, first: int, last: int, window: int, wanted: int, number: int 
     return draw_negatives(*log, clicks=(first, last), window=window, wanted=wanted, key=7, number=number)
 
 
+@pytest.mark.interpreted
 @settings(deadline=None)  # the first call compiles
 @given(
     seed=st.integers(0, 1 << 30),
@@ -55,6 +56,7 @@ def test_every_candidate_is_as_likely(own: int) -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 23.5  # chi-square, 4 degrees of freedom, p = 1e-4
 
 
+@pytest.mark.interpreted
 def test_no_click_at_all_and_no_negative_wanted() -> None:
     empty = np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int8)
     assert draw(empty, 0, 0, 10, 2).shape == (0, 2)

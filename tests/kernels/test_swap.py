@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from interpreted import sized
 
 from stratarec.kernels import cache, codec, records
 from stratarec.kernels.bags import BagBatch, GroupLayout
@@ -11,8 +12,9 @@ from stratarec.kernels.codec.layout import KINDS, Layout
 from stratarec.kernels.random import RowNoise, table_key
 from stratarec.kernels.swap import swap
 
-ROWS = np.array([3000, 700], dtype=np.int64)
-WAYS, SETS = 8, 100
+LOOKUPS, SETS = sized((300, 100), (30, 10))
+ROWS = np.array([10 * LOOKUPS, 2 * LOOKUPS + SETS], dtype=np.int64)
+WAYS = 8
 SLOTS = (SETS + 2) * WAYS
 
 
@@ -32,8 +34,8 @@ def layout_of() -> cache.CacheLayout:
 
 def lookups_of(number: int) -> BagBatch:
     generator = np.random.default_rng(number)
-    values = np.concatenate([generator.integers(0, rows, 300) for rows in ROWS])
-    return BagBatch(values=values, offsets=None, weights=None, batch=300, key=np.arange(2, dtype=np.int64))
+    values = np.concatenate([generator.integers(0, rows, LOOKUPS) for rows in ROWS])
+    return BagBatch(values=values, offsets=None, weights=None, batch=LOOKUPS, key=np.arange(2, dtype=np.int64))
 
 
 def group_of(width: int) -> GroupLayout:
@@ -76,6 +78,7 @@ def form_of(kind: str, width: int, full_state: bool) -> Layout:
     )  # fmt: skip
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16", "int8", "int4"])
 @pytest.mark.parametrize(("width", "full_state"), [(64, False), (5, True)])
 def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_state: bool) -> None:
@@ -83,7 +86,7 @@ def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_st
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     plain, fused = Side(form), Side(form)
     evicted = 0
-    for number in range(12):
+    for number in range(sized(12, 6)):
         lookups = lookups_of(number)
         out = np.empty(len(lookups.values), np.int32)
         done = cache.stage(
@@ -99,9 +102,10 @@ def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_st
         for side in (plain, fused):
             for part in side.slots:
                 part += np.random.default_rng(number).random(part.size, np.float32)
-    assert evicted > 1000
+    assert evicted > LOOKUPS
 
 
+@pytest.mark.interpreted
 def test_a_victim_that_the_codec_cannot_hold_is_named() -> None:
     place, form = layout_of(), form_of("int8", 8, False)
     state, workspace, side = cache.CacheState.empty(place), cache.StageWorkspace(), Side(form)

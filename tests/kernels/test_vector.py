@@ -43,6 +43,7 @@ def in_order(row: np.ndarray) -> np.float32:
     return np.float32(found[0])
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("lanes", [1, 4, 16, 48, 128])
 def test_sums_of_a_row_keep_their_order(lanes: int) -> None:
     rows = np.random.default_rng(lanes).standard_normal((4, lanes), dtype=np.float32)
@@ -52,6 +53,7 @@ def test_sums_of_a_row_keep_their_order(lanes: int) -> None:
     np.testing.assert_array_equal(out, [*expected, *expected])
 
 
+@pytest.mark.interpreted
 def test_stores_past_the_caches_store_the_same() -> None:
     @njit
     def double(source: Any, target: Any, streamed: Any) -> None:
@@ -67,6 +69,7 @@ def test_stores_past_the_caches_store_the_same() -> None:
     np.testing.assert_array_equal(streamed, target)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("width", [1, 3, 10, 16, 33, 96, 256, 1024])
 def test_blocks_make_up_the_row(width: int) -> None:
     lanes, whole = blocks(width)

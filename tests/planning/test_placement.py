@@ -58,6 +58,9 @@ def plan(tables: list[TableSpec] | None = None, **section: Any) -> Plan:
     return place(tables or TABLES, MemoryConfig(**section), TIERS, batch_size=BATCH)
 
 
+WORKSPACE = plan().workspace_bytes
+
+
 def kinds(made: Plan) -> dict[str, tuple[str, str]]:
     return {each.table: (each.tier, each.codec.kind) for each in made.tables}
 
@@ -66,21 +69,22 @@ def test_without_a_budget_every_table_is_float32_in_level_0() -> None:
     made = plan()
     assert set(kinds(made).values()) == {("level0", "fp32")}
     assert made.hit_rate == 1
-    assert made.used("dram") == made.float32_bytes == sum(each.rows for each in TABLES) * 17 * 4
+    assert made.float32_bytes == sum(each.rows for each in TABLES) * 17 * 4
+    assert made.used("dram") == made.float32_bytes + WORKSPACE
 
 
 def test_a_budget_that_holds_everything_changes_nothing() -> None:
     free = plan()
-    assert kinds(plan(dram=free.float32_bytes)) == kinds(free)
-    assert kinds(plan(dram=free.float32_bytes - 1)) != kinds(free)
+    assert kinds(plan(dram=free.used("dram"))) == kinds(free)
+    assert kinds(plan(dram=free.used("dram") - 1)) != kinds(free)
 
 
 def test_precision_falls_only_as_far_as_the_budget_asks() -> None:
     whole = plan().float32_bytes
     lowest = []
     for share in (1.0, 0.7, 0.45, 0.27):
-        made = plan(dram=int(share * whole))
-        assert made.used("dram") <= share * whole
+        made = plan(dram=WORKSPACE + int(share * whole))
+        assert made.used("dram") <= WORKSPACE + share * whole
         lowest.append(max(PENALTY[each.codec.kind] for each in made.tables))
     assert lowest == [PENALTY[kind] for kind in ("fp32", "fp16", "int8", "int4")]
 
@@ -150,13 +154,14 @@ def test_more_memory_is_never_predicted_to_be_slower() -> None:
 
 
 def test_a_second_level_keeps_rows_from_the_device() -> None:
-    section = {"dram": 30 * MIB, "block": BlockConfig(path="rows"), "precision": "int8"}
+    dram = WORKSPACE + 30 * MIB
+    section = {"dram": dram, "block": BlockConfig(path="rows"), "precision": "int8"}
     one = plan(**section, cache=CacheConfig(second_level=False))
     two = plan(**section)
     assert any(each.level1_rows for each in two.tables)
     assert not any(each.level1_rows for each in one.tables)
     assert two.seconds.device < one.seconds.device
-    assert two.used("dram") <= 30 * MIB
+    assert two.used("dram") <= dram
 
 
 @settings(deadline=None, max_examples=10)
@@ -172,7 +177,8 @@ def test_the_plan_is_the_best_of_all_combinations(
     tables = [table(f"t{place}", rows, lookups=64) for place, rows in enumerate(sizes)]
     device = BlockConfig(path="rows", budget=block) if block else None
     memory = MemoryConfig(dram=dram, block=device, precision=precision)  # type: ignore[arg-type]
-    limits: dict[Memory, float] = {"dram": dram, "mapped": 0, "block": block or 0}
+    workspace = place(tables, MemoryConfig(), TIERS, batch_size=64).workspace_bytes
+    limits: dict[Memory, float] = {"dram": dram - workspace, "mapped": 0, "block": block or 0}
     choices = [candidates(each, memory, TIERS)[:15] for each in tables]
     best = math.inf
     for choice in itertools.product(*choices):

@@ -18,7 +18,7 @@ from stratarec.data.partitions import Partitions, note_of
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
-from stratarec.data.vocabulary import merge_counts
+from stratarec.data.vocabulary import VocabularyConfig, bounded, merge_counts
 from stratarec.files import read_frame, read_json, reading, write_atomic, write_json
 from stratarec.naming import file_name
 from stratarec.progress import Progress
@@ -31,12 +31,15 @@ class Counts:
     ----------
     folder : Path
     schema : Schema
+    vocabulary : VocabularyConfig
+        Says which counts may be joined early.
     repeats : bool
         Whether to count how features repeat within sessions.
     """
 
-    def __init__(self, folder: Path, schema: Schema, *, repeats: bool) -> None:
+    def __init__(self, folder: Path, schema: Schema, vocabulary: VocabularyConfig, *, repeats: bool) -> None:
         self._folder, self._schema, self._count_repeats = folder, schema, repeats
+        self._vocabulary = vocabulary
         self._shards = 0
 
     def count(self, partitions: Partitions, progress: Progress) -> None:
@@ -44,7 +47,8 @@ class Counts:
         self._shards = len(partitions)
         for number, part, note in partitions.left(self._folder, "count", progress):
             for place, name in enumerate(self._schema.vocabularies()):
-                write_atomic(self._values(number, place, name), part.count(name).write_parquet)
+                counted = bounded(part.count(name), self._vocabulary.limits(name))
+                write_atomic(self._values(number, place, name), counted.write_parquet)
             moments = {feature.name: asdict(part.moments(feature.name)) for feature in self._schema.dense}
             found = {"moments": moments, "positives": [part.positives(split) for split in range(len(SPLITS))]}
             write_json(note, {**found, "repeats": self._repeats(part).to_dict()})
@@ -64,7 +68,8 @@ class Counts:
             file = self._values(number, place, name)
             with reading(file):
                 counted = read_frame(file)
-                total = counted if total is None else merge_counts([total, counted])
+                both = counted if total is None else merge_counts([total, counted])
+                total = bounded(both, self._vocabulary.limits(name))
         assert total is not None
         return total
 

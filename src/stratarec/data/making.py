@@ -49,7 +49,7 @@ class Making:
         workspace, config = self._workspace, self._config
         partitions = self._partitions()
         by_session = config.groups != "none" and bool(self._schema.session_keys)
-        counts = Counts(workspace.folder("counts"), self._schema, repeats=by_session)
+        counts = Counts(workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session)
         counts.count(partitions, self._progress)
         vocabularies, infos = self._vocabularies(counts)
         moments, repeats = counts.moments(), counts.repeats()
@@ -124,7 +124,7 @@ class Making:
         """Counts of all partitions added and ranked, one vocabulary after another."""
         ranked, infos = {}, {}
         for place, name in enumerate(self._schema.vocabularies()):
-            vocabulary = Vocabulary.rank(counts.values(place, name), self._config.vocabulary.limits(name))
+            vocabulary = Vocabulary.of(counts.values(place, name), self._config.vocabulary.limits(name))
             ranked[name] = vocabulary
             infos[name] = write_vocabulary(self._workspace.output, place, name, vocabulary)
         return ranked, infos

@@ -72,6 +72,7 @@ class VocabularyInfo(StoredFile):
     """Rows that a table needs: values and tail buckets."""
     values: _Rows
     tail_buckets: _Rows
+    """Rows behind those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
     digest: Hash
     """xxh3_128 of the values in order of id."""
 

@@ -51,7 +51,8 @@ class Partitions:
     def read(self, number: int) -> Partition:
         """A partition, split and in order."""
         frame, span = self._spill.read(self.chunks, self._parts[number]), self.span
-        return Partition(frame, self._schema, self._splitter.assign(frame, span.last if span else 0))
+        split = self._splitter.assign(frame, span.last if span else 0)
+        return Partition(frame, self._schema, self._splitter.thin(frame, split))
 
     def left(self, notes: Path, what: str, progress: Progress) -> Iterator[tuple[int, Partition, Path]]:
         """Number and content of each partition whose note in `notes` is still to be written, and the note's path."""

@@ -31,8 +31,11 @@ class SplitConfig:
     """A duration such as 1d for ``time``, a share for ``fraction``, file name patterns for ``file``."""
     test: float | str | tuple[str, ...] = 0.1
     """As `valid`; by time the test split is the last and validation lies before it."""
+    negatives: float = 1.0
+    """Share of the training split's negative samples that are kept, at random; the model adds the logarithm of it to
+    its logits wherever it is not trained, so that its probabilities are those of the whole log."""
     seed: int = 0
-    """Of the random fraction."""
+    """Of the random fractions."""
 
     def __post_init__(self) -> None:
         for name in ("valid", "test"):
@@ -45,6 +48,8 @@ class SplitConfig:
                 raise ConfigError(f"data.split.{name} is {value!r}, expected file name patterns")
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
             raise ConfigError("data.split.valid and data.split.test leave nothing to train on")
+        if not 0 < self.negatives <= 1:
+            raise ConfigError(f"data.split.negatives is {self.negatives}, expected a share above 0 and at most 1")
         check_seed(self.seed, "data.split.seed")
 
     def asks_for(self, split: str) -> bool:
@@ -102,8 +107,21 @@ class Splitter:
             last_train = last_valid - self._duration("valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
         # A user on both sides would be tested on what was learnt of them.
-        key = frame[schema.user or schema.session or ROW]
-        hashes = stable_hash(pl.Series(stable_hash(key) ^ np.uint64(config.seed)).reinterpret(signed=True))
-        place = unit_interval(hashes)
+        place = self._place(frame[schema.user or schema.session or ROW], config.seed)
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]
         return np.where(place < test, 2, np.where(place < test + valid, 1, 0)).astype(np.int8)
+
+    def thin(self, frame: pl.DataFrame, split: NDArray[np.int8]) -> NDArray[np.int8]:
+        """`split` with -1, no split, for the negatives of the training split that are not kept."""
+        if self._config.negatives == 1:
+            return split
+        negative = (frame[self._schema.label_column] == 0).fill_null(False).to_numpy() & (split == 0)
+        # Other draws than those of the splits.
+        place = self._place(frame[ROW], ~self._config.seed)
+        return np.where(negative & (place >= self._config.negatives), np.int8(-1), split)
+
+    @staticmethod
+    def _place(key: pl.Series, seed: int) -> NDArray[np.float64]:
+        """``[N]`` numbers from 0 to 1, by `key` and seed."""
+        mixed = stable_hash(key) ^ np.uint64(seed % (1 << 64))
+        return unit_interval(stable_hash(pl.Series(mixed).reinterpret(signed=True)))

@@ -1,4 +1,4 @@
-"""Frequency-ranked vocabularies: the most frequent value of a feature has id 0."""
+"""Which id a value has: by frequency, the most frequent value of a feature being 0, or by its hash alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import polars as pl
@@ -21,6 +21,7 @@ from stratarec.errors import ConfigError
 from stratarec.files import reading
 
 MISSING = -1
+_BUCKET = "@bucket"
 # Values that are hashed at a time.
 _PIECE = 1 << 16
 # Of one value on average, in a file that is read back; what a log may have is less.
@@ -29,7 +30,9 @@ _VALUE_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.int64(), pa
 # Characters of a list of columns that a message repeats.
 _LONGEST = 200
 # Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
-_RANGES = {"min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31)}
+_RANGES = {"min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "buckets": (1, 10**8)}
+
+VocabularyKind = Literal["count", "hash"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,18 @@ class VocabularyOverride:
     """Rows shared by rare and unseen values."""
     max_rows: int | None = None
     """Keep at most this many values; 0 for no limit."""
+    kind: VocabularyKind | None = None
+    """``count`` or ``hash``."""
+    buckets: int | None = None
+    """Rows of a ``hash``."""
+
+    def check_kind(self, where: str, kind: VocabularyKind) -> None:
+        """Refuse what vocabularies of `kind` make no use of."""
+        for name in ("min_count", "tail_buckets", "max_rows") if kind == "hash" else ("buckets",):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{where}.{name} is {getattr(self, name)}, which kind {kind} makes no use of; remove it"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +69,11 @@ class VocabularyLimits:
     """Rows shared by rare and unseen values, by a hash of the value."""
     max_rows: int = 0
     """Keep at most this many values; 0 for no limit."""
+    kind: VocabularyKind = "count"
+    """``count`` gives frequent values rows of their own; ``hash`` gives every value one of `buckets` rows by its hash
+    alone, so that memory does not grow with the values and new ones are like old ones."""
+    buckets: int = 1 << 18
+    """Rows of a ``hash``: values that share one cannot be told apart."""
 
     def __post_init__(self) -> None:
         _check_limits(self, "data.vocabulary")
@@ -69,7 +89,9 @@ class VocabularyConfig(VocabularyLimits):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, override in self.overrides.items():
-            _check_limits(override, f"data.vocabulary.overrides.{name}")
+            where = f"data.vocabulary.overrides.{name}"
+            _check_limits(override, where)
+            override.check_kind(where, override.kind or self.kind)
 
     def limits(self, name: str) -> VocabularyLimits:
         """What holds for the vocabulary `name`."""
@@ -125,6 +147,18 @@ class Vocabulary:
         np.add.at(tail, _buckets(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
         counts = np.concatenate([kept["count"].to_numpy().astype(np.int64), tail])
         return cls(values=kept["value"], counts=counts, tail_buckets=limits.tail_buckets)
+
+    @classmethod
+    def hashed(cls, counted: pl.DataFrame, buckets: int) -> Vocabulary:
+        """Without a row of any value's own, from the columns `value` and `count`."""
+        counts = np.zeros(buckets, dtype=np.int64)
+        np.add.at(counts, _buckets(counted["value"], buckets), counted["count"].to_numpy())
+        return cls(values=counted["value"].clear(), counts=counts, tail_buckets=buckets)
+
+    @classmethod
+    def of(cls, counted: pl.DataFrame, limits: VocabularyLimits) -> Vocabulary:
+        """By the kind that `limits` ask for."""
+        return cls.hashed(counted, limits.buckets) if limits.kind == "hash" else cls.rank(counted, limits)
 
     @property
     def digest(self) -> str:
@@ -256,6 +290,16 @@ def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
     common = kinds.pop() if len(kinds) == 1 else pl.String()
     alike = [part.select(pl.col("value").cast(common), pl.col("count").cast(pl.Int64)) for part in parts]
     return pl.concat(alike).group_by("value").agg(pl.col("count").sum()).sort("value")
+
+
+def bounded(counted: pl.DataFrame, limits: VocabularyLimits) -> pl.DataFrame:
+    """Counts as small as a vocabulary of `limits` lets them be: one value for each bucket of a hash, with the counts of
+    all that share it."""
+    if limits.kind == "count":
+        return counted
+    bucket = pl.Series(_BUCKET, _buckets(counted["value"], limits.buckets))
+    found = counted.with_columns(bucket).group_by(_BUCKET).agg(pl.col("value").min(), pl.col("count").sum())
+    return found.select("value", "count").sort("value")
 
 
 def _buckets(values: pl.Series, buckets: int) -> NDArray[np.int64]:

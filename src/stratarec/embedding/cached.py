@@ -31,6 +31,7 @@ from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.cache import Staging
+from stratarec.kernels.update import Scratchpad
 
 
 class CachedTables(Tables):
@@ -59,9 +60,10 @@ class CachedTables(Tables):
         store: RecordStore,
         optimizer: RowOptimizerConfig,
         health: Health,
+        scratch: Scratchpad | None = None,
     ) -> None:
         start = directory.layout.slot_start
-        memory = CpuSlots(int(start[-1]), codec.width, optimizer)
+        memory = CpuSlots(int(start[-1]), codec.width, optimizer, scratch)
         super().__init__(configs, columns, memory, start[:-1].tolist(), np.diff(start).tolist())
         self.codec, self.store, self.directory, self.health = codec, store, directory, health
         self.mover = Mover([table.name for table in configs], directory, codec, store, memory)

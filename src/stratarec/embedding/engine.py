@@ -32,8 +32,8 @@ from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.jagged import KeyedJagged
-from stratarec.kernels.memory import RECYCLER
-from stratarec.kernels.update import Gradients
+from stratarec.kernels.memory import RECYCLER, buffer_bytes
+from stratarec.kernels.update import Gradients, Scratchpad
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)
@@ -117,8 +117,10 @@ class Engine:
         self._columns = sum(self.dims)
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
         self.health = Health()
+        # Groups of tables are updated one after another. What a look-up gives has a gradient of the same size.
+        self._scratch, self._output_bytes = Scratchpad(), 0
         self.tables: tuple[Tables, ...] = tuple(
-            build_tables(self.configs, columns, optimizer, seed, tiers, self.health)
+            build_tables(self.configs, columns, optimizer, seed, tiers, self.health, self._scratch)
         )
         self.resident = all(tables.resident for tables in self.tables)
         # Sequence features in the order in which `look_up` gives their rows.
@@ -215,6 +217,7 @@ class Engine:
             rows = []
             for tables, ids in zip(self.tables, prepared.ids, strict=True):
                 rows += tables.pool(prepared.features, ids, pooled)
+            self._output_bytes = max(self._output_bytes, sum(buffer_bytes(part.numel()) for part in (pooled, *rows)))
         except BaseException:
             prepared.release()
             raise
@@ -348,7 +351,7 @@ class Engine:
 
     def bytes_by_memory(self) -> dict[str, int]:
         """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
-        total: Counter[str] = Counter(dram=0)
+        total: Counter[str] = Counter(dram=self._scratch.nbytes)
         for tables, parts in self._bytes():
             files = parts.pop("home_block", 0)
             total["dram"] += sum(parts.values())
@@ -357,8 +360,11 @@ class Engine:
         return dict(total)
 
     def bytes_by_part(self) -> dict[str, int]:
-        """Bytes of level 0, cache metadata, homes in DRAM, file space and staging buffers, as they are now."""
-        total: Counter[str] = Counter()
+        """Of level 0, cache metadata, homes in DRAM, file space, staging buffers and workspace, as they are now.
+
+        ``outputs`` are activations, and in no memory's sum: what the largest look-up gave, and its gradient.
+        """
+        total: Counter[str] = Counter(workspace=self._scratch.nbytes, outputs=2 * self._output_bytes)
         for _, parts in self._bytes():
             total.update(parts)
         return dict(total)

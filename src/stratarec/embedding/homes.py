@@ -20,6 +20,7 @@ from stratarec.embedding.stores.victims import VictimCache
 from stratarec.embedding.tables import Tables
 from stratarec.embedding.tiers import HomeKind, TierConfig
 from stratarec.errors import ConfigError
+from stratarec.kernels.update import Scratchpad
 
 Configs = list[EmbeddingBagConfig]
 Shared = tuple[int, HomeKind, CodecConfig]
@@ -32,6 +33,7 @@ def build_tables(
     seed: int,
     tiers: TierConfig,
     health: Health,
+    scratch: Scratchpad,
 ) -> list[Tables]:
     """One group for each width of tables that lie whole in level 0, and for each width, home and codec of the others.
 
@@ -53,8 +55,8 @@ def build_tables(
             resident.setdefault(table.embedding_dim, []).append(table)
         else:
             cached.setdefault((table.embedding_dim, tier.home, tier.codec), []).append(table)
-    found: list[Tables] = [ResidentTables(mine, columns, optimizer, seed) for mine in resident.values()]
-    return found + _cached_tables(cached, columns, optimizer, seed, tiers, health)
+    found: list[Tables] = [ResidentTables(mine, columns, optimizer, seed, scratch) for mine in resident.values()]
+    return found + _cached_tables(cached, columns, optimizer, seed, tiers, health, scratch)
 
 
 def _cached_tables(
@@ -64,6 +66,7 @@ def _cached_tables(
     seed: int,
     tiers: TierConfig,
     health: Health,
+    scratch: Scratchpad,
 ) -> list[Tables]:
     groups = [(key, mine) for key, all_of in members.items() for mine in _sharing(key, all_of, optimizer)]
     codecs = [RecordCodec.of(config, width, optimizer) for (width, _, config), _ in groups]
@@ -80,7 +83,7 @@ def _cached_tables(
             share = log_bytes[place] / max(sum(log_bytes), 1)
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, share)
             store = _with_level1(store, sum(tiers.tables[table.name].level1_rows for table in mine))
-            found.append(CachedTables(mine, columns, directory, codecs[place], store, optimizer, health))
+            found.append(CachedTables(mine, columns, directory, codecs[place], store, optimizer, health, scratch))
     except Exception:
         for tables in found:
             tables.close()

@@ -104,7 +104,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for rows and all that describes them; file space is not in it."""
+        """Bytes of memory for rows, all that describes them and what the update works in; file space is not in it."""
         return self.bytes_by_memory()["dram"]
 
     def bytes_by_memory(self) -> dict[str, int]:
@@ -112,7 +112,10 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         return self.engine.bytes_by_memory()
 
     def bytes_by_part(self) -> dict[str, int]:
-        """Bytes of level 0, cache metadata, homes in DRAM, file space and staging buffers, as they are now."""
+        """Of level 0, cache metadata, homes in DRAM, file space, staging buffers and workspace, as they are now.
+
+        ``outputs`` are activations, and in no memory's sum: what the largest look-up gave, and its gradient.
+        """
         return self.engine.bytes_by_part()
 
     def prepare(self, features: KeyedJagged) -> Held:

@@ -83,6 +83,7 @@ class Prefetcher(Generic[Item]):
         self._ready.clear()
         for prepared in self._given:
             prepared.release_unused()
+        self._flight.forgive()
 
     def drain(self) -> None:
         """Prepare no more than the `depth` items that may be prepared by now, until the one after them is asked for.

@@ -159,6 +159,12 @@ class Flight:
         with self.changed:
             self.changed.notify_all()
 
+    def forgive(self) -> None:
+        """Whoever handed batches out gives up those whose handles were dropped: no later batch is refused for them."""
+        with self.changed:
+            self._sweep()
+            self._lost = None
+
     def _sweep(self) -> None:
         while self._dropped:
             number, generation = self._dropped.popleft()

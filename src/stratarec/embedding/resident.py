@@ -23,7 +23,7 @@ from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import mark_rows
 from stratarec.kernels.random import table_key
 from stratarec.kernels.records import set_bits
-from stratarec.kernels.update import Gradients, RowUpdate
+from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
 
 
 class ResidentTables(Tables):
@@ -40,10 +40,11 @@ class ResidentTables(Tables):
         columns: Mapping[str, int],
         optimizer: RowOptimizerConfig,
         seed: int,
+        scratch: Scratchpad | None = None,
     ) -> None:
         rows = [table.num_embeddings for table in configs]
         first = np.cumsum([0, *rows]).tolist()
-        memory = CpuSlots(first[-1], configs[0].embedding_dim, optimizer)
+        memory = CpuSlots(first[-1], configs[0].embedding_dim, optimizer, scratch)
         super().__init__(configs, columns, memory, first[:-1], rows)
         self.codec = RecordCodec.of(CodecConfig(), memory.width, optimizer)
         self._changed = allocate_bits(self.rows)

@@ -22,7 +22,7 @@ from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.kernels import cache, pooling, swap, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform
-from stratarec.kernels.update import Gradients, RowUpdate
+from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
 
 Records = NDArray[np.uint8]
 Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
@@ -94,17 +94,21 @@ class CpuSlots:
         S and D.
     optimizer : RowOptimizerConfig
         Says which state there is and what it is called.
+    scratch : Scratchpad
+        Of the updates of all tables that are not updated at the same time; one of its own by default.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
+    def __init__(
+        self, slots: int, width: int, optimizer: RowOptimizerConfig, scratch: Scratchpad | None = None
+    ) -> None:
         self._optimizer = optimizer
         kept = {"row_state": bool(optimizer.row_state), "full_state": bool(optimizer.full_state)}
         self._rows = FloatRows.allocate(slots, width, **kept)
         self._slots = update.Slots(self._rows.weights, self._rows.row_state, self._rows.full_state)
         self._kept = kept
-        self._workspace = update.Workspace()
+        self._workspace = update.Workspace(scratch)
         self.slots, self.width = slots, width
 
     @property

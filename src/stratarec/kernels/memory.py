@@ -40,6 +40,18 @@ def _map(size: int) -> mmap.mmap:
     return memory
 
 
+def buffer_bytes(elements: int) -> int:
+    """What `RECYCLER` takes for so many float32 values.
+
+    Powers of two and a half step between: batches of slightly different sizes share buffers.
+    """
+    wanted = elements * 4
+    if wanted < _SMALL_BYTES:
+        return wanted
+    size = 1 << (wanted - 1).bit_length()
+    return size * 3 // 4 if wanted <= size * 3 // 4 else size
+
+
 class Recycler:
     """Gives uninitialised float32 tensors; their memory comes back when the last view of them is gone."""
 
@@ -52,9 +64,7 @@ class Recycler:
         elements = math.prod(shape)
         if elements * 4 < _SMALL_BYTES:
             return torch.empty(shape)
-        # Powers of two and a half step between: batches of slightly different sizes share buffers.
-        size = 1 << max(elements * 4 - 1, 1).bit_length()
-        size = size * 3 // 4 if elements * 4 <= size * 3 // 4 else size
+        size = buffer_bytes(elements)
         with self._lock:
             free = self._free.get(size)
             memory = free.pop() if free else None

@@ -84,6 +84,8 @@ class Network(nn.Module):
             build_pooling(self.width, feature.max_length, config.history) for feature in sequences
         )
         self.score = score(len(schema.dense), len(pooled_keys) + len(sequences))
+        self.correction = 0.0
+        """Added to logits wherever the network is not trained: the logarithm of the share of negatives that it saw."""
 
     def forward(
         self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
@@ -126,7 +128,7 @@ class Network(nn.Module):
             vectors = torch.cat([vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1)
             runs = runs and runs.beside(len(extra))
         logits: Tensor = self.score(dense, vectors, runs)
-        return logits.float()
+        return logits.float() if self.training or not self.correction else logits.float() + self.correction
 
 
 class CTRModel(nn.Module):

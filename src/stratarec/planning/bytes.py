@@ -15,6 +15,7 @@ A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``
     second level        dram           slot of it   a record, its row, its place in the order of writes
     second level map    dram           slot of it   open addressing, at most 16 bytes
     staging             dram           batch        slots of the lookups in flight, lists of what moves, a log's records
+    workspace           dram           batch        what the update works in, all tables one after another
     log buffers         dram           log          of the writer, compaction and the readers, at most
     block padding       block          row          row numbers, checksums, what no whole record fits
     dead space          block          row, log     records that a log has superseded and not yet reclaimed, at most
@@ -26,6 +27,7 @@ Records, blocks and locations are what codec and store say that they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -35,6 +37,8 @@ from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log.layout import LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
 from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.memory import buffer_bytes
+from stratarec.kernels.update import scratch_bytes
 
 Home: TypeAlias = Literal["level0", "dram", "mapped", "log"]
 Memory: TypeAlias = Literal["dram", "mapped", "block"]
@@ -50,9 +54,11 @@ MOST_ROWS_OF_A_LOG = 2_800_000_000
 """About so many rows, of all its tables, have locations of 4 bytes."""
 # A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
 DEAD_SHARE = 0.5 + 4 / 64
-LOG_DEAD_BYTES = 4 * (4 << 20)
-LOG_BUFFER_BYTES = 2 * (4 << 20) + (1 << 20) + 128 * (16 << 10)
-RESERVES = frozenset({"dead space", "staging", "log buffers", "second level map"})
+LOG_DEAD_BYTES = 4 * (1 << 20)
+LOG_BUFFER_BYTES = 2 * (1 << 20) + (1 << 20) + 128 * (16 << 10)
+WORKSPACE_MARGIN = 1.25
+"""Lookups of the largest batch over those of a mean one."""
+RESERVES = frozenset({"dead space", "staging", "workspace", "log buffers", "second level map"})
 """Parts that are upper bounds: using less is no defect of a plan."""
 
 
@@ -188,6 +194,26 @@ def staging_bytes(record: int, home: Home, slots: int, traffic: Traffic) -> int:
     lists = LIST_BYTES * (traffic.lookups + slots / OVERFLOW_SHARE)
     records = 1.25 * record * traffic.distinct if home == "log" else 0
     return int(LOOKUP_SLOT_BYTES * traffic.lookups * traffic.batches + lists + records)
+
+
+def workspace_bytes(lookups: Iterable[float], width: int, threads: int) -> int:
+    """What the update works in, of all tables together: they are updated one after another in the same memory.
+
+    Parameters
+    ----------
+    lookups : iterable of float
+        Ids of a batch, for each table.
+    width : int
+        Of the widest table.
+    threads : int
+        That update tables.
+    """
+    return scratch_bytes(math.ceil(WORKSPACE_MARGIN * max(lookups, default=0.0)), width, threads)
+
+
+def output_bytes(values: float) -> int:
+    """Of so many float32 values that a batch's look-up gives, and of their gradient: activations, in no budget."""
+    return 2 * buffer_bytes(math.ceil(values))
 
 
 def block_bytes(record: int) -> int:

@@ -47,6 +47,8 @@ class TableSpec:
     """Ids of a batch, all features of the table together."""
     popularity: Popularity
     """Of its rows."""
+    outputs: float = 0.0
+    """float32 values that a batch's look-up gives: pooled ones and those of histories."""
 
     @property
     def demand(self) -> Demand:

@@ -101,8 +101,8 @@ class MemoryConfig:
     """Where rows may live, and how."""
 
     dram: Annotated[int | None, BeforeValidator(_size("memory.dram"))] = None
-    """Bytes of DRAM for tables, optimizer state, caches and all that describes them; null for no limit. The network,
-    the loader and activations come on top."""
+    """Bytes of DRAM for tables, optimizer state, caches, all that describes them and what the update works in; null for
+    no limit. The network, the loader and activations come on top."""
     block: BlockConfig | None = None
     """A block device, such as an SSD."""
     mapped: MappedConfig | None = None

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stratarec.errors import ConfigError
-from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, in_memory
+from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, in_memory, output_bytes, workspace_bytes
 from stratarec.planning.candidates import Candidate, TableSpec, candidates
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.plan import Log, Plan
@@ -48,15 +48,27 @@ def place(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, ba
     memory.check_tables(table.name for table in tables)
     budgets = _budgets(memory, tiers)
     choices = [candidates(table, memory, tiers) for table in tables]
-    limits = [budgets.get(name) for name in MEMORIES]
+    workspace = workspace_bytes(
+        [table.lookups for table in tables],
+        max((table.shape.width for table in tables), default=1),
+        tiers.threads,
+    )
+    limits = [_without(budgets.get(name), workspace if name == "dram" else 0) for name in MEMORIES]
     chosen = _least(choices, limits, None)
     if chosen is None:
-        raise ConfigError(_explain(tables, choices, limits, memory))
+        raise ConfigError(_explain(tables, choices, limits, memory, workspace))
     placements = tuple(each.placement for each in chosen)
     return Plan(
         tables=placements, budgets=budgets, batch_size=batch_size, lookahead=memory.lookahead,
-        policy=memory.cache.policy, notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers)),
+        policy=memory.cache.policy, workspace_bytes=workspace,
+        output_bytes=output_bytes(sum(table.outputs for table in tables)),
+        notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers)),
     )  # fmt: skip
+
+
+def _without(budget: int | None, workspace: int) -> int | None:
+    """What is left for tables."""
+    return None if budget is None else budget - workspace
 
 
 def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
@@ -104,7 +116,7 @@ def _used(chosen: Sequence[Candidate], memory: Memory) -> int:
 
 def _explain(
     tables: Sequence[TableSpec], choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None],
-    memory: MemoryConfig,
+    memory: MemoryConfig, workspace: int,
 ) -> str:  # fmt: skip
     """Which budget is too small, for which table above all, and the least number that would do."""
     fixes = []
@@ -117,8 +129,9 @@ def _explain(
         smallest = _least(choices, without, name)
         if smallest is None:
             continue
-        needed = _used(smallest, name)
-        fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(limit)})")
+        shared = workspace if name == "dram" else 0
+        needed, budget = _used(smallest, name) + shared, limit + shared
+        fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(budget)})")
         worst = worst or _worst(smallest, name)
     if not fixes:
         return f"no placement fits the budgets together: {worst or 'raise memory.dram'}"

@@ -132,6 +132,10 @@ class Plan:
     batch_size: Count
     lookahead: int
     policy: Policy
+    workspace_bytes: Count
+    """What the update works in, of all tables together, in DRAM."""
+    output_bytes: Count
+    """What a batch's look-up gives, and its gradient: activations in DRAM, which no budget is of."""
     notes: tuple[str, ...] = ()
     """What is worth knowing, in sentences."""
     format: int = FORMAT
@@ -157,9 +161,10 @@ class Plan:
 
     @property
     def bytes(self) -> Parts:
-        """Of all tables, and of the logs that they share."""
+        """Of all tables, and of what they share: logs, and the workspace of the update."""
         logs = {placement.log for placement in self.tables} - {None}
-        return add_parts([*(placement.bytes for placement in self.tables), *[SHARED_BYTES] * len(logs)])
+        shared: list[Parts] = [*[SHARED_BYTES] * len(logs), {"dram": {"workspace": self.workspace_bytes}}]
+        return add_parts([*(placement.bytes for placement in self.tables), *shared])
 
     def used(self, memory: Memory) -> int:
         """Bytes in one memory."""

@@ -28,6 +28,8 @@ def describe_tables(
         counts = dataset.access_counts(table.name)
         total = int(counts.sum())
         each = total / samples if total else float(sum(_longest(feature) for feature in features[table.name]))
+        # Counts do not tell histories from the other features of their vocabulary: at most, all are of histories.
+        unpooled = batch_size * each if table.sequence_features else 0.0
         found.append(
             TableSpec(
                 name=table.name,
@@ -35,6 +37,7 @@ def describe_tables(
                 shape=RowShape.of(table.embedding_dim, optimizer),
                 lookups=batch_size * each,
                 popularity=Popularity.from_counts(counts),
+                outputs=table.embedding_dim * (batch_size * len(table.feature_names) + unpooled),
             )
         )
     return found

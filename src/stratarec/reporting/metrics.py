@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from stratarec.naming import visible
+
 LABELS = {
     "auc": "AUC",
     "log_loss": "log loss",
@@ -14,6 +16,8 @@ LABELS = {
 """Names of the figures of `Metrics.to_dict`, in the order in which they are shown."""
 
 Figures = Mapping[str, float | None]
+# Characters of a value that a line repeats.
+_WIDEST = 30
 
 
 def show(value: float | None, digits: int) -> str:
@@ -33,4 +37,17 @@ def lines(split: str, figures: Figures) -> Sequence[str]:
     found += [f"  {LABELS[name]:20} {show(figures[name], 6)}" for name in shown([figures])]
     if figures["auc"] is None:
         found.append(f"  ({figures['positives']:,} of them positive: what compares both classes is not defined)")
+    return found
+
+
+def sliced(name: str, slices: Sequence[tuple[str, Figures]], most: int = 20) -> Sequence[str]:
+    """A line for each of the first `most` slices of a column, and one for how many are left."""
+    shown_slices = [(visible(value)[:_WIDEST], figures) for value, figures in slices[:most]]
+    width = max(len(name), *(len(value) for value, _ in shown_slices))
+    found = [f"{visible(name):{width}} {'samples':>12} {'AUC':>9} {'log loss':>9} {'calibration':>12}"]
+    for value, figures in shown_slices:
+        numbers = [show(figures[key], 4) for key in ("auc", "log_loss", "calibration")]
+        found.append(f"{value:{width}} {figures['samples']:>12,} {numbers[0]:>9} {numbers[1]:>9} {numbers[2]:>12}")
+    if len(slices) > most:
+        found.append(f"and {len(slices) - most:,} more")
     return found

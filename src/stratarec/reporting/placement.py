@@ -175,6 +175,7 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     return [
         ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
         ("DRAM", readable(dram), f"({predicted['float32_bytes'] / max(dram, 1):.2f}x less)"),
+        ("a batch's look-up", readable(content["output_bytes"]), "(with its gradient; on top of the budget)"),
         ("predicted hit rate", f"{predicted['hit_rate']:.3f}", ""),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
     ]

@@ -66,6 +66,7 @@ def _cards(test: Figures | None, result: Mapping[str, Any]) -> list[tuple[str, s
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}"),
         ("tables with state", readable(result["table_bytes"])),
+        ("looked up, and its gradient", readable(result["output_bytes"])),
         ("network", readable(result["network_bytes"])),
         ("peak memory", readable(result["peak_rss_bytes"])),
     ]

@@ -49,32 +49,36 @@ class FeatureEncoder:
         DataError
             Where a column is missing or holds what it does not hold in a log.
         """
-        columns, schema = read_frame(frame, self._read), self._schema
+        return self.encode_columns(read_frame(frame, self._read), "the frame")
+
+    def encode_columns(self, columns: Mapping[str, pl.Series], origin: str) -> tuple[Tensor, KeyedJagged]:
+        """The same for columns that have the types that a source gives; messages call where they are from `origin`."""
+        schema = self._schema
         rows = len(next(iter(columns.values())))
         dense = np.empty((rows, len(schema.dense)), dtype=np.float32)
         for place, feature in enumerate(schema.dense):
             dense[:, place] = transform(columns[feature.name], feature, self._moments[feature.name])
-        bags = {feature.name: self._bags(columns[feature.name], feature) for feature in schema.sparse}
+        bags = {feature.name: self._bags(columns[feature.name], feature, origin) for feature in schema.sparse}
         return torch.from_numpy(dense), KeyedJagged.from_features(bags)
 
-    def _bags(self, column: pl.Series, feature: SparseFeature) -> JaggedTensor:
+    def _bags(self, column: pl.Series, feature: SparseFeature, origin: str) -> JaggedTensor:
         if feature.kind == "single":
-            ids = self._ids(column, feature)
+            ids = self._ids(column, feature, origin)
             return _jagged(ids[ids != MISSING], ids != MISSING)
         if feature.kind == "history":
             column = column.list.tail(feature.max_length)
         lengths = column.list.len().fill_null(0).to_numpy()
         flat = column.drop_nulls().explode(empty_as_null=False)
-        return _jagged(self._ids(flat, feature), lengths)
+        return _jagged(self._ids(flat, feature, origin), lengths)
 
-    def _ids(self, values: pl.Series, feature: SparseFeature) -> NDArray[np.int32]:
+    def _ids(self, values: pl.Series, feature: SparseFeature, origin: str) -> NDArray[np.int32]:
         index = self._index[feature.vocabulary]
         if values.dtype != index.type:
             try:
                 values = values.cast(index.type)
             except pl.exceptions.PolarsError as error:
                 raise DataError(
-                    f"the frame: column {feature.name!r} is {values.dtype}, with values that are no {index.type}, as "
+                    f"{origin}: column {feature.name!r} is {values.dtype}, with values that are no {index.type}, as "
                     f"they were in the log ({' '.join(str(error).split())[:200]})"
                 ) from error
         return index.ids(values)

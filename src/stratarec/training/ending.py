@@ -59,6 +59,7 @@ class Ending:
             "steps": position.step,
             "samples_per_second": position.trained_samples / max(position.train_seconds, 1e-9),
             "table_bytes": round(self._sum(self.model.embeddings.nbytes)),
+            "output_bytes": round(self._sum(self.model.embeddings.bytes_by_part().get("outputs", 0))),
             "memory": self._memory(),
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
         }

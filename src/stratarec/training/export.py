@@ -86,6 +86,9 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False) -> Pat
 
 def _write(trained: TrainedModel, folder: Path, *, program: bool) -> None:
     collection, weights = trained.model.embeddings, trained.model.network.state_dict()
+    # Who scores by an export need not know that negatives were left out.
+    if trained.model.network.correction:
+        weights["score.out.bias"] = weights["score.out.bias"] + trained.model.network.correction
     write_tensors(folder / NETWORK, {key: _finite(value, key) for key, value in weights.items()})
     write_tensors(folder / TABLES, {table.name: _pieces(trained, table.name) for table in collection.tables})
     vocabularies = _copy_vocabularies(trained.dataset, folder)

@@ -1,23 +1,27 @@
-"""Scores of a split as Parquet, each with the row of the log that it belongs to."""
+"""Scores of a split, or of raw logs, each with the row of the log that it belongs to."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.spill import split_rows
+from stratarec.errors import ConfigError, StorageError
 from stratarec.files import write_atomic
 from stratarec.models.outputs import probabilities
 from stratarec.progress import Progress
 from stratarec.training.evaluation import logits
+from stratarec.training.fresh import FreshLogs, FreshRows
 from stratarec.training.run import TrainedModel
 
 
@@ -60,6 +64,54 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
         with open(os.devnull, "wb") as nowhere:
             write(nowhere)
     return rows
+
+
+def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
+    """Write the score of each row of raw logs, in their order; as CSV where `output` is called so, else as Parquet.
+
+    Columns are ``file`` and ``row`` (counted from 1, a line for text), those that `logs` passes through, ``label``
+    where there is one, and ``score``.
+
+    Returns
+    -------
+    int
+        How many rows there are.
+
+    Raises
+    ------
+    ConfigError
+        When a column that is passed through is called like one of these.
+    """
+    for name in logs.keep:
+        if name in ("file", "row", "label", "score"):
+            raise ConfigError(f"--keep {name}: the output has a column of that name of its own; rename it in the log")
+    rows = 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal rows
+        writer, schema = None, None
+        for part in logs.scored(progress):
+            table = _table(part)
+            if writer is None:
+                make = pa_csv.CSVWriter if output.suffix == ".csv" else partial(pq.ParquetWriter, compression="zstd")
+                writer, schema = make(file, table.schema), table.schema
+            writer.write_table(table.cast(schema))
+            rows += len(part.logits)
+        if writer is not None:
+            writer.close()
+
+    try:
+        write_atomic(output, write)
+    except pa.ArrowException as error:
+        raise StorageError(f"cannot write {output}: {' '.join(str(error).split())}; keep other columns") from error
+    return rows
+
+
+def _table(part: FreshRows) -> pa.Table:
+    columns: dict[str, Any] = {"file": pa.repeat(part.file, len(part.rows)), "row": part.rows}
+    columns |= {name: part.kept[name].to_arrow() for name in part.kept.columns}
+    columns |= {} if part.label is None else {"label": part.label}
+    return pa.table({**columns, "score": probabilities(part.logits)})
 
 
 class _Keys:

@@ -61,6 +61,7 @@ class Result(Model):
     """Of the run when it ended."""
     samples_per_second: Seconds
     table_bytes: Count
+    output_bytes: Count
     memory: tuple[dict[str, str | int | float | bool | None], ...]
     """What was planned and what is used, for each memory."""
     network_bytes: Count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -93,7 +94,7 @@ def new_model(
     collection = None
     if mesh is not None and mesh.ranks > 1:
         collection = partial(shared_collection, recipe, dataset, plan, workspace, mesh)
-    return build_model(
+    model = build_model(
         recipe.model,
         dataset.schema,
         dataset.table_rows(),
@@ -103,6 +104,8 @@ def new_model(
         tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
         collection=collection,
     )
+    model.network.correction = math.log(recipe.data.split.negatives)
+    return model
 
 
 def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:

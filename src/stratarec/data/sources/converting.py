@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.data.names import column
 from stratarec.data.schema import LabelRule, Schema, SparseFeature, TimeUnit, ValueType
 from stratarec.data.sources.text import BadRows
 from stratarec.data.sources.times import read_times
@@ -45,9 +48,16 @@ class Converter:
         frame = pl.DataFrame(columns)
         return frame if self._good.all() else frame.filter(pl.Series(self._good))
 
+    def kept(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+        """Columns of the good rows as they are."""
+        chosen = frame.select(column(name) for name in names)
+        return chosen if self._good.all() else chosen.filter(pl.Series(self._good))
+
     def convert(self, frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-        """Every column of `schema`."""
-        columns = {schema.label_column: self.label(frame[schema.label_column], schema.label)}
+        """Every column of `schema`, the label where there is one."""
+        columns = {}
+        if schema.label_column in frame.columns:
+            columns[schema.label_column] = self.label(frame[schema.label_column], schema.label)
         for dense in schema.dense:
             columns[dense.name] = self.number(frame[dense.name])
         for sparse in schema.sparse:

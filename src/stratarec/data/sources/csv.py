@@ -16,20 +16,21 @@ from typing import Annotated, Literal
 import polars as pl
 
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.base import Chunk, OnBadRow, View
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.converting import TextConverter
 from stratarec.data.sources.delimited import Delimited, Parsed, read_header
 from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.data.sources.json_lines import JsonLines, names_in
 from stratarec.data.sources.limits import Size, set_size
-from stratarec.data.sources.parquet import raw_columns
 from stratarec.data.sources.text import BLOCK_BYTES, CODECS, BadRows, blocks, estimate_rows
 from stratarec.errors import ConfigError, DataError
 
 Format = Literal["auto", "csv", "tsv", "jsonl"]
 
 _TABS, _JSON = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
+# Bytes that are looked at for the names of columns.
+_FRONT = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 # Blocks that are parsed at a time, and ahead of what is asked for: memory holds so many.
 _WORKERS, _AHEAD = 2, 2
@@ -69,14 +70,26 @@ class CsvConfig:
 class CsvSource:
     """Rows of text files in file order; a row is known by the line on which it begins."""
 
-    def __init__(self, config: CsvConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES) -> None:
-        self.schema, self._config = config.schema, config
+    def __init__(
+        self, config: CsvConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
+    ) -> None:
+        self._view = view or View(schema=config.schema)
+        self.schema, self._config = self._view.schema, config
         self._on_bad_row, self._block_bytes = on_bad_row, block_bytes
         self._files = expand(config.paths)
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
-        self._names = tuple(dict.fromkeys(raw_columns(self.schema)))
-        self._kinds = dict(_kinds(self.schema))
+        self._names = self._view.names
+        self._kinds = dict(_kinds(self._view))
+
+    def column_names(self) -> list[str]:
+        """Of the first file."""
+        file, config = self._files[0], self._config
+        quote = b"" if _is_json(config, file) else config.quote.encode()
+        content = next(blocks((file,), _FRONT, config.max_line_bytes, quote)).content.removeprefix(_BOM)
+        if _is_json(config, file):
+            return names_in(content)
+        return list(config.columns) or read_header(content, file.path, _delimiter(config, file), config.quote)[0]
 
     def estimate_rows(self) -> int:
         return estimate_rows(self._files, self._config.max_line_bytes)
@@ -119,7 +132,9 @@ class CsvSource:
                 check_there(names, name, file.path)
             lists = frozenset(f.name for f in self.schema.sparse if f.kind == "multi" and not f.separator)
             return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
-        delimiter = config.delimiter or ("\t" if _is_tabbed(config, file) else ",")
+        delimiter = _delimiter(config, file)
+        if delimiter == config.quote:
+            raise ConfigError(f"data.source.quote is {config.quote!r}, which divides the fields of {file.path}")
         skipped, lines, header = 0, 0, list(config.columns)
         if not header:
             header, skipped, lines = read_header(content, file.path, delimiter, config.quote)
@@ -146,6 +161,7 @@ class CsvSource:
             bytes_done=task.bytes_done,
             bad_rows=bad.count,
             bad_examples=tuple(bad.examples),
+            kept=converter.kept(frame, self._view.keep) if self._view.keep else None,
         )
 
     def _parse(self, task: _Task, bad: BadRows) -> Parsed:
@@ -196,15 +212,17 @@ def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[
         raise fault
 
 
-def _kinds(schema: Schema) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
+def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     """What each column is read as at first: text, where it stands in several places of the schema that differ."""
+    schema = view.schema
     roles: list[tuple[str, type[pl.DataType]]] = [(schema.label_column, pl.Float64)]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
     roles += [(f.name, pl.Int64 if f.type == "integer" and f.kind == "single" else pl.String) for f in schema.sparse]
     kinds = dict(roles)
     roles += [(name, kinds.get(name, pl.String)) for name in (schema.user, schema.session)]
     roles += [(schema.time, pl.String if schema.time_format else pl.Int64)]
-    for name in dict.fromkeys(raw_columns(schema)):
+    roles += [(name, pl.String) for name in view.keep]
+    for name in view.names:
         found = {kind for role, kind in roles if role == name}
         yield name, found.pop() if len(found) == 1 else pl.String
 
@@ -213,8 +231,9 @@ def _is_json(config: CsvConfig, file: InputFile) -> bool:
     return config.format == "jsonl" or (config.format == "auto" and _bare(file).endswith(_JSON))
 
 
-def _is_tabbed(config: CsvConfig, file: InputFile) -> bool:
-    return config.format == "tsv" or (config.format == "auto" and _bare(file).endswith(_TABS))
+def _delimiter(config: CsvConfig, file: InputFile) -> str:
+    tabbed = config.format == "tsv" or (config.format == "auto" and _bare(file).endswith(_TABS))
+    return config.delimiter or ("\t" if tabbed else ",")
 
 
 def _bare(file: InputFile) -> str:
@@ -227,6 +246,6 @@ def _advice(header: list[str], names: tuple[str, ...], delimiter: str, config: C
     if set(header) & set(names) or config.columns:
         return ""
     other = next((mark for mark in "\t;|," if mark != delimiter and any(mark in name for name in header)), "")
-    if other:
+    if other and len(header) == 1:
         return f"; if fields are divided by {other!r}, set data.source.delimiter"
     return "; if the first line is a row already, name the fields in data.source.columns"

@@ -145,7 +145,10 @@ def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, line 1: a header that is not UTF-8; save the file as UTF-8") from error
     how = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
-    names = next(csv.reader([text], delimiter=delimiter, **how), [])
+    try:
+        names = next(csv.reader([text], delimiter=delimiter, **how), [])
+    except csv.Error as error:
+        raise DataError(f"{path}, line 1: no header ({error}); check the format") from error
     return names, end, front[:end].count(b"\n")
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.base import Chunk, OnBadRow, View
 from stratarec.data.sources.columns import Columns
 from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import InputFile, expand, fingerprint
@@ -44,13 +44,18 @@ class ParquetConfig:
 class ParquetSource:
     """Rows of Parquet files in file order."""
 
-    def __init__(self, config: ParquetConfig, on_bad_row: OnBadRow) -> None:
-        self.schema = config.schema
+    def __init__(self, config: ParquetConfig, on_bad_row: OnBadRow, view: View | None = None) -> None:
+        self._view = view or View(schema=config.schema)
+        self.schema = self._view.schema
         self._on_bad_row, self._most_bytes = on_bad_row, config.max_row_group_bytes
         self._files = expand(config.paths)
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
-        self._columns = list(dict.fromkeys(raw_columns(self.schema)))
+        self._columns = list(self._view.names)
+
+    def column_names(self) -> list[str]:
+        """Of the first file."""
+        return list(next(_schemas(self._files))[1].names)
 
     def estimate_rows(self) -> int:
         return count_rows(self._files)
@@ -71,6 +76,7 @@ class ParquetSource:
                 bytes_done=piece.bytes_done,
                 bad_rows=bad.count,
                 bad_examples=tuple(bad.examples),
+                kept=converter.kept(piece.frame, self._view.keep) if self._view.keep else None,
             )
 
 
@@ -146,10 +152,3 @@ def _read(groups: RowGroups, group: int, checked: Columns) -> pa.Table:
         return checked.typed(table)
     except pa.ArrowException as error:
         raise groups.fault(group, f"damaged ({error})") from error
-
-
-def raw_columns(schema: Schema) -> list[str]:
-    derived = {feature.name for feature in schema.histories}
-    names = [schema.label_column, *(feature.name for feature in schema.dense)]
-    names += [feature.name for feature in schema.sparse if feature.name not in derived]
-    return names + [name for name in (schema.time, schema.session, schema.user) if name]

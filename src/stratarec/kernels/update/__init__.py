@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stratarec.kernels.backends import backend
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.update import cpu
+from stratarec.kernels.update import cpu, workspace
 
 _BACKENDS = {"cpu": cpu}
 
@@ -64,12 +64,40 @@ class RowUpdate:
     step: int
 
 
-class Workspace:
-    """Scratch of `update` that is kept from step to step; it grows to the largest batch met."""
+class Scratchpad:
+    """Memory that `update` works in, kept from step to step; it grows to the largest batch met.
+
+    Tables that are never updated at the same time share one.
+    """
 
     def __init__(self) -> None:
         self.kept: Any = None
         """What the device's kernels keep."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it."""
+        return 0 if self.kept is None else int(self.kept.nbytes)
+
+
+class Workspace:
+    """What `update` keeps for one group of tables.
+
+    Parameters
+    ----------
+    scratch : Scratchpad
+        Where it works; one of its own by default.
+    """
+
+    def __init__(self, scratch: Scratchpad | None = None) -> None:
+        self.scratch = scratch or Scratchpad()
+        self.kept: Any = None
+        """What the device's kernels keep."""
+
+
+def scratch_bytes(lookups: int, width: int, threads: int) -> int:
+    """Bytes of the scratchpad of tables up to `width` wide, with batches of up to `lookups` lookups of a table."""
+    return workspace.scratch_bytes(lookups, width, threads)
 
 
 def update(

@@ -150,15 +150,18 @@ def update_tables(
         simple = bags.singles and not bags.weighted and len(these) == 1 and not features.sequence[f]
         plain, first = simple and part[1] == 1, features.key[f] * bags.batch
         ids = bags.values[first : first + bags.batch] if plain else own.listed
+        scaled = bags.weighted
         if not plain:
             if simple:
                 lookups = list_singles(bags, first, features.column[f], part, gradients, own)
             else:
-                lookups = list_lookups(these, part, bags, features, gradients, width, own)
+                for g in these:
+                    scaled |= features.mean[g] != 0
+                lookups = list_lookups(these, part, scaled, bags, features, gradients, width, own)
         if lookups == 0:
             continue
         sources = Sources(
-            plain, not simple, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
+            plain, scaled, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
             gradients.pooled, gradients.rows,
         )  # fmt: skip
         for i in range(min(ahead_of(D), lookups)):
@@ -196,7 +199,7 @@ def update(slots, layout, bags, gradients, rule, workspace):
     threads = threads_for(load.total)
     tables = (layout.table_start, layout.table_features, load.counts)
     tasks = load.tasks(layout, threads)
-    work = kept.scratch(threads, load.most, layout.width, bags.values.dtype)
+    work = kept.arrays.fit(threads, load.most, layout.width, bags.values.dtype)
     kernels(*blocks(layout.width)).update(
         team_of(threads), layout.width, tuple(slots), bags.compiled, layout.features(bags), tables, tuple(tasks),
         _given(layout, gradients), tuple(work), compiled(rule),

@@ -59,8 +59,8 @@ def list_singles(bags, first, column, part, given, own):
 
 
 @njit(**BODY)
-def list_lookups(these, part, bags, features, given, width, own):
-    """List one table's lookups in ascending order of position: row, source (of the gradient) and scale.
+def list_lookups(these, part, scaled, bags, features, given, width, own):
+    """List one table's lookups in ascending order of position: row, source (of the gradient) and maybe scale.
 
     A source below zero lies in the rows' gradient, at its complement. Of several parts only the rows of `part`,
     (number, parts), are listed. Returns the number of lookups.
@@ -80,10 +80,10 @@ def list_lookups(these, part, bags, features, given, width, own):
                 own.listed[lookups] = row
                 if features.sequence[f]:
                     own.source_of[lookups] = ~(given.start[f] + (np.int64(i) - origin) * width)
-                    own.scale_of[lookups] = np.float32(1.0)
                 else:
                     own.source_of[lookups] = b * given.stride + features.column[f]
-                    own.scale_of[lookups] = factor * bags.weights[i] if bags.weighted else factor
+                    if scaled:
+                        own.scale_of[lookups] = factor * bags.weights[i] if bags.weighted else factor
                 lookups += U(parts == 1 or part_of(row, parts) == U(number))
     return lookups
 

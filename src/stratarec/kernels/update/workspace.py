@@ -37,13 +37,13 @@ def schedule(costs: list[float], threads: int) -> Tasks:
     return Tasks(*(dealt[:, column].copy() for column in range(3)))
 
 
-def shapes(lookups: int, width: int, ids: np.dtype[Any]) -> dict[str, tuple[int, Any]]:
+def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
     """Elements and type of each array of a thread's scratch for up to `lookups` lookups of a table."""
     capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
     return {
         "index_of": (2 * capacity, np.int32),
         "slot_of": (capacity, np.int32),
-        "listed": (capacity, ids),
+        "listed": (capacity, np.int64),
         "source_of": (capacity, np.int64),
         "scale_of": (capacity, np.float32),
         "order": (capacity, np.int32),
@@ -54,6 +54,11 @@ def shapes(lookups: int, width: int, ids: np.dtype[Any]) -> dict[str, tuple[int,
         "dense": (DENSE_FLOATS, np.float32),
         "touched": (DENSE_FLOATS, np.uint8),
     }
+
+
+def scratch_bytes(lookups: int, width: int, threads: int) -> int:
+    """Bytes of the scratch of so many threads."""
+    return threads * sum(size * int(np.dtype(kind).itemsize) for size, kind in shapes(lookups, width).values())
 
 
 class Load:
@@ -82,11 +87,53 @@ class Load:
         return self._tasks[threads]
 
 
-class Kept:
-    """The scratch of the largest batch met, and the load of the last one."""
+class Arrays:
+    """The scratch of the largest batch met, of all tables that share it."""
 
     def __init__(self) -> None:
-        self._arrays: Scratch | None = None
+        self._threads = self._lookups = self._capacity = self._width = 0
+        # By the type of the ids that are listed, which lie in the same memory.
+        self._made: dict[Any, Scratch] = {}
+        self.nbytes = 0
+
+    def fit(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> Scratch:
+        """Arrays for `threads` threads and up to `lookups` lookups of a table, whose ids are of type `ids`."""
+        if threads > self._threads or lookups > self._capacity or width > self._width:
+            self._made = {}
+            self._make(max(threads, self._threads), max(lookups, self._lookups), max(width, self._width))
+        found = self._made.get(ids)
+        if found is None:
+            made = self._made[np.dtype(np.int64)]
+            found = self._made[ids] = made._replace(listed=made.listed.view(ids))
+        return found
+
+    def _make(self, threads: int, lookups: int, width: int) -> None:
+        arrays: dict[str, Any] = {
+            name: allocate(threads * size).reshape(threads, size)
+            if kind is np.float32
+            else np.empty((threads, size), kind)
+            for name, (size, kind) in shapes(lookups, width).items()
+        }
+        made = Scratch(**arrays)
+        made.index_of.fill(-1)
+        made.dense.fill(NOTHING)
+        made.touched.fill(0)
+        self._made[np.dtype(np.int64)] = made
+        self._threads, self._lookups, self._width = threads, lookups, width
+        self._capacity = made.order.shape[1]
+        self.nbytes = sum(array.nbytes for array in made)
+
+
+class Kept:
+    """The load of the last batch, and the scratch that is shared.
+
+    Parameters
+    ----------
+    arrays : Arrays
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
         self._load: Load | None = None
 
     def load(self, group: GroupLayout, bags: BagBatch) -> Load:
@@ -99,30 +146,12 @@ class Kept:
             self._load = last = Load(counts, batch)
         return last
 
-    def scratch(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> Scratch:
-        """Arrays for `threads` threads and up to `lookups` lookups of a table, whose ids are of type `ids`."""
-        have = self._arrays
-        if have is not None and have.order.shape[0] >= threads and have.order.shape[1] >= lookups:
-            if have.listed.dtype != ids:
-                self._arrays = have = have._replace(listed=np.empty(have.order.shape, dtype=ids))
-            return have
-        arrays: dict[str, Any] = {
-            name: allocate(threads * size).reshape(threads, size)
-            if kind is np.float32
-            else np.empty((threads, size), kind)
-            for name, (size, kind) in shapes(lookups, width, ids).items()
-        }
-        made = Scratch(**arrays)
-        made.index_of.fill(-1)
-        made.dense.fill(NOTHING)
-        made.touched.fill(0)
-        self._arrays = made
-        return made
-
 
 def kept_for(workspace: Any) -> Kept:
     """What the workspace keeps, made when it is first used."""
     if workspace.kept is None:
-        workspace.kept = Kept()
+        if workspace.scratch.kept is None:
+            workspace.scratch.kept = Arrays()
+        workspace.kept = Kept(workspace.scratch.kept)
     kept: Kept = workspace.kept
     return kept

@@ -25,7 +25,7 @@ class LogConfig:
 
     segment_bytes: int = 0
     """Bytes of one segment file; 0 for a 64th of the records, between the buffer's size and 4 GiB."""
-    buffer_bytes: int = 4 << 20
+    buffer_bytes: int = 1 << 20
     """Rows are gathered in DRAM up to so many bytes (twice that, with compaction's own) and written at once."""
     depth: int = 128
     """Reads under way at once."""

@@ -1,0 +1,72 @@
+"""What users did before: events by user and time, and the history of a row at its moment.
+
+The rule is that of `prepare`: the last values of a feature in the user's earlier positive rows, strictly earlier in
+time, those of one moment in the order of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stratarec.data.hashing import stable_hash
+from stratarec.data.names import TIME, USER
+from stratarec.data.schema import Schema, SparseFeature
+
+
+class Events:
+    """The positive rows of some frames, by user.
+
+    Parameters
+    ----------
+    frames : iterable of DataFrame
+        With the columns of label, time and user and the features that histories are of, as a `Source` gives them, in
+        the order of the log. Memory holds their positive rows.
+    """
+
+    def __init__(self, frames: Iterable[pl.DataFrame], schema: Schema) -> None:
+        self._schema, self._features = schema, schema.histories
+        wanted = list(dict.fromkeys(feature.of for feature in self._features))
+        parts = [self._positive(frame, wanted) for frame in frames]
+        self._events = pl.concat(parts, how="vertical_relaxed").sort(USER, TIME, maintain_order=True)
+        self._moments = self._events[TIME].unique().sort().to_numpy()
+        self._users = self._events[USER].unique().sort().to_numpy()
+
+    def _positive(self, frame: pl.DataFrame, wanted: Sequence[str]) -> pl.DataFrame:
+        schema = self._schema
+        clicked = frame.filter((frame[schema.label_column] == 1).fill_null(True))
+        user, time = pl.Series(USER, stable_hash(clicked[schema.user])), clicked[schema.time].alias(TIME)
+        return pl.DataFrame([user, time, *(clicked[name] for name in wanted)])
+
+    def histories(self, frame: pl.DataFrame) -> dict[str, pl.Series]:
+        """The lists of each history feature for the rows of `frame`, which has time and user."""
+        return {feature.name: self._history(feature, frame) for feature in self._features}
+
+    def _history(self, feature: SparseFeature, frame: pl.DataFrame) -> pl.Series:
+        events = self._events.filter(self._events[feature.of].is_not_null())
+        places = self._places(events[USER].to_numpy(), events[TIME].to_numpy())
+        user = stable_hash(frame[self._schema.user])
+        stop = np.searchsorted(places, self._places(user, frame[self._schema.time].to_numpy()), side="left")
+        first = np.searchsorted(places, self._places(user, None), side="left")
+        known = np.isin(user, self._users)
+        start = np.maximum(first, stop - feature.max_length)
+        length = np.where(known, np.maximum(stop - start, 0), 0)
+        return _slices(feature.name, events[feature.of], start, length)
+
+    def _places(self, user: NDArray[np.uint64], time: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """User and time as one rising number; that of a user's beginning without a time."""
+        number = np.searchsorted(self._users, user).astype(np.int64) * (len(self._moments) + 1)
+        return number if time is None else number + np.searchsorted(self._moments, time, side="left")
+
+
+def _slices(name: str, values: pl.Series, start: NDArray[np.int64], length: NDArray[np.int64]) -> pl.Series:
+    """``values[start : start + length]`` of each row as a list."""
+    offsets = np.concatenate([[0], length.cumsum()]).astype(np.int64)
+    flat = values.gather(np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], length))
+    lists = pl.from_arrow(pa.LargeListArray.from_arrays(offsets, flat.to_arrow()))
+    assert isinstance(lists, pl.Series)
+    return lists.alias(name)

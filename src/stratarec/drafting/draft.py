@@ -1,0 +1,190 @@
+"""A recipe for a log, as commented YAML: what was guessed, why, and the settings that people change first."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stratarec.data.durations import PER_SECOND
+from stratarec.data.schema import LabelRule
+from stratarec.data.sources.files import expand
+from stratarec.drafting.guessing import Guess, Guesses, Role, guess
+from stratarec.drafting.sampling import CODEC_NAMES, Sample, read_sample
+from stratarec.drafting.shipped import check_absent
+from stratarec.files import write_text
+from stratarec.recipe import Recipe
+from stratarec.sizes import readable
+
+_DAY = 86_400
+# A row and its optimizer state are float32; of memory, tables may have this share.
+_STATE_FLOATS, _SHARE = 1, 0.25
+_WIDTHS = (16, 8)
+# Samples -> batch size and passes: what is small needs more steps.
+_SIZES = ((20_000, 256, 3), (200_000, 1024, 2), (2_000_000, 2048, 1))
+
+
+def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple[Path, Sample, Guesses]:
+    """Write a recipe for the log in `paths` to `output`, by default a file here that is called like the log.
+
+    Raises
+    ------
+    DataError
+        Where the log cannot be read, or has no label.
+    StorageError
+        Where `output` is there already, or cannot be written.
+    """
+    name = _name(expand(paths)[0].path)
+    path = output or Path(f"{name}.yaml")
+    check_absent(path)
+    sample = read_sample(paths)
+    guesses = guess(sample, label)
+    text = "\n".join(_recipe(name, path, sample, guesses)) + "\n"
+    Recipe.from_dict(yaml.safe_load(text), str(path))
+    write_text(path, text)
+    return path, sample, guesses
+
+
+def _name(path: str) -> str:
+    """What the log is called, without what says how it is written; no name that a directory cannot have."""
+    bare = path.rpartition("/")[2]
+    while (ending := Path(bare).suffix.lower()) in CODEC_NAMES:
+        bare = bare[: -len(ending)]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", bare).strip("-") or "log"
+
+
+def _recipe(name: str, path: Path, sample: Sample, guesses: Guesses) -> Iterator[str]:
+    looked = "all of it" if sample.whole else f"{sample.frame.height:,} rows of about {sample.total:,}"
+    yield f"# Drafted by `stratarec init` from {looked}. Guesses say why; check label, time and user first."
+    yield f"#   stratarec prepare {_plain(path)}"
+    yield f"#   stratarec train {_plain(path)}"
+    yield f"name: {_yaml(name)}"
+    yield "data:"
+    yield f"  path: data/{name}"
+    yield "  source:"
+    yield f"    kind: {sample.kind}"
+    yield f"    paths: {_yaml(list(sample.paths))}"
+    for key, value in sample.options.items():
+        yield f"    {key}: {_yaml(value)}"
+    yield "    schema:"
+    yield from _schema(guesses)
+    yield from _split(sample, guesses)
+    least = 2 if sample.total < 1_000_000 else 5
+    yield f"  vocabulary: {{min_count: {least}, tail_buckets: 64}}  # values seen less often share 64 rows"
+    yield from _training(sample, guesses)
+
+
+def _schema(guesses: Guesses) -> Iterator[str]:
+    reasons = {each.name: each.reason for each in guesses.columns}
+    rule = guesses.label
+    if isinstance(rule, LabelRule):
+        number = int(rule.at_least) if rule.at_least == int(rule.at_least) else rule.at_least
+        yield f"      label: {{column: {_yaml(rule.column)}, at_least: {number}}}  # {reasons[rule.column]}"
+    else:
+        yield f"      label: {_yaml(rule)}  # {reasons[rule]}"
+    for each in guesses.of("time"):
+        yield f"      time: {_yaml(each.name)}  # {each.reason}"
+        yield f"      time_unit: {guesses.unit}"
+    keys: tuple[Role, ...] = ("user", "session")
+    for role in keys:
+        for each in guesses.of(role):
+            yield f"      {role}: {_yaml(each.name)}  # {each.reason}"
+    dense = guesses.of("dense")
+    if dense:
+        yield "      dense:"
+        yield from (f"        - {{name: {_yaml(each.name)}}}  # {each.reason}" for each in dense)
+    sparse = list(_sparse(guesses))
+    yield from ["      sparse:", *sparse] if sparse else []
+    left = guesses.of("left out")
+    if left:
+        yield "      # Left out:"
+        yield from (f"      #   {_yaml(each.name)}: {each.reason}" for each in left)
+
+
+def _sparse(guesses: Guesses) -> Iterator[str]:
+    features = [*guesses.of("sparse"), *guesses.of("list")]
+    for each in features:
+        yield f"        - {{{_feature(each)}}}  # {each.reason}"
+    item, user = guesses.item, guesses.of("user")
+    if item is not None and user and guesses.of("time"):
+        name = f"{item.name}_history"
+        if name not in {each.name for each in guesses.columns}:
+            yield (
+                f"        - {{name: {_yaml(name)}, kind: history, of: {_yaml(item.name)}, max_length: 50}}"
+                "  # what the user chose before"
+            )
+    # By time, test users were there in training; by fraction, users are whole and new to the model.
+    for each in user if _by_time(guesses) else ():
+        yield f"        - {{name: {_yaml(each.name)}}}  # learns each user's own taste"
+
+
+def _feature(each: Guess) -> str:
+    parts = [f"name: {_yaml(each.name)}"]
+    if each.role == "list":
+        parts += ["kind: multi", "max_length: 20"]
+    if each.separator:
+        parts.append(f"separator: {_yaml(each.separator)}")
+    if each.integer:
+        parts.append("type: integer")
+    return ", ".join(parts)
+
+
+def _by_time(guesses: Guesses) -> bool:
+    return guesses.span is not None and _seconds(guesses) >= 10 * 3600
+
+
+def _seconds(guesses: Guesses) -> int:
+    span = guesses.span
+    return 0 if span is None else (span.last - span.first) // PER_SECOND[span.unit]
+
+
+def _split(sample: Sample, guesses: Guesses) -> Iterator[str]:
+    if not _by_time(guesses):
+        whole = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
+        yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # {whole} at random"
+        return
+    tenth = _seconds(guesses) // 10
+    length = f"{tenth // _DAY}d" if tenth >= _DAY else f"{max(tenth // 3600, 1)}h"
+    seen = "the log" if sample.whole else "what was looked at"
+    yield f"  split: {{by: time, valid: {length}, test: {length}}}  # the last fifth of {seen}, as in use"
+
+
+def _training(sample: Sample, guesses: Guesses) -> Iterator[str]:
+    rows = sum(each.values for each in (*guesses.of("sparse"), *guesses.of("list")))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    budget = int(memory * _SHARE)
+    fitting = [width for width in _WIDTHS if _table_bytes(rows, width) <= budget]
+    width = fitting[0] if fitting else _WIDTHS[-1]
+    batch, epochs = next(((batch, epochs) for most, batch, epochs in _SIZES if sample.total < most), (4096, 1))
+    yield "model:"
+    yield "  kind: dlrm"
+    yield f"  embedding_dim: {width}  # about {rows:,} values: {readable(_table_bytes(rows, width))} of tables at most"
+    yield "  bottom_mlp: [64]"
+    yield "  top_mlp: [128, 64]"
+    yield "train:"
+    yield f"  batch_size: {batch}  # for about {sample.total:,} rows"
+    yield f"  epochs: {epochs}"
+    yield "  dense: {kind: adam, learning_rate: 0.001}"
+    yield "  embedding: {kind: rowwise_adagrad, learning_rate: 0.02}"
+    if not fitting:
+        yield "memory:"
+        yield f"  dram: {readable(budget).replace(' ', '')}  # a quarter of this machine's; other rows rest on disk"
+        yield f"  block: {{path: data/{_name(sample.paths[0])}-rows}}  # on a fast disk"
+
+
+def _table_bytes(rows: int, width: int) -> int:
+    return rows * 4 * (width + _STATE_FLOATS)
+
+
+def _plain(path: Path) -> str:
+    return str(path) if re.fullmatch(r"[\w./-]+", str(path)) else f"'{path}'"
+
+
+def _yaml(value: Any) -> str:
+    """A value as YAML in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20)
+    return str(text).removesuffix("\n").removesuffix("\n...")

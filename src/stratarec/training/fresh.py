@@ -1,0 +1,214 @@
+"""Rows of raw logs that a run has not seen: read by its own source, scored in their order."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from stratarec.batch import Batch
+from stratarec.data.dataset import Dataset
+from stratarec.data.events import Events
+from stratarec.data.hashing import stable_hash
+from stratarec.data.schema import Schema
+from stratarec.data.sources import SourceConfig
+from stratarec.data.sources.base import Chunk, OnBadRow, View
+from stratarec.data.sources.columns import check_there
+from stratarec.data.sources.csv import CsvConfig, CsvSource
+from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import read_vocabulary
+from stratarec.errors import DataError
+from stratarec.models.outputs import autocast
+from stratarec.progress import Progress
+from stratarec.serving.features import FeatureEncoder
+from stratarec.training.run import TrainedModel
+
+_BATCH = 8192
+# Of histories the last values are kept, and of other lists the first.
+_WHOLE = 1 << 62
+_Source = CsvSource | ParquetSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshRows:
+    """Some rows with their logits, in the order of the log."""
+
+    file: str
+    rows: NDArray[np.int64]
+    """Of the file, counted from 1; lines of text."""
+    kept: pl.DataFrame
+    """Columns that are passed through, as the file has them."""
+    label: NDArray[np.float32] | None
+    logits: NDArray[np.float32]
+    user: NDArray[np.int64] | None
+    """Who is told from whom; None where the log does not say."""
+
+
+class FreshLogs:
+    """Raw logs by the source of a run.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Files, globs or URLs.
+    keep : sequence of str
+        Columns to pass through.
+    earlier : sequence of str
+        Logs with labels whose positive rows are in the histories of the rows of `files`.
+    labelled : bool
+        Refuse a log without labels.
+
+    Raises
+    ------
+    DataError
+        Where the run's source makes samples of something else than rows, or a column is missing.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        files: Sequence[str],
+        *,
+        keep: Sequence[str] = (),
+        earlier: Sequence[str] = (),
+        labelled: bool = False,
+    ) -> None:
+        self._trained, self._config = trained, trained.recipe.data
+        self._schema = trained.dataset.schema
+        first = self._open(files, View(schema=self._schema))
+        names, path = first.column_names(), first.files[0]
+        self.labelled = self._schema.label_column in names
+        if labelled:
+            check_there(names, self._schema.label_column, path)
+        for name in keep:
+            check_there(names, name, path)
+        self._earlier = tuple(earlier)
+        self._given = self._given_histories(names, path)
+        schema, self._user = self._read_schema(), self._schema.user if self._schema.user in names else ""
+        self.keep = tuple(dict.fromkeys(keep))
+        kept = tuple(dict.fromkeys((*self.keep, *([self._user] if self._user else []))))
+        self._source = self._open(files, View(schema=schema, label=self.labelled, keep=kept))
+        self.total_bytes = self._source.total_bytes
+
+    def _open(self, files: Sequence[str], view: View) -> _Source:
+        return open_view(self._config.source, self._config.on_bad_row, files, view)
+
+    def _given_histories(self, names: Sequence[str], path: str) -> bool:
+        """Whether the log itself has a column for each history."""
+        histories = [feature.name for feature in self._schema.histories]
+        given = [name for name in histories if name in names]
+        if given and len(given) < len(histories):
+            missing = next(name for name in histories if name not in names)
+            raise DataError(
+                f"{path}: a column for the history {given[0]!r} and none for {missing!r}; give both or none"
+            )
+        if histories and not given and not self._earlier and not self.labelled:
+            raise DataError(
+                f"{path}: the model reads what users did before ({', '.join(histories)}): name logs that say so by "
+                "--history, such as the one that it was trained on, or give a column of that name"
+            )
+        return bool(given)
+
+    def _read_schema(self) -> Schema:
+        """The schema of what is read: keys only where histories are made by them; given histories are lists."""
+        schema = replace(self._schema, session="")
+        if schema.histories and not self._given:
+            return schema
+        lists = tuple(
+            replace(feature, kind="multi", of="", max_length=_WHOLE) if feature.kind == "history" else feature
+            for feature in schema.sparse
+        )
+        return replace(schema, sparse=lists, user="", time="")
+
+    def scored(self, progress: Progress) -> Iterator[FreshRows]:
+        """All rows, some at a time."""
+        events = self._events() if self._schema.histories and not self._given else None
+        encoder = make_encoder(self._trained.dataset)
+        progress.start("score", self.total_bytes, "B")
+        before = 0
+        try:
+            for chunk in self._chunks(self._source):
+                yield self._score(chunk, encoder, events)
+                progress.advance(chunk.bytes_done - before)
+                before = chunk.bytes_done
+                if chunk.bad_rows:
+                    progress.say(f"left out {chunk.bad_rows:,} bad rows, such as {'; '.join(chunk.bad_examples[:1])}")
+        finally:
+            progress.finish()
+
+    def _chunks(self, source: _Source) -> Iterator[Chunk]:
+        with tempfile.TemporaryDirectory() as workspace:
+            yield from source.chunks(Path(workspace))
+
+    def _events(self) -> Events:
+        """Of the earlier logs, and of the log itself where it has labels."""
+        schema = self._schema
+        needed = {feature.of for feature in schema.histories}
+        sparse = tuple(f for f in schema.sparse if f.name in needed or f.kind == "history")
+        view = View(schema=replace(schema, dense=(), sparse=sparse, session=""))
+        logs = [self._earlier] if self._earlier else []
+        logs += [self._source.files] if self.labelled else []
+        return Events(
+            (chunk.frame for files in logs for chunk in self._chunks(self._open(files, view))), schema
+        )  # fmt: skip
+
+    def _score(self, chunk: Chunk, encoder: FeatureEncoder, events: Events | None) -> FreshRows:
+        frame, path = chunk.frame, self._source.files[int(chunk.file)]
+        columns = {name: frame[name] for name in frame.columns}
+        if events is not None:
+            columns |= events.histories(frame)
+        dense, sparse = encoder.encode_columns(columns, path)
+        label = frame[self._schema.label_column].to_numpy().astype(np.float32) if self.labelled else None
+        assert chunk.rows is not None
+        assert chunk.kept is not None or not (self.keep or self._user)
+        kept = chunk.kept if chunk.kept is not None else pl.DataFrame()
+        user = stable_hash(kept[self._user].cast(pl.String)).view(np.int64) if self._user else None
+        return FreshRows(
+            file=path,
+            rows=chunk.rows,
+            kept=kept.select(kept[name] for name in self.keep),
+            label=label,
+            logits=self._logits(dense, sparse),
+            user=user,
+        )
+
+    def _logits(self, dense: torch.Tensor, sparse: object) -> NDArray[np.float32]:
+        model, parts = self._trained.model.eval(), []
+        with torch.no_grad(), autocast(self._trained.recipe.train.precision):
+            for first in range(0, len(dense), _BATCH):
+                chosen = torch.arange(first, min(first + _BATCH, len(dense)))
+                batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))  # type: ignore[attr-defined]
+                parts.append(model(batch).cpu().numpy())
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+
+def make_encoder(dataset: Dataset) -> FeatureEncoder:
+    """What makes of raw columns what `prepare` made of those of a data set."""
+    moments = {
+        name: Moments(count=m.count, mean=m.mean, squares=m.squares, least=m.least, most=m.most)
+        for name, m in dataset.about.moments.items()
+    }
+    vocabularies = {
+        name: read_vocabulary(dataset.path / info.path, info, str(dataset.path / info.path))
+        for name, info in dataset.vocabularies.items()
+    }
+    return FeatureEncoder(dataset.schema, moments, vocabularies)
+
+
+def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:
+    """Other logs by the source of a recipe; `DataError` where it does not read rows by a schema."""
+    if isinstance(config, CsvConfig):
+        return CsvSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
+    if isinstance(config, ParquetConfig):
+        return ParquetSource(replace(config, paths=tuple(files)), on_bad_row, view)
+    raise DataError(
+        f"the run's source is of kind {config.kind}, which does not read raw rows by a schema: prepare {files[0]} with "
+        "the run's vocabulary as a data set of its own and name that, or export the model and use stratarec.Scorer"
+    )

@@ -1,0 +1,188 @@
+"""`stratarec init`: a recipe that works as it is, with reasons; what cannot be guessed is said, nothing overwritten."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stratarec.cli import main
+from stratarec.data.prepare import prepare
+from stratarec.data.schema import LabelRule
+from stratarec.drafting.guessing import guess
+from stratarec.drafting.sampling import read_sample
+from stratarec.drafting.shipped import shipped
+from stratarec.recipe import Recipe
+
+ROWS = 3000
+
+
+def log(rows: int = ROWS) -> pl.DataFrame:
+    random = np.random.default_rng(0)
+    return pl.DataFrame(
+        {
+            "row": np.arange(rows),
+            "is_click": random.integers(0, 2, rows),
+            "customer_id": [f"c{value}" for value in random.integers(0, 200, rows)],
+            "visit": random.integers(10**9, 10**9 + 900, rows),
+            "created_at": 1_577_836_800 + np.sort(random.integers(0, 30 * 86_400, rows)),
+            "product": random.integers(0, 400, rows),
+            "price": np.round(random.normal(50, 10, rows), 2),
+            "age": random.integers(18, 80, rows),
+            "weekday": random.choice(["mon", "tue", "wed"], rows),
+            "tags": ["|".join(sorted(random.choice(list("abcdefg"), 3, replace=False))) for _ in range(rows)],
+            "comment": [f"{'so good ' * 9}{value}" for value in range(rows)],
+            "store": ["main"] * rows,
+        }
+    )
+
+
+def roles(path: Path, **options: str) -> dict[str, str]:
+    return {each.name: each.role for each in guess(read_sample((str(path),)), **options).columns}
+
+
+EXPECTED = {
+    "row": "left out", "is_click": "label", "customer_id": "user", "visit": "session", "created_at": "time",
+    "product": "sparse", "price": "dense", "age": "dense", "weekday": "sparse", "tags": "list", "comment": "left out",
+    "store": "left out",
+}  # fmt: skip
+
+
+def write(frame: pl.DataFrame, path: Path) -> Path:
+    if path.suffix == ".parquet":
+        frame.write_parquet(path)
+    elif path.suffix == ".jsonl":
+        frame.write_ndjson(path)
+    elif path.name == "semicolons.csv":
+        frame.write_csv(path, separator=";")
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(frame.write_csv(separator="\t").encode()))
+    else:
+        frame.write_csv(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["log.csv", "semicolons.csv", "log.tsv.gz", "log.jsonl", "log.parquet"])
+def test_a_draft_is_a_recipe_that_prepares(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(log(), tmp_path / name)
+    assert roles(path) == EXPECTED
+    assert main(["init", name, "-o", "mine.yaml"]) == 0
+    recipe = Recipe.load("mine.yaml")
+    schema = recipe.data.source.schema  # type: ignore[union-attr]
+    assert (schema.label, schema.user, schema.session, schema.time) == (
+        "is_click",
+        "customer_id",
+        "visit",
+        "created_at",
+    )
+    assert [feature.name for feature in schema.histories] == ["product_history"]
+    assert (recipe.data.split.by, recipe.data.split.test) == ("time", "2d")
+    dataset = prepare(recipe.data)
+    assert sum(dataset.samples(split) for split in dataset.splits) == ROWS
+    assert dataset.about.bad_rows == 0
+
+
+def test_a_file_without_names_gets_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log().write_csv("log.csv", include_header=False)
+    assert main(["init", "log.csv", "--label", "column_2"]) == 0
+    recipe = Recipe.load("log.yaml")
+    assert recipe.data.source.columns == tuple(f"column_{place}" for place in range(1, 13))  # type: ignore[union-attr]
+    assert prepare(recipe.data).samples("train")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("rating", [1, 2, 3, 4, 5], LabelRule(column="rating", at_least=4)),
+        ("stars", [0.5, 1.0, 4.5, 5.0], LabelRule(column="stars", at_least=4.5)),
+        ("bought", [True, False], "bought"),
+        ("odd", [0, 1], "odd"),
+    ],
+)
+def test_labels_are_found(column: str, values: list[Any], expected: object, tmp_path: Path) -> None:
+    frame = pl.DataFrame({"item": list(range(10)) * 10, column: (values * 100)[:100]})
+    assert guess(read_sample((str(write(frame, tmp_path / "log.csv")),))).label == expected
+
+
+def test_a_reason_stands_beside_each_guess_and_small_logs_are_split_at_random(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(log().drop("created_at"), tmp_path / "log.csv")
+    assert main(["init", "log.csv"]) == 0
+    said = capsys.readouterr().out
+    assert "price        dense     numbers with fractions\n" in said
+    assert said.endswith("wrote log.yaml; look at it, then: stratarec prepare log.yaml && stratarec train log.yaml\n")
+    text = Path("log.yaml").read_text()
+    assert "split: {by: fraction, valid: 0.1, test: 0.1}  # users at random\n" in text
+    assert "#   row: another value in every row, as a row's own number has\n" in text
+
+
+def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = log().select(
+        pl.col("is_click").alias("label: x"), pl.col("product").alias("yes"), pl.col("age").alias("#age, 'in' years"),
+        pl.col("weekday").alias("@day"), pl.col("store"), pl.col("price").alias("1.5"),
+    )  # fmt: skip
+    frame.write_parquet("my log (2).parquet")
+    assert main(["init", "my log (2).parquet"]) == 0
+    schema = Recipe.load("my-log-2.yaml").data.source.schema  # type: ignore[union-attr]
+    assert schema.label == "label: x"
+    assert set(schema.names) == {"yes", "#age, 'in' years", "1.5"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "init needs a log, or one of --recipe avazu, criteo, demo, globo, trivago"),
+        (["log.csv", "--recipe", "demo"], "init needs a log, or one of --recipe"),
+        (["--recipe", "dmeo"], "--recipe is 'dmeo', which does not come with StrataRec; did you mean demo?"),
+        (["none.csv"], "none.csv: no such file"),
+        (["clicks.csv"], "no label is found: no column is 0 and 1, and none is called label, click, rating"),
+        (["flags.csv"], "no label is found: several columns are 0 and 1 (a, b)"),
+        (["log.csv", "--label", "clik"], "--label is 'clik', which is no column; the log has row, is_click"),
+        (["log.csv", "--label", "weekday"], "--label is 'weekday', which is String, expected 0 and 1, or numbers"),
+        (["ones.csv", "--label", "a"], "--label is 'a', which has one value alone, expected two or more"),
+        (["picture.png"], "picture.png: neither Parquet nor UTF-8 text; expected CSV, TSV, JSON lines or Parquet"),
+        (["bare.csv"], "no column can be a feature; beside the label 'label' there are day"),
+        (["head.csv"], "head.csv: the file has no rows, expected at least one"),
+        (["cut.parquet"], "cut.parquet: not a Parquet file, or damaged"),
+        (["log.csv", "-o", "there.yaml"], "there.yaml exists; remove it, or name another --output"),
+        (["--recipe", "demo", "-o", "there.yaml"], "there.yaml exists; remove it, or name another --output"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    log().write_csv("log.csv")
+    Path("clicks.csv").write_text("user,item\n1,2\n2,3\n")
+    Path("flags.csv").write_text("a,b,c\n1,0,5\n0,1,6\n")
+    Path("bare.csv").write_text("label,day\n0,x\n1,x\n")
+    Path("ones.csv").write_text("a,c\n1,5\n1,6\n")
+    Path("picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    Path("head.csv").write_text("label,item\n")
+    Path("cut.parquet").write_bytes(b"PAR1 and no more")
+    Path("there.yaml").write_text("mine\n")
+    before = sorted(tmp_path.iterdir())
+    assert main(["init", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.replace(f"{tmp_path}/", "").startswith(f"stratarec: {message}")
+    assert said.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+    assert Path("there.yaml").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_recipes_are_copied(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--recipe", name]) == 0
+    assert Recipe.load(f"{name}.yaml").name == name
+    assert main(["init", "--recipe", name, "-o", f"more/{name}.yaml"]) == 0

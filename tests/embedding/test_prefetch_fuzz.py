@@ -1,0 +1,262 @@
+"""Lookahead under everything that can happen to it: no hang, errors by name, and rows that are those of the oracle.
+
+A case is a few collections, each trained on a thread of its own, at once, by sessions. A session reads batches through
+a `Prefetcher` and may meet a failing store, an interrupt in the middle of a move, a source that raises, a consumer that
+raises, leaves, asks for more than it trained, drains, or closes the tables. Afterwards a collection either goes on,
+bitwise as the same tables in memory that were trained on the same batches, or refuses until it is loaded, and then is
+bitwise what was saved.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stratarec.embedding import EmbeddingBagConfig, Prefetcher, Prepared, TieredEmbeddingBagCollection
+from stratarec.embedding.cached import CachedTables
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import StorageError, TrainingError
+from stratarec.jagged import KeyedJagged
+from stratarec.testing.stores import FailingStore
+
+ROWS, BATCH, MOST_SECONDS = 600, 20, 60
+# Each case is a second's work; a longer search is asked for, not paid for in every run.
+CASES = int(os.environ.get("STRATAREC_FUZZ_CASES", "25"))
+TABLES = tuple(
+    EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=4, feature_names=(name,)) for name in "ab"
+)
+EVENTS = ("none", "read", "write", "interrupt", "source", "consumer", "leave", "greedy", "drain", "close")
+
+
+class Raised(Exception):
+    """Of a source or a consumer."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """A pass of a `Prefetcher` over some batches, and what happens in it."""
+
+    seed: int
+    steps: int
+    depth: int
+    pause: int
+    """Steps from one barrier to the next; 0 for none."""
+    event: str
+    at: int
+    """The step at which it happens."""
+    share: float
+    """Of a store's operation that is done before it fails."""
+
+
+SESSIONS = st.builds(
+    Session,
+    seed=st.integers(0, 1000),
+    steps=st.integers(1, 12),
+    depth=st.integers(0, 4),
+    pause=st.integers(0, 3),
+    event=st.sampled_from(EVENTS),
+    at=st.integers(0, 11),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+)
+
+
+def batch(number: int) -> KeyedJagged:
+    draws = np.random.default_rng(number)
+    ids = torch.from_numpy(np.minimum(draws.zipf(1.15, 2 * BATCH) - 1, ROWS - 1))
+    return KeyedJagged(keys=("a", "b"), values=ids, offsets=None, batch_size=BATCH)
+
+
+def rows_of(module: TieredEmbeddingBagCollection) -> dict[str, Tensor]:
+    return {f"{name}.{part}": rows.clone() for name in "ab" for part, rows in module.table(name).items()}
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    for name, rows in one.items():
+        assert torch.equal(rows, other[name]), name
+
+
+class Trained:
+    """A tiered collection, the same tables in memory, and what was saved last."""
+
+    def __init__(self, folder: Path, home: Any, slots: int) -> None:
+        self.folder, self.home, self.slots, self.saves, self.made = folder, home, slots, 0, 0
+        self.plain = TieredEmbeddingBagCollection(TABLES)
+        self.module = self.make()
+        self.save()
+
+    def make(self) -> TieredEmbeddingBagCollection:
+        self.made += 1
+        path = self.folder / f"rows-{self.made}"
+        tier = TableTier(home=self.home, cache_rows=self.slots)
+        tiers = TierConfig(tables=dict.fromkeys("ab", tier), ways=8, mapped_path=path, log_path=path)
+        module = TieredEmbeddingBagCollection(TABLES, tiers=tiers)
+        (tables,) = module.engine.tables
+        assert isinstance(tables, CachedTables)
+        tables.store = tables.mover.store = self.store = FailingStore(tables.store)
+        return module
+
+    def save(self) -> None:
+        self.saves += 1
+        path = self.folder / f"saved-{self.saves}"
+        self.saved = path, self.module.save(path), rows_of(self.plain)
+
+    def run(self, session: Session) -> None:
+        """A session, and what must hold after it."""
+        said = ""
+        try:
+            self._train(session)
+        except (StorageError, Raised, KeyboardInterrupt):
+            pass
+        except TrainingError as error:
+            said = str(error)
+        assert not said or any(words in said for words in EXPECTED[session.event]), (session, said)
+        self.store.forget()
+        health = self.module.engine.health.state
+        if health != "open":
+            assert session.event == {"failed": "interrupt", "closed": "close"}[health]
+            self._refuse()
+            self._take_up(health)
+        assert not len(self.module.engine.flight)
+        assert_same(rows_of(self.plain), rows_of(self.module))
+        if session.seed % 3 == 0:
+            self.save()
+
+    def _refuse(self) -> None:
+        for action in (
+            lambda: self.module(batch(0)),
+            lambda: self.module.prepare(batch(0)),
+            lambda: self.module.save(self.folder / "never"),
+            lambda: self.module.table("a"),
+        ):
+            with pytest.raises(TrainingError, match=r"incomplete|closed"):
+                action()
+        assert not (self.folder / "never").exists()
+
+    def _take_up(self, health: str) -> None:
+        path, manifest, rows = self.saved
+        if health == "closed":
+            self.module = self.make()
+        self.module.load(path, manifest)
+        self.plain = TieredEmbeddingBagCollection(TABLES)
+        for name in "ab":
+            for part, view in self.plain.table(name).items():
+                view.copy_(rows[f"{name}.{part}"])
+        self.plain.engine.step = self.module.step
+
+    def _source(self, session: Session) -> Iterator[KeyedJagged]:
+        for step in range(session.steps):
+            if session.event == "source" and step == session.at:
+                raise Raised
+            yield batch(session.seed + step)
+
+    def _train(self, session: Session) -> None:
+        ahead = Prefetcher(
+            self.module.engine,
+            self._source(session),
+            lambda features: features,
+            depth=session.depth,
+            pause_after=lambda place: bool(session.pause) and (place + 1) % session.pause == 0,
+        )
+        with ahead as batches:
+            for step, (features, prepared) in enumerate(batches):
+                if step == session.at and not self._meet(session, batches, prepared):
+                    return
+                for found in (self.module(prepared), self.plain(features)):
+                    found.pooled.square().sum().backward()
+
+    def _meet(self, session: Session, batches: Prefetcher[KeyedJagged], prepared: Prepared) -> bool:
+        """Let the session's event happen; whether it goes on."""
+        event = session.event
+        if event in ("read", "write"):
+            self.store.fail(event, StorageError("no space"), share=session.share)
+        elif event == "interrupt":
+            self.store.fail("read", KeyboardInterrupt(), share=session.share)
+            self.store.fail("write", KeyboardInterrupt(), share=session.share)
+        elif event == "consumer":
+            raise Raised
+        elif event == "greedy":
+            for _ in range(session.steps):
+                next(batches, None)
+        elif event == "drain":
+            batches.drain()
+        elif event == "close":
+            self.module.close()
+        return event not in ("leave", "greedy")
+
+
+_WAITS = ("waits for the backward pass", "do not fit level 0 together", "dropped before", "before batch")
+EXPECTED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(EVENTS, ()),
+    "greedy": (*_WAITS, "rows do not fit"),
+    "interrupt": ("incomplete",),
+    "close": ("closed",),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Kernels: compiling them is no hang."""
+    for home in ("dram", "log"):
+        each = Trained(tmp_path_factory.mktemp(home), home, 96)
+        for seed, event in enumerate(("none", "write", "interrupt")):
+            each.run(Session(seed=seed, steps=8, depth=2, pause=0, event=event, at=4, share=0.5))
+        each.module.close()
+
+
+def run_all(trained: list[Trained], sessions: list[list[Session]]) -> None:
+    """Every collection by its own sessions, on a thread of its own."""
+    errors: list[BaseException] = []
+
+    def work(each: Trained, own: list[Session]) -> None:
+        try:
+            for session in own:
+                each.run(session)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(trained, sessions, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(MOST_SECONDS)
+    assert not [thread for thread in threads if thread.is_alive()], f"it hangs: {sessions}"
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
+# Making a case smaller would wait for its hang over and over.
+@settings(deadline=None, max_examples=CASES, phases=[Phase.generate])
+@given(
+    sessions=st.lists(st.lists(SESSIONS, min_size=1, max_size=4), min_size=1, max_size=3),
+    home=st.sampled_from(["dram", "log"]),
+    slots=st.sampled_from([96, 200]),
+)
+def test_whatever_happens_ahead_rows_are_those_of_the_oracle(
+    sessions: list[list[Session]], home: str, slots: int
+) -> None:
+    folder = Path(tempfile.mkdtemp())
+    before = torch.get_num_threads()
+    try:
+        trained = [Trained(folder / str(place), home, slots) for place in range(len(sessions))]
+        run_all(trained, sessions)
+        for each in trained:
+            each.module.close()
+    finally:
+        torch.set_num_threads(before)
+        shutil.rmtree(folder, ignore_errors=True)
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]

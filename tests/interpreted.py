@@ -1,0 +1,202 @@
+"""Kernels without Numba's compiler (NUMBA_DISABLE_JIT=1): the same bodies, run by the interpreter.
+
+Compiled code neither checks an index nor notices what it read there; the interpreter raises `IndexError`. What kernels
+say to LLVM directly has no body that could be interpreted, so every such operation has a twin here in NumPy's words:
+what it is documented to give, with indices checked. `install` must run before the first kernel is imported.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numba.core.extending import _Intrinsic
+
+WANTED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
+LANES = 32
+
+_TWINS: dict[str, Callable[..., Any]] = {}
+Size = TypeVar("Size")
+
+
+def sized(compiled: Size, tiny: Size) -> Size:
+    """`tiny` where the interpreter runs kernels, which takes a thousand times as long."""
+    return tiny if WANTED else compiled
+
+
+def install() -> None:
+    """Let every intrinsic be called from Python."""
+
+    def call(intrinsic: Any, *args: Any) -> Any:
+        made = intrinsic._defn
+        name = f"{made.__module__.rpartition('.')[2]}.{intrinsic._name}"
+        if name not in _TWINS:
+            raise NotImplementedError(f"{name} has no twin in {__file__}: say there what it gives")
+        return _TWINS[name](*args)
+
+    _Intrinsic.__call__ = call
+
+
+def twin(module: str, name: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def note(function: Callable[..., Any]) -> Callable[..., Any]:
+        _TWINS[f"{module}.{name or function.__name__}"] = function
+        return function
+
+    return note
+
+
+def span(array: Any, first: int, count: int) -> Any:
+    """``array[first:first + count]``, all of it there."""
+    first = int(first)
+    if not 0 <= first <= first + count <= len(array):
+        raise IndexError(f"elements {first} to {first + count} of {len(array)}")
+    return array[first : first + count]
+
+
+# Teams: the calling thread alone
+
+
+@twin("outline")
+@twin("alone")
+def run_team(team: Any, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    body(0, *arguments)
+
+
+@twin("outline")
+def take(counter: Any) -> int:
+    value = int(counter[0])
+    counter[0] = value + 1
+    return value
+
+
+# Memory
+
+
+def _changing(change: Callable[[int, int], int]) -> Callable[..., int]:
+    def changed(words: Any, place: int, value: int) -> int:
+        word = span(words, place, 1)
+        before = int(word[0])
+        word[0] = change(before, int(value))
+        return before
+
+    return changed
+
+
+twin("atomics", "add")(_changing(lambda before, value: before + value))
+twin("atomics", "keep")(_changing(lambda before, value: before & value))
+twin("atomics", "mark")(_changing(lambda before, value: before | value))
+twin("atomics", "write")(_changing(lambda before, value: value))
+twin("atomics", "read")(lambda words, place: int(span(words, place, 1)[0]))
+
+
+@twin("prefetch")
+def prefetch(array: Any, element: int) -> None:
+    """Any address may be asked for: it never faults."""
+
+
+def _loaded(array: Any, byte: int, kind: Any) -> Any:
+    return span(array, byte, np.dtype(kind).itemsize).view(kind)[0]
+
+
+def _stored(array: Any, byte: int, value: Any, kind: Any) -> None:
+    span(array, byte, np.dtype(kind).itemsize)[:] = np.array([value], dtype=kind).view(np.uint8)
+
+
+twin("bits", "load_u16")(lambda array, byte: _loaded(array, byte, np.uint16))
+twin("bits", "load_f32")(lambda array, byte: _loaded(array, byte, np.float32))
+twin("bits", "store_u16")(lambda array, byte, value: _stored(array, byte, value, np.uint16))
+twin("bits", "store_f32")(lambda array, byte, value: _stored(array, byte, value, np.float32))
+twin("bits", "float_bits")(lambda value: np.float32(value).view(np.uint32))
+twin("bits", "bits_float")(lambda bits: np.uint32(bits).view(np.float32))
+twin("bits", "multiply32")(lambda one, other: np.uint32(int(one) * int(other) & 0xFFFFFFFF))
+twin("bits", "add32")(lambda one, other: np.uint32(int(one) + int(other) & 0xFFFFFFFF))
+twin("bits", "select32")(lambda condition, one, other: np.uint32(one if condition else other))
+twin("bits", "fold32")(lambda word, shift: np.uint32(int(word) ^ (int(word) >> int(shift))))
+twin("bits", "to_half")(lambda value: np.float16(value).view(np.uint16))
+twin("bits", "from_half")(lambda bits: np.float32(np.uint16(bits).view(np.float16)))
+
+
+@twin("bits")
+def test_bit(bits: Any, row: int) -> bool:
+    return bool(span(bits, int(row) >> 3, 1)[0] >> (int(row) & 7) & 1)
+
+
+@twin("bits")
+def set_bit(bits: Any, row: int) -> None:
+    span(bits, int(row) >> 3, 1)[0] |= np.uint8(1 << (int(row) & 7))
+
+
+# Searches of 32 at once
+
+
+@twin("lanes")
+def find_equal(array: Any, first: int, value: int) -> int:
+    found = np.flatnonzero(span(array, first, LANES) == value)
+    return int(found[0]) if len(found) else LANES
+
+
+@twin("lanes")
+def least(array: Any, first: int, count: int) -> Any:
+    within = span(array, first, LANES)[: min(int(count), LANES)]
+    return within.min() if len(within) else np.int32(0x7FFFFFFF)
+
+
+# Rows in registers
+
+
+def _narrow(row: Any) -> Any:
+    words = row.view(np.uint32)
+    rounded = words + ((words >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
+    return (np.where(np.isnan(row), np.uint32(0x7FC00000), rounded) >> np.uint32(16)).astype(np.uint16)
+
+
+@twin("vector")
+def load(array: Any, element: int, width: int) -> Any:
+    found = span(array, element, width)
+    if found.dtype == np.uint16:
+        return (found.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return found.copy()
+
+
+@twin("vector")
+def store(array: Any, element: int, row: Any) -> None:
+    span(array, element, len(row))[:] = _narrow(row) if array.dtype == np.uint16 else row
+
+
+@twin("vector")
+def stream(array: Any, element: int, row: Any) -> None:
+    place = span(array, element, len(row))
+    assert place.ctypes.data % 64 == 0, "a streaming store needs an address that is a multiple of 64"
+    place[:] = row
+
+
+twin("vector", "add")(lambda one, other: one + other)
+twin("vector", "subtract")(lambda one, other: one - other)
+twin("vector", "multiply")(lambda one, other: one * other)
+twin("vector", "passed")(lambda row, by: np.where(by <= 0, np.float32(0), row))
+twin("vector", "broadcast")(lambda number, width: np.full(width, number, dtype=np.float32))
+
+
+@twin("vector")
+def multiply_add(one: Any, other: Any, sum: Any) -> Any:
+    """Rounded once, as machines of today do (but for sums that lie on a tie of float64)."""
+    return (one.astype(np.float64) * other + sum).astype(np.float32)
+
+
+@twin("vector")
+def total(row: Any) -> Any:
+    lanes = math.gcd(len(row), 16)
+    found = row[:lanes].copy()
+    for first in range(lanes, len(row), lanes):
+        found = found + row[first : first + lanes]
+    while len(found) > 1:
+        found = found[: len(found) // 2] + found[len(found) // 2 :]
+    return found[0]
+
+
+@twin("vector")
+def store_totals(array: Any, element: int, *rows: Any) -> None:
+    span(array, element, 4)[:] = [total(row) for row in rows]

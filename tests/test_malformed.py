@@ -1,0 +1,255 @@
+"""Sixty malformed inputs and recipes of somebody who starts with an own log.
+
+Each is one line that names what to change and exit code 2, and nothing is lost or half-written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+from stratarec.cli import main
+
+HEAD = "click,who,at,item,price,words\n"
+ROWS = "".join(f"{row % 2},u{row % 7},{1_577_836_800 + row * 600},{row % 5},{row}.5,a|b\n" for row in range(400))
+LOG = (HEAD + ROWS).encode()
+LINE = b"1,u1,1577836900,3,2.5,a\n"
+
+
+def recipe() -> dict[str, Any]:
+    return {
+        "name": "own",
+        "data": {
+            "path": "data/own",
+            "source": {
+                "kind": "csv",
+                "paths": ["log.csv"],
+                "schema": {
+                    "label": "click",
+                    "user": "who",
+                    "time": "at",
+                    "dense": [{"name": "price"}],
+                    "sparse": [
+                        {"name": "item", "type": "integer"},
+                        {"name": "words", "kind": "multi", "separator": "|"},
+                        {"name": "before", "kind": "history", "of": "item"},
+                    ],
+                },
+            },
+            "split": {"by": "time", "valid": "6h", "test": "6h"},
+        },
+        "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4]},
+        "train": {"batch_size": 64},
+    }
+
+
+LOGS: list[tuple[str, bytes, str]] = [
+    ("an empty file", b"", r"log\.csv: the file is empty, expected at least one row"),
+    ("a header alone", HEAD.encode(), r"log\.csv: the file has no rows, expected at least one"),
+    ("no header", ROWS.encode(), r"log\.csv: no column 'click'; .*name the fields in data\.source\.columns"),
+    (
+        "other marks",
+        LOG.replace(b",", b";"),
+        r"no column 'click'; .*fields are divided by ';', set data\.source\.delimi",
+    ),
+    ("a name misspelt", LOG.replace(b"item", b"itme", 1), r"no column 'item'; did you mean 'itme'\?"),
+    ("a name twice", LOG.replace(b"words", b"item", 1), r"column 'item' stands there 2 times, expected once"),
+    ("a field too few", LOG + b"1,u1,1577836900,3\n", r"log\.csv, line 402: got 4 fields, expected 6"),
+    ("a field too many", LOG + LINE[:-1] + b",9\n", r"line 402: got 7 fields, expected 6"),
+    ("a label that is none", LOG + b"2" + LINE[1:], r"line 402: column 'click': got .*2.*, expected 0 or 1"),
+    ("no label", LOG + LINE[1:], r"line 402: column 'click': got nothing, expected 0 or 1"),
+    ("no user", LOG + LINE.replace(b"u1", b""), r"line 402: column 'who': got nothing, expected a value"),
+    ("no time", LOG + LINE.replace(b"1577836900", b""), r"line 402: column 'at': got nothing, expected a time"),
+    (
+        "a time in words",
+        LOG + LINE.replace(b"1577836900", b"noon"),
+        r"line 402: column 'at': got 'noon', expected a tim",
+    ),
+    (
+        "a number in words",
+        LOG + LINE.replace(b"2.5", b"dear"),
+        r"line 402: column 'price': got 'dear', expected a finit",
+    ),
+    (
+        "infinity",
+        LOG + LINE.replace(b"2.5", b"1e999"),
+        r"line 402: column 'price': got .*inf.*, expected a finite numbe",
+    ),
+    (
+        "a decimal comma",
+        LOG + LINE.replace(b"2.5", b'"2,5"'),
+        r"line 402: column 'price': got '2,5', expected a finite",
+    ),
+    (
+        "an id in words",
+        LOG + LINE.replace(b",3,", b",x3,"),
+        r"line 402: column 'item': got 'x3', expected a whole numbe",
+    ),
+    (
+        "half an id",
+        LOG + LINE.replace(b",3,", b",3.5,"),
+        r"line 402: column 'item': got '3\.5', expected a whole number",
+    ),
+    (
+        "an open quote",
+        LOG + b'"' + LINE,
+        r"line 402: a quote is not closed in any line that follows; .*data\.source\.q",
+    ),
+    ("a quote inside", LOG + LINE.replace(b"u1", b'u"1"'), r"line 402: a quote in the middle of a field"),
+    ("no UTF-8", LOG + LINE.replace(b"u1", b"\xe9"), r"line 402: bytes that are not UTF-8"),
+    ("UTF-16", LOG.decode().encode("utf-16"), r"log\.csv, line 1: a header that is not UTF-8; save the file as UTF-8"),
+    ("a stray return", LOG + LINE.replace(b"u1", b"u\r1"), r"line 402: a carriage return inside the line"),
+    (
+        "one class",
+        LOG.replace(b"\n1,", b"\n0,"),
+        r"the training split has \d+ samples, 0 of them positive; expected bot",
+    ),
+    (
+        "a short log",
+        HEAD.encode() + ROWS[:900].encode().rpartition(b"\n")[0] + b"\n",
+        r"data\.split\.valid .*take all",
+    ),
+    ("a picture", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), r"log\.csv, line 1: a header that is not UTF-8"),
+]
+
+CHANGES: list[tuple[str, str]] = [
+    ("data.source.paths=[none.csv]", r"none\.csv: no such file; check data\.source\.paths"),
+    ("data.source.paths=[]", r"the source has no paths; name at least one file"),
+    ("data.source.paths=[log.csv, ./log.csv]", r"named twice; let data\.source\.paths name each file once"),
+    ("data.source.paths=[folder]", r"folder: is a directory, expected a file"),
+    ("data.source.paths=[cut.csv.gz]", r"cut\.csv\.gz: damaged or truncated gzip"),
+    ("data.source.paths=['s3://bucket/log.csv']", r"s3:// needs a library that is not installed; pip install s3fs"),
+    ("data.source.kind=cvs", r"data\.source\.kind is 'cvs', expected one of .*; did you mean csv\?"),
+    ("data.source.kind=parquet", r"log\.csv: not a Parquet file, or damaged"),
+    ("data.source.delimeter=;", r"data\.source\.delimeter: unknown field; did you mean delimiter\?"),
+    ("data.source.delimiter='||'", r"data\.source\.delimiter is '\|\|', expected one ASCII character"),
+    ("data.source.quote=','", r"data\.source\.quote is ',', which divides the fields of \S*log\.csv"),
+    ("data.source.format=xml", r"data\.source\.format: input should be 'auto', 'csv', 'tsv' or 'jsonl', got 'xml'"),
+    ("data.source.format=jsonl", r"log\.csv, line 1: no JSON"),
+    ("data.source.columns=[a, b]", r"log\.csv: no column 'click'; it has a, b"),
+    ("data.source.max_line_bytes=10", r"log\.csv, line 1: longer than 10 bytes; .*raise data\.source\.max_line_bytes"),
+    ("data.source.schema.label=clck", r"log\.csv: no column 'clck'; did you mean 'click'\?"),
+    ("data.source.schema.label={column: price}", r"data\.source\.schema\.label.*at_least: field required"),
+    ("data.source.schema.label={column: words2, at_least: 3}", r"log\.csv: no column 'words2'; did you mean 'words'"),
+    ("data.source.schema.label={at_least: 3}", r"data\.source\.schema\.label.*column: field required"),
+    ("data.source.schema.label=item", r"the label column 'item' is also a feature"),
+    ("data.source.schema.user=", r"data\.source\.schema\.user: input should be a valid string, got None"),
+    ("data.source.schema.time_unit=ms", r"column 'at' holds .*; set time_unit to s"),
+    ("data.source.schema.time_unit=minutes", r"data\.source\.schema\.time_unit: input should be 's', 'ms', 'us' or 'n"),
+    ("data.source.schema.time_format='%d.%m.%Y'", r"line 2: column 'at': got '1577836800', expected a time as %d\.%m"),
+    ("data.source.schema.sparse=[{name: who, type: integer}]", r"line 2: column 'who': got 'u0', expected a whole num"),
+    ("data.source.schema.sparse=[{name: item, type: int}]", r"sparse\[0\]\.type: input should be 'auto', 'integer' or"),
+    ("data.source.schema.sparse=[{nmae: item}]", r"sparse\[0\]\.nmae: unknown field; did you mean name\?"),
+    ("data.source.schema.sparse=[{name: words, kind: multi}]", r"column 'words' is String, expected lists, or text wi"),
+    ("data.source.schema.sparse=[{name: item}, {name: item}]", r"feature names must be distinct, repeated: item"),
+    ("data.source.schema.sparse=[{name: h, kind: history}]", r"kind history needs `of`, the feature it is a history o"),
+    ("data.source.schema.dense=[{name: words}]", r"feature names must be distinct, repeated: words"),
+    ("data.split.by=day", r"data\.split\.by: input should be 'time', 'fraction' or 'file', got 'day'"),
+    ("data.split.test=9d", r"data\.split\.test \(9d\) take all of the log, which spans"),
+    ("data.split.test=tomorrow", r"data\.split\.test is 'tomorrow', expected a duration such as 90s"),
+    ("data.vocabulary.min_count=0", r"data\.vocabulary\.min_count is 0, expected at least 1"),
+    ("data.vocabulary.overrides={itme: {min_count: 3}}", r"overrides\.itme: no such vocabulary; did you mean item\?"),
+    ("data.vocabulary.kind=hashing", r"data\.vocabulary\.kind: input should be 'count' or 'hash', got 'hashing'"),
+    ("data.on_bad_row=ignore", r"data\.on_bad_row: input should be 'error' or 'skip', got 'ignore'"),
+    ("dat.path=x", r"dat: unknown field; did you mean data\?"),
+]  # fmt: skip
+
+
+def tree(root: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
+        for path in sorted(root.rglob("*"))
+    }
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("log.csv").write_bytes(LOG)
+    Path("cut.csv.gz").write_bytes(gzip.compress(LOG)[:-400])
+    Path("folder").mkdir()
+    Path("own.yaml").write_text(yaml.safe_dump(recipe()))
+    return tmp_path
+
+
+def refused(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is said to `prepare`; what is left behind is no data set, and everything else is as it was."""
+    before = tree(place)
+    assert main(["prepare", "-q", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("stratarec: ")
+    assert said.err.count("\n") == 1
+    after = tree(place)
+    # Where reading had begun, work that a corrected log cannot use lies in a directory of its own.
+    assert {name: after[name] for name in after if not name.startswith("data")} == before
+    assert not (place / "data" / "own").exists()
+    return said.err
+
+
+@pytest.mark.parametrize(("content", "message"), [each[1:] for each in LOGS], ids=[each[0] for each in LOGS])
+def test_a_malformed_log(place: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str) -> None:
+    Path("log.csv").write_bytes(content)
+    assert re.search(message, refused(place, capsys, "own.yaml"))
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES, ids=[each[0] for each in CHANGES])
+def test_a_malformed_recipe(place: Path, capsys: pytest.CaptureFixture[str], change: str, message: str) -> None:
+    assert re.search(message, refused(place, capsys, "own.yaml", change))
+
+
+def test_there_are_sixty_of_them_and_the_log_itself_is_fine(place: Path) -> None:
+    assert len(LOGS) + len(CHANGES) >= 60
+    assert main(["prepare", "-q", "own.yaml"]) == 0
+
+
+def test_a_mended_log_is_prepared_behind_a_refusal(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("log.csv").write_bytes(LOG + b"2" + LINE[1:])
+    refused(place, capsys, "own.yaml")
+    Path("log.csv").write_bytes(LOG)
+    assert main(["prepare", "-q", "own.yaml"]) == 0
+    assert main(["check", "-q", "data/own"]) == 0
+
+
+FRAMES: list[tuple[str, Callable[[pl.DataFrame], pl.DataFrame], str]] = [
+    (
+        "text for a number",
+        lambda log: log.with_columns(price=pl.lit("x")),
+        r"column 'price' is String, expected numbers",
+    ),
+    (
+        "a list for an id",
+        lambda log: log.with_columns(item=pl.lit([1])),
+        r"column 'item' is List.*, expected integers or",
+    ),
+    (
+        "a fraction for an id",
+        lambda log: log.with_columns(item=pl.lit(0.5)),
+        r"row 1: column 'item': got 0\.5, expected a",
+    ),
+    (
+        "a time of day",
+        lambda log: log.with_columns(at=pl.time(1)),
+        r"column 'at' is Time, expected integers, timestamps",
+    ),
+    ("no rows", lambda log: log.clear(), r"log\.parquet: the file has no rows, expected at least one"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), [each[1:] for each in FRAMES], ids=[each[0] for each in FRAMES])
+def test_a_malformed_parquet_file(
+    place: Path, capsys: pytest.CaptureFixture[str], change: Callable[[pl.DataFrame], pl.DataFrame], message: str
+) -> None:
+    content = recipe()
+    content["data"]["source"] |= {"kind": "parquet", "paths": ["log.parquet"]}
+    Path("own.yaml").write_text(yaml.safe_dump(content))
+    change(pl.read_csv("log.csv")).write_parquet("log.parquet")
+    assert re.search(message, refused(place, capsys, "own.yaml"))

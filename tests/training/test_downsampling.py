@@ -1,0 +1,83 @@
+"""Negatives that training leaves out: fewer samples to train on, probabilities of the whole log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stratarec.data.prepare import prepare
+from stratarec.errors import ConfigError
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+from stratarec.training.evaluation import evaluate_split
+from stratarec.training.export import export
+from stratarec.training.fresh import FreshLogs
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+ROWS = 12_000
+
+
+def recipe(root: Path, negatives: float) -> Recipe:
+    draws = np.random.default_rng(0)
+    item = draws.integers(0, 20, ROWS)
+    click = (draws.random(ROWS) < 0.02 + 0.2 * (item % 4 == 0)).astype(int)
+    log = pl.DataFrame({"click": click, "item": item, "shop": draws.integers(0, 9, ROWS)})
+    log.write_parquet(root / "log.parquet")
+    schema = {"label": "click", "sparse": [{"name": "item"}, {"name": "shop"}]}
+    content: dict[str, Any] = {
+        "name": "thin",
+        "data": {
+            "path": str(root / "data"),
+            "source": {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema},
+            "split": {"valid": 0.1, "test": 0.3, "negatives": negatives},
+        },
+        "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [8]},
+        "train": {
+            "run": str(root / "run"),
+            "batch_size": 64,
+            "epochs": 3,
+            "embedding": {"kind": "rowwise_adagrad", "learning_rate": 0.1},
+        },
+    }
+    return Recipe.from_dict(content)
+
+
+def test_a_quarter_of_the_negatives_gives_the_probabilities_of_all(tmp_path: Path) -> None:
+    made = recipe(tmp_path, 0.25)
+    dataset = prepare(made.data)
+    label = pl.read_parquet(tmp_path / "log.parquet")["click"]
+    left = ROWS - sum(dataset.samples(split) for split in dataset.splits)
+    negatives = dataset.samples("train") - dataset.positives["train"]
+    assert 2.7 < left / negatives < 3.3
+    assert sum(dataset.positives.values()) == label.sum()
+    for split in ("valid", "test"):
+        assert dataset.positives[split] / dataset.samples(split) == pytest.approx(label.mean(), rel=0.25)
+    Trainer(made, dataset).train()
+    with open_run(made.run) as trained:
+        found, _, _ = evaluate_split(trained.model, dataset, "test", precision="float32", progress=SilentProgress())
+        # Without the correction predictions would be more than twice the click rate.
+        assert found.calibration == pytest.approx(1, abs=0.15)
+        assert found.auc > 0.7
+        export(trained, tmp_path / "export")
+        log = pl.read_parquet(tmp_path / "log.parquet")
+        fresh = FreshLogs(trained, [str(tmp_path / "log.parquet")])
+        raw = np.concatenate([part.logits for part in fresh.scored(SilentProgress())])
+    scores = Scorer.open(tmp_path / "export").score(log)
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-raw.astype(np.float64))), rtol=1e-5)
+
+
+def test_all_negatives_are_kept_by_default_and_samples_are_those_of_before(tmp_path: Path) -> None:
+    dataset = prepare(recipe(tmp_path, 1.0).data)
+    assert sum(dataset.samples(split) for split in dataset.splits) == ROWS
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5])
+def test_the_share_is_checked(tmp_path: Path, share: float) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.split\.negatives is {share}, expected a share above 0"):
+        recipe(tmp_path, share)

@@ -1,0 +1,214 @@
+"""Raw logs scored by a run: the numbers of its prepared data set, in the order of the log, labels or not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+
+ROWS = 3000
+
+
+def write_log(path: Path, rows: int = ROWS, seed: int = 0) -> pl.DataFrame:
+    draws = np.random.default_rng(seed)
+    item = draws.integers(0, 50, rows)
+    frame = pl.DataFrame(
+        {
+            "click": (draws.random(rows) < 0.2 + 0.5 * (item % 2)).astype(int),
+            "who": [f"u{number}" for number in draws.integers(0, 40, rows)],
+            "at": draws.integers(0, 100_000, rows),
+            "item": item,
+            "price": np.where(draws.random(rows) < 0.1, np.nan, draws.normal(5, 2, rows).round(2)),
+            "words": ["|".join(draws.choice(list("abcdef"), draws.integers(0, 4))) for _ in range(rows)],
+            "country": draws.choice(["de", "fr", "it"], rows),
+            "request": np.arange(rows) + 10**6,
+        }
+    ).with_columns(pl.col("price").fill_nan(None))
+    frame.write_parquet(path.with_suffix(".parquet"))
+    frame.write_csv(path)
+    return frame
+
+
+def recipe(root: Path, kind: str) -> dict[str, object]:
+    content = tiny(root, max_steps=12, epochs=1)
+    schema = {
+        "label": "click",
+        "user": "who",
+        "time": "at",
+        "dense": [{"name": "price"}],
+        "sparse": [
+            {"name": "item"},
+            {"name": "country"},
+            {"name": "words", "kind": "multi", "separator": "|"},
+            {"name": "before", "kind": "history", "of": "item", "max_length": 5},
+        ],
+    }
+    name = "log.csv" if kind == "csv" else "log.parquet"
+    source = {"kind": kind, "paths": [str(root / name)], "schema": schema}
+    content["data"] |= {"source": source, "split": {"by": "fraction", "valid": 0, "test": 0.5}}
+    return content
+
+
+@pytest.fixture(scope="module", params=["csv", "parquet"])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root: Path = tmp_path_factory.mktemp(request.param)
+    write_log(root / "log.csv")
+    (root / "r.yaml").write_text(yaml.safe_dump(recipe(root, request.param)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for command in ("prepare", "train"):
+            assert main([command, "-q", "r.yaml"]) == 0
+    return root
+
+
+def name(place: Path, stem: str) -> str:
+    return f"{stem}.{'parquet' if 'parquet' in place.name else 'csv'}"
+
+
+def run_of(place: Path) -> str:
+    content = yaml.safe_load((place / "r.yaml").read_text())
+    return str(content["train"].get("run") or place / "runs" / content["name"])
+
+
+def test_a_raw_log_scores_as_its_data_set_does_in_its_own_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    run, output = run_of(place), place / "raw.parquet"
+    parts = []
+    for split in ("train", "test"):
+        assert main(["predict", "-q", run, "--split", split, "-o", f"{split}.parquet"]) == 0
+        parts.append(pl.read_parquet(f"{split}.parquet"))
+    expected = pl.concat(parts).sort("row")
+    assert main(["predict", "-q", run, name(place, "log"), "-o", str(output), "--keep", "request"]) == 0
+    found = pl.read_parquet(output)
+    assert found.columns == ["file", "row", "request", "label", "score"]
+    assert found["row"].to_list() == expected["row"].to_list()
+    assert found["request"].cast(pl.Int64).to_list() == [10**6 + row for row in range(ROWS)]
+    np.testing.assert_array_equal(found["label"], expected["label"])
+    np.testing.assert_allclose(found["score"], expected["score"], rtol=2e-6)
+    assert found["score"].n_unique() > 100
+
+
+def fresh(place: Path, frame: pl.DataFrame) -> str:
+    path = place / name(place, "fresh")
+    frame.write_parquet(path) if path.suffix == ".parquet" else frame.write_csv(path)
+    return str(path)
+
+
+def scores(place: Path, *arguments: str) -> pl.DataFrame:
+    assert main(["predict", "-q", run_of(place), *arguments, "-o", str(place / "out.parquet")]) == 0
+    return pl.read_parquet(place / "out.parquet")
+
+
+def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> None:
+    log = pl.read_parquet(place / "log.parquet")
+    later = log.with_columns(pl.col("at") + 200_000).sample(200, seed=1, shuffle=True)
+    with_history = scores(place, fresh(place, later.drop("click")), "--history", str(place / name(place, "log")))
+    assert "label" not in with_history.columns
+    clicked = log.with_row_index("row").filter(pl.col("click") == 1).sort("at", "row")
+    last = {who: part["item"].tail(5).to_list() for (who,), part in clicked.group_by("who", maintain_order=True)}
+    histories = [last.get(who, []) for who in later["who"]]
+    if "parquet" in place.name:  # text files have no lists
+        given = later.drop("click", "who", "at").with_columns(pl.Series("before", histories, dtype=pl.List(pl.Int64)))
+        np.testing.assert_array_equal(scores(place, fresh(place, given))["score"], with_history["score"])
+    bare = scores(place, fresh(place, later))
+    assert (bare["score"] - with_history["score"]).abs().max() > 1e-4  # type: ignore[operator]
+
+
+def test_values_that_training_never_saw_score_as_rare_ones_do(place: Path) -> None:
+    log = pl.read_parquet(place / "log.parquet").head(50)
+    strange = log.with_columns(
+        item=pl.int_range(pl.len()) + 10**6,
+        country=pl.lit("xx"),
+        price=pl.lit(None, dtype=pl.Float64),
+        words=pl.lit("zz"),
+    )
+    found = scores(place, fresh(place, strange))
+    assert found["score"].is_finite().all()
+    assert found["row"].to_list() == [row + (2 if "csv" in place.name else 1) for row in range(50)]
+
+
+def test_scores_as_csv(place: Path) -> None:
+    target = place / "out.csv"
+    assert (
+        main(["predict", "-q", run_of(place), str(place / name(place, "log")), "--keep", "who", "-o", str(target)]) == 0
+    )
+    found = pl.read_csv(target)
+    assert found.columns == ["file", "row", "who", "label", "score"]
+    assert found["who"].to_list() == pl.read_parquet(place / "log.parquet")["who"].to_list()
+
+
+def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, log = run_of(place), str(place / name(place, "log"))
+    assert main(["evaluate", "-q", run, log, "--by", "country"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"log: {ROWS:,} samples"
+    found = scores(place, log)
+    label, score = found["label"].to_numpy(), found["score"].to_numpy()
+    order = score[:, None]
+    positive, negative = order[label == 1], order[label == 0]
+    auc = (positive > negative.T).mean() + (positive == negative.T).mean() / 2
+    assert float(said[1].split()[-1]) == pytest.approx(auc, abs=1e-6)
+    rows = {line.split()[0]: line.split()[1:] for line in said if line[:2] in ("de", "fr", "it")}
+    counts = pl.read_parquet(place / "log.parquet")["country"].value_counts()
+    assert {value: int(each[0].replace(",", "")) for value, each in rows.items()} == dict(counts.iter_rows())
+    chosen = (pl.read_parquet(place / "log.parquet")["country"] == "de").to_numpy()
+    loss = -np.mean(np.log(np.where(label == 1, score, 1 - score))[chosen])
+    assert float(rows["de"][2]) == pytest.approx(loss, abs=1e-4)
+    assert max(map(len, said)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "RUN", "none.csv"], r"none\.csv: no such file"),
+        (["predict", "RUN", "FRESH"], r"fresh\.\w+: the model reads what users did before \(before\): name logs that"),
+        (
+            ["predict", "RUN", "LOG", "--keep", "whp"],
+            r"log\.\w+: no column 'whp'; did you mean 'who'\?; it has click",
+        ),
+        (["predict", "RUN", "SCORED", "--keep", "score"], r"--keep score: the output has a column of that name"),
+        (
+            ["predict", "RUN", "LOG", "--split", "test"],
+            r"--split is of prepared data sets, and raw logs have no",
+        ),
+        (["predict", "RUN", "--keep", "who"], r"--keep is of raw logs, and prepared data sets hold no raw columns"),
+        (["evaluate", "RUN", "--by", "who"], r"--by is of raw logs"),
+        (["evaluate", "RUN", "FRESH"], r"fresh\.\w+: no column 'click'"),
+        (["evaluate", "RUN", "LOG", "--by", "x"], r"log\.\w+: no column 'x'"),
+        (["predict", "RUN", "THIN"], r"thin\.\w+: no column 'price'; it has click"),
+    ],
+)
+def test_what_cannot_be_scored_is_one_line_and_nothing_is_written(
+    place: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    log = pl.read_parquet(place / "log.parquet").head(20)
+    files = {"FRESH": log.drop("click"), "THIN": log.drop("price"), "SCORED": log.with_columns(score=pl.lit(1))}
+    names = {"RUN": run_of(place), "LOG": name(place, "log")}
+    for key, frame in files.items():
+        names[key] = name(place, key.lower())
+        path = place / names[key]
+        frame.write_parquet(path) if path.suffix == ".parquet" else frame.write_csv(path)
+    target = place / "never.parquet"
+    output = ["-o", str(target)] if arguments[0] == "predict" else []
+    assert main([*(names.get(each, each) for each in arguments), "-q", *output]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"stratarec: .*{message}.*\n", said), said
+    assert not target.exists()
+
+
+def test_a_source_of_clicks_says_what_to_do_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path, max_steps=4)))
+    for command in ("prepare", "train"):
+        assert main([command, "-q", str(tmp_path / "r.yaml")]) == 0
+    capsys.readouterr()
+    (tmp_path / "new.csv").write_text("a\n1\n")
+    assert main(["predict", run_of(tmp_path), str(tmp_path / "new.csv")]) == 2
+    assert "the run's source is of kind synthetic, which does not read raw rows" in capsys.readouterr().err
