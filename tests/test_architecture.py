@@ -17,6 +17,8 @@ ROOMS = [
     ("testing",),
     ("__main__",),
     ("cli",),
+    ("options",),
+    ("commands",),
     ("checking",),
     ("drafting",),
     ("training",),

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from recipes import tiny
-from stratarec.cli import _parser, main
+from stratarec.cli import main
+from stratarec.options import make_parser
 
 COMMANDS = ("init", "prepare", "plan", "profile", "train", "evaluate", "predict", "export")
 
@@ -157,10 +158,10 @@ def run(arguments: list[str], cwd: Path, script: str = "", **environment: str) -
 
 
 DEFECT = """
-import stratarec.cli
+import stratarec.commands
 def broken(args):
     raise KeyError("a key that\\nnobody expected")
-stratarec.cli.prepare = broken
+stratarec.commands.prepare = broken
 """
 
 
@@ -248,7 +249,7 @@ def test_help_fits_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
-        _parser().parse_args([command, "--help"] if command else ["--help"])
+        make_parser().parse_args([command, "--help"] if command else ["--help"])
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "example:\n  stratarec " in text or not command

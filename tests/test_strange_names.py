@@ -208,7 +208,7 @@ def test_a_warning_is_a_line_without_control_characters(tmp_path: Path) -> None:
     code = """
 import sys, warnings
 import stratarec.cli as cli
-cli.evaluate = lambda args: warnings.warn("from \\x1b[31m there")
+cli.commands.evaluate = lambda args: warnings.warn("from \\x1b[31m there")
 cli.main(["evaluate", "x"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)

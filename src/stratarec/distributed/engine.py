@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from stratarec.distributed.collectives import Channel, never
@@ -142,7 +143,7 @@ class SharedEngine:
 
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
-        found = self.own.look_up(prepared.own) if self.own and prepared.own else ()
+        found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
         return self._exchange.rows(prepared.routed, found, self.mesh.rows, prepared.number)
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
@@ -150,7 +151,7 @@ class SharedEngine:
         self.health.require()
         channel = self.mesh.rows
         routed = self._route(features, channel)
-        found = self.own.read(routed.own) if self.own else ()
+        found = self.own.read(routed.own) if self.own else _nothing()
         return self._exchange.rows(routed, found, channel, self.batches)
 
     def update(self, prepared: SharedBatch, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
@@ -225,3 +226,8 @@ class SharedEngine:
     def bytes_by_part(self) -> dict[str, int]:
         """See `Engine.bytes_by_part`; of this rank's own tables."""
         return self.own.bytes_by_part() if self.own else {}
+
+
+def _nothing() -> tuple[Tensor, ...]:
+    """What a rank without tables answers with: a pooled output without columns."""
+    return (torch.empty(0, 0),)

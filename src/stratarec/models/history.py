@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stratarec.jagged import offsets_of
 from stratarec.kernels import dedup
 from stratarec.kernels.attention import Pairs
 
@@ -61,9 +62,7 @@ class History:
         start, length = self.windows.start, self.windows.length
         if self.windows.inverse is not None:
             start, length = start[self.windows.inverse], length[self.windows.inverse]
-        offsets = torch.zeros(len(length) + 1, dtype=torch.int64)
-        torch.cumsum(length, 0, out=offsets[1:])
-        return Pairs(first=start, offsets=offsets)
+        return Pairs(first=start, offsets=offsets_of(length))
 
     def expand(self, vectors: Tensor) -> Tensor:
         """``[B, D]`` from one vector a history ``[U, D]``; gradients are summed in ascending order of samples."""

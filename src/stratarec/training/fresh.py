@@ -18,10 +18,11 @@ from stratarec.data.events import Events
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
 from stratarec.data.sources import SourceConfig
-from stratarec.data.sources.base import Chunk, OnBadRow, View
+from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.view import View
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import DataError

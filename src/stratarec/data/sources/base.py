@@ -47,26 +47,6 @@ class Chunk:
     """Columns that are passed through, as the file has them; see `View`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """Which columns of a log are read, where that is not all that a schema names and nothing else."""
-
-    schema: Schema
-    label: bool = True
-    """Whether the log has a label."""
-    keep: tuple[str, ...] = ()
-    """Columns to pass through."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns to read, each once."""
-        schema, label = self.schema, (self.schema.label_column,) if self.label else ()
-        derived = {feature.name for feature in schema.histories}
-        features = [name for name in schema.names if name not in derived]
-        keys = [name for name in (schema.time, schema.session, schema.user) if name]
-        return tuple(dict.fromkeys((*label, *features, *keys, *self.keep)))
-
-
 class Source(Protocol):
     """Raw logs of one format.
 

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import Chunk, OnBadRow, View
+from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.columns import Columns
 from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.data.sources.limits import Size, set_size
 from stratarec.data.sources.row_groups import RowGroups
 from stratarec.data.sources.text import BadRows
+from stratarec.data.sources.view import View
 from stratarec.errors import DataError
 
 _CHUNK_ROWS = 1 << 18

@@ -1,0 +1,259 @@
+"""What each subcommand does: a plain function of its arguments.
+
+Heavy imports (torch, numba) are inside the functions, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stratarec.naming import visible
+
+
+def init(args: argparse.Namespace) -> None:
+    """A log, or the name of a shipped recipe -> a recipe to start from."""
+    from stratarec.drafting.draft import draft
+    from stratarec.drafting.guessing import lines
+    from stratarec.drafting.shipped import copy_shipped, shipped
+    from stratarec.errors import ConfigError
+
+    output = Path(args.output) if args.output else None
+    if bool(args.recipe) == bool(args.log):
+        raise ConfigError(f"init needs a log, or one of --recipe {', '.join(shipped())}")
+    if args.recipe:
+        path = copy_shipped(args.recipe, output)
+    else:
+        path, sample, guesses = draft(tuple(args.log), output, args.label)
+        width = max(len(visible(name)) for name, _, _ in lines(guesses))
+        for name, role, reason in lines(guesses):
+            _say(f"{visible(name):{width}}  {role:8}  {reason}")
+        if not sample.whole:
+            _say(f"guessed from {sample.frame.height:,} rows of about {sample.total:,}")
+    _say(f"wrote {path}; look at it, then: stratarec prepare {path} && stratarec train {path}")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Raw logs -> a prepared data set."""
+    from stratarec.data.prepare import prepare as run
+    from stratarec.recipe import Recipe
+    from stratarec.reporting.progress import make_progress
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    dataset = run(recipe.data, name=recipe.name, overwrite=args.overwrite, progress=make_progress(quiet=args.quiet))
+    for split in dataset.splits:
+        samples = dataset.samples(split)
+        rate = f", {dataset.positives[split] / samples:.2%} positive" if samples else ""
+        print(f"{split:6} {samples:>12,} samples{rate}")
+    print(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
+    if dataset.about.bad_rows:
+        print(f"left out {dataset.about.bad_rows:,} bad rows")
+    _say(f"prepared {dataset.path}")
+
+
+def plan(args: argparse.Namespace) -> None:
+    """Where the tables of a recipe would live, in bytes and predicted speed."""
+    import json
+
+    from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
+    from stratarec.files import check_output
+    from stratarec.models.base import build_tables
+    from stratarec.planning.planner import make_plan
+    from stratarec.planning.tiers import measure_tiers
+    from stratarec.recipe import Recipe
+    from stratarec.reporting.placement import print_plan, write_plan_report
+    from stratarec.training.shared import sharding_plan
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    for path in filter(None, (args.output, args.report)):
+        check_output(Path(path))
+    dataset = Dataset.open(recipe.data.path, verify="used")
+    check_prepared(recipe.data, dataset)
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    tiers = measure_tiers(recipe.memory, again=args.measure)
+    config = recipe.train
+    with dataset.held():
+        memory = recipe.memory.times(args.ranks)
+        made = make_plan(tables, dataset, config.embedding, memory, batch_size=config.batch_size, tiers=tiers)
+        sharding = sharding_plan(recipe, dataset, tables, made, args.ranks)
+    if args.json:
+        shared = {"sharding": sharding.to_dict()} if args.ranks > 1 else {}
+        print(json.dumps({**made.to_dict(), **shared}, indent=1, allow_nan=False))
+    else:
+        print_plan(made.to_dict(), tiers.age_seconds)
+        print("\n".join(sharding.lines() if args.ranks > 1 else ()), end="\n" if args.ranks > 1 else "")
+    if args.output:
+        made.save(Path(args.output))
+    if args.report:
+        write_plan_report(Path(args.report), recipe.name, made.to_dict())
+
+
+def profile(args: argparse.Namespace) -> None:
+    """How values repeat, as a table and an HTML report."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.files import check_output
+    from stratarec.profiling.duplication import profile as run
+    from stratarec.reporting.duplication import print_profile, write_profile
+
+    dataset = Dataset.open(args.dataset, verify="used")
+    beside = dataset.path.resolve()
+    output = Path(args.output or beside.with_name(f"{beside.name}-profile.html"))
+    check_output(output)
+    with dataset.held():
+        found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
+    print_profile(found)
+    write_profile(output, found)
+    _say(f"report {output}")
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train a model, test it once, write a report."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.distributed.mesh import joined, restarted
+    from stratarec.planning.plan import Plan
+    from stratarec.recipe import Recipe
+    from stratarec.reporting.progress import make_progress
+    from stratarec.training.keeping import SETTLED
+    from stratarec.training.trainer import Trainer
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    with joined(recipe.distributed) as mesh:
+        dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
+        made = Plan.load(Path(args.plan)) if args.plan else None
+        trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)
+        # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
+        settled = mesh.noted(SETTLED)
+        result = trainer.train(
+            resume=settled or args.resume or (restarted() and not args.overwrite),
+            overwrite=args.overwrite and not settled,
+        )
+    if mesh.is_first:
+        _print_result(trainer.run, result)
+
+
+def _print_result(run: Path, result: dict[str, object]) -> None:
+    from stratarec.reporting.metrics import lines
+    from stratarec.sizes import readable
+
+    if "test" in result:
+        print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
+    print(f"speed            {result['samples_per_second']:,.0f} samples/s")
+    tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
+    print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
+    print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
+    for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
+        share = found["exposed_seconds"] / max(found["step_seconds"], 1e-9)
+        print(
+            f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
+            f"{share:.0%} of its steps waiting for others"
+        )
+    if result["memory"]:
+        from stratarec.reporting.placement import print_comparison
+
+        print_comparison(result["memory"])  # type: ignore[arg-type]
+    _say(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
+    _say(f"report           {run / 'report.html'}")
+    _say(f"TensorBoard      {run / 'tensorboard'}")
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Metrics of a trained model."""
+    from stratarec.distributed.mesh import joined
+    from stratarec.reporting.metrics import lines, sliced
+    from stratarec.reporting.progress import make_progress
+    from stratarec.training.evaluation import evaluate_split
+    from stratarec.training.fresh import FreshLogs
+    from stratarec.training.run import open_run
+    from stratarec.training.slices import evaluate_logs
+
+    data, logs = _data_or_logs(args, by=args.by)
+    with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
+        progress = make_progress(quiet=args.quiet or not mesh.is_first)
+        if logs:
+            _refuse_ranks(mesh.ranks)
+            fresh = FreshLogs(trained, logs, keep=args.by, earlier=args.history, labelled=True)
+            whole, slices = evaluate_logs(fresh, progress)
+            print("\n".join(lines("log", whole.to_dict())))
+            for name, found in slices.items():
+                print("\n".join(sliced(name, [(value, each.to_dict()) for value, each in found])))
+            return
+        for split in args.split or ["test"]:
+            precision = trained.recipe.train.precision
+            found_split, _, _ = evaluate_split(
+                trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
+            )
+            if mesh.is_first:
+                print("\n".join(lines(split, found_split.to_dict())))
+
+
+def predict(args: argparse.Namespace) -> None:
+    """Scores as Parquet or CSV."""
+    from stratarec.distributed.mesh import joined
+    from stratarec.files import check_output
+    from stratarec.reporting.progress import make_progress
+    from stratarec.training.fresh import FreshLogs
+    from stratarec.training.predict import predict as run
+    from stratarec.training.predict import predict_logs
+    from stratarec.training.run import open_run
+
+    data, logs = _data_or_logs(args, keep=args.keep)
+    split = args.split or "test"
+    output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
+    check_output(output)
+    with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
+        progress = make_progress(quiet=args.quiet or not mesh.is_first)
+        if logs:
+            _refuse_ranks(mesh.ranks)
+            rows = predict_logs(FreshLogs(trained, logs, keep=args.keep, earlier=args.history), output, progress)
+        else:
+            rows = run(trained, split, output, progress)
+    if mesh.is_first:
+        _say(f"{rows:,} scores in {output}")
+
+
+def _refuse_ranks(ranks: int) -> None:
+    """Raw logs are read in their order, by one process."""
+    from stratarec.errors import ConfigError
+
+    if ranks > 1:
+        raise ConfigError(f"raw logs are scored by one process, not by {ranks}: start it without torchrun")
+
+
+def _data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | None, list[str]]:
+    """The prepared data set behind a run, or the raw logs; what is of one of them alone is refused for the other."""
+    from stratarec.errors import ConfigError
+
+    logs = [] if len(args.data) == 1 and Path(args.data[0]).is_dir() else args.data
+    if logs and args.split:
+        raise ConfigError("--split is of prepared data sets, and raw logs have no splits; leave it out")
+    for name, given in {**options, "history": args.history}.items():
+        if given and not logs:
+            raise ConfigError(f"--{name} is of raw logs, and prepared data sets hold no raw columns; name the files")
+    return (None if logs or not args.data else args.data[0]), logs
+
+
+def export(args: argparse.Namespace) -> None:
+    """A trained model for use elsewhere."""
+    from stratarec.training.export import check_new
+    from stratarec.training.export import export as run
+    from stratarec.training.run import open_run
+
+    output = Path(args.output or Path(args.run) / "export")
+    check_new(output)
+    with open_run(args.run, same_samples=False) as trained:
+        _say(f"exported {run(trained, output, program=args.program)}")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Everything that can be checked of what StrataRec wrote."""
+    from stratarec.checking import check as run
+
+    for line in run(Path(args.path)):
+        _say(line)
+    _say(f"{args.path} is whole")
+
+
+def _say(line: str) -> None:
+    """Print a line that has a name or path in it."""
+    print(visible(line))

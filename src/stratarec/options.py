@@ -1,0 +1,203 @@
+"""The command line's options, and their help."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from stratarec import commands
+from stratarec.naming import visible
+
+_SPLITS = ("train", "valid", "test")
+_WIDTH = 78
+# Characters of a message that are repeated.
+_LONGEST = 200
+_MOST_RANKS = 4096
+
+
+def _ranks(text: str) -> int:
+    """A number of processes."""
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 to {_MOST_RANKS}")
+    return int(text)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the usage is in --help."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"stratarec: {visible(shortened(message))}; see {self.prog} --help\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="stratarec",
+        description="Train recommendation models whose embedding tables outgrow fast memory.",
+        epilog="start with your own log:\n  stratarec init LOG\nor with a made-up one:\n  stratarec init --recipe demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"stratarec {version('stratarec')}")
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, run: object, text: str, example: str) -> argparse.ArgumentParser:
+        command = subcommands.add_parser(
+            name,
+            help=text,
+            description=textwrap.fill(text, _WIDTH),
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(command=run)
+        command.add_argument("-q", "--quiet", action="store_true", help="no progress")
+        return command
+
+    def add_recipe(command: argparse.ArgumentParser) -> None:
+        command.add_argument("recipe", help="YAML recipe; `stratarec init` writes one")
+        command.add_argument(
+            "overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
+        )
+
+    command = add(
+        "init",
+        commands.init,
+        "Write a recipe to start from: look at a log (CSV, TSV, JSON lines, Parquet) and guess what its columns are, "
+        "or copy a recipe that comes with StrataRec.",
+        "stratarec init clicks.csv.gz && stratarec prepare clicks.yaml",
+    )
+    command.add_argument("log", nargs="*", help="files, globs or URLs of one log")
+    command.add_argument("--label", default="", metavar="COLUMN", help="the label: 0 and 1, or numbers to compare")
+    command.add_argument("--recipe", metavar="NAME", help="copy this one: avazu, criteo, demo, globo or trivago")
+    command.add_argument("-o", "--output", help="YAML file (default: named like the log, here)")
+
+    command = add(
+        "prepare",
+        commands.prepare,
+        "Turn raw logs into a prepared data set. Resumes where an interrupted call stopped.",
+        "stratarec prepare criteo.yaml 'data.source.paths=[day_*.gz]'",
+    )
+    add_recipe(command)
+    command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
+
+    command = add(
+        "plan",
+        commands.plan,
+        "Print where each table would live, at which precision, with how much cache: bytes and predicted speed.",
+        "stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
+    )
+    add_recipe(command)
+    command.add_argument(
+        "--ranks", type=_ranks, default=1, metavar="N", help="for N processes, each with the budgets of the recipe"
+    )
+    command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
+    command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
+    command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
+    command.add_argument("--report", help="also write tables and a picture as HTML to this file")
+
+    command = add(
+        "profile",
+        commands.profile,
+        "Measure how values repeat inside sessions and batches, and what deduplication saves.",
+        "stratarec profile data/globo --batch-size 4096",
+    )
+    command.add_argument("dataset", help="prepared data set")
+    command.add_argument("--split", choices=_SPLITS, default="train", help="split to measure (default: train)")
+    command.add_argument("--batch-size", type=int, default=4096, help="samples a batch (default: 4096)")
+    command.add_argument("--batches", type=int, default=20, help="batches to look at (default: 20)")
+    command.add_argument("-o", "--output", help="HTML report (default: beside the data set)")
+
+    command = add(
+        "train",
+        commands.train,
+        "Train a model on a prepared data set, test it once, write checkpoints and a report.",
+        "stratarec train demo.yaml train.batch_size=4096 --resume",
+    )
+    add_recipe(command)
+    either = command.add_mutually_exclusive_group()
+    either.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    either.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
+    command.add_argument("--plan", help="place tables as this file says, which `plan -o` wrote")
+
+    def add_data(command: argparse.ArgumentParser) -> None:
+        command.add_argument("run", help="directory that `train` wrote")
+        command.add_argument(
+            "data",
+            nargs="*",
+            help="raw logs, read as the run's recipe says; or a prepared data set with the same vocabularies (default: "
+            "the run's own)",
+        )
+        command.add_argument(
+            "--history",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="earlier log with labels, for what users did before (repeatable)",
+        )
+
+    command = add(
+        "evaluate",
+        commands.evaluate,
+        "Print metrics of a trained model on raw logs with labels, or on splits of a prepared data set.",
+        "stratarec evaluate runs/demo tomorrow.csv --by country",
+    )
+    add_data(command)
+    command.add_argument(
+        "--by", action="append", default=[], metavar="COLUMN", help="metrics of each value of this column (repeatable)"
+    )
+    command.add_argument(
+        "--split", choices=_SPLITS, action="append", default=[], help="split to evaluate (repeatable; default: test)"
+    )
+
+    command = add(
+        "predict",
+        commands.predict,
+        "Score raw logs, in their order and without labels, or a split of a prepared data set.",
+        "stratarec predict runs/demo tomorrow.csv --keep user -o scores.csv",
+    )
+    add_data(command)
+    command.add_argument(
+        "--keep", action="append", default=[], metavar="COLUMN", help="pass this column through (repeatable)"
+    )
+    command.add_argument("--split", choices=_SPLITS, help="split to score (default: test)")
+    command.add_argument("-o", "--output", help="Parquet file, or CSV for raw logs (default: in the run)")
+
+    command = add(
+        "check",
+        commands.check,
+        "Read all of a data set, run, export or plan and check it: hashes, checksums, types, ranges.",
+        "stratarec check runs/demo",
+    )
+    command.add_argument("path", help="what StrataRec wrote")
+
+    command = add(
+        "export",
+        commands.export,
+        "Write a model as data for use elsewhere: configuration, weights, tables, vocabularies. See stratarec.Scorer.",
+        "stratarec export runs/demo -o out",
+    )
+    command.add_argument("run", help="directory that `train` wrote")
+    command.add_argument("-o", "--output", help="directory (default: export in the run)")
+    command.add_argument(
+        "--program",
+        action="store_true",
+        help="also write program.pt2, which torch opens without StrataRec; opening one runs whatever its writer put in",
+    )
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, with overrides allowed behind options."""
+    parser = make_parser()
+    args, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(args, "overrides") or any(item.startswith("-") or "=" not in item for item in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
+    return args
+
+
+def shortened(text: str) -> str:
+    """A message of bounded length."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
