@@ -63,7 +63,7 @@ def plan(args: argparse.Namespace) -> None:
     from stratarec.planning.tiers import measure_tiers
     from stratarec.recipe import Recipe
     from stratarec.reporting.placement import print_plan, write_plan_report
-    from stratarec.training.shared import sharding_plan
+    from stratarec.training.sharing import sharding_plan
 
     recipe = Recipe.load(args.recipe, args.overrides)
     for path in filter(None, (args.output, args.report)):

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratarec.distributed.asked import WORDS, Asked, message_sizes, read
 from stratarec.distributed.buffers import Buffer, grouped
 from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.legs import Leg
-from stratarec.distributed.requests import WORDS, Asked, DistinctRows, Requests, joined, message_sizes, read
+from stratarec.distributed.requests import DistinctRows, Requests, joined
 from stratarec.distributed.sharding import Sharding, Stream
 from stratarec.distributed.wire import Wire
 from stratarec.embedding.validation import Validator

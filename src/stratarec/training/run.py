@@ -28,7 +28,7 @@ from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.directory import RECIPE
 from stratarec.training.records import read_plan, read_recipe, read_result
-from stratarec.training.shared import shared_collection
+from stratarec.training.sharing import shared_collection
 
 
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""The tables of a recipe over ranks: who holds what, and the collection of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stratarec.data.dataset import Dataset
+from stratarec.distributed.collection import ShardedCollection
+from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.planning import ShardingPlan, TableLoad, plan_sharding
+from stratarec.distributed.sharding import Sharding
+from stratarec.embedding import EmbeddingBagConfig
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.planning.apply import tier_config
+from stratarec.planning.bytes import in_memory
+from stratarec.planning.plan import Plan
+from stratarec.planning.tables import describe_tables
+from stratarec.recipe import Recipe
+
+
+def sharding_plan(
+    recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], plan: Plan | None, ranks: int
+) -> ShardingPlan:
+    """Where the tables of a recipe lie among so many ranks; `plan` says their bytes where they were placed."""
+    batch = recipe.train.batch_size
+    loads = []
+    for spec, table in zip(
+        describe_tables(tables, dataset, recipe.train.embedding, batch_size=batch), tables, strict=True
+    ):
+        pooled = len(table.feature_names)
+        features = pooled + len(table.sequence_features)
+        loads.append(
+            TableLoad(
+                name=table.name,
+                width=table.embedding_dim,
+                bytes=spec.rows * spec.shape.slot_bytes if plan is None else in_memory(plan[table.name].bytes, "dram"),
+                lookups=spec.lookups,
+                bags=batch * pooled + spec.lookups * (features - pooled) / features,
+                distinct=spec.popularity.distinct(spec.lookups / ranks),
+            )
+        )
+    return plan_sharding(loads, ranks, recipe.distributed.sharding, recipe.memory.dram)
+
+
+def shared_collection(
+    recipe: Recipe,
+    dataset: Dataset,
+    plan: Plan | None,
+    workspace: str,
+    mesh: Mesh,
+    tables: Sequence[EmbeddingBagConfig],
+) -> ShardedCollection:
+    """The tables of a recipe over the ranks of a mesh; stores with files have the directory `workspace` of this one."""
+    places = sharding_plan(recipe, dataset, tables, plan, mesh.ranks).places
+    tiers = TierConfig()
+    if plan is not None:
+        tiers = tier_config(plan, recipe.memory, workspace)
+        shares = {name: places[name].ranks for name in tiers.tables}
+        tiers = replace(tiers, tables={name: _part(tier, shares[name]) for name, tier in tiers.tables.items()})
+    train = recipe.train
+    return ShardedCollection(
+        Sharding(tables, places, mesh.ranks), mesh, optimizer=train.embedding, seed=train.seed, tiers=tiers,
+        config=recipe.distributed,
+    )  # fmt: skip
+
+
+def _part(tier: TableTier, ranks: int) -> TableTier:
+    """What one of so many ranks caches of a table that they share."""
+    return replace(tier, cache_rows=-(-tier.cache_rows // ranks), level1_rows=-(-tier.level1_rows // ranks))
