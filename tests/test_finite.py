@@ -60,15 +60,27 @@ def test_the_walk_finds_what_there_is() -> None:
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "nan", "inf"])
 def test_a_recipe_names_the_field_that_is_no_number(tmp_path: Path, path: tuple[str, ...], value: str) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
-    with pytest.raises(ConfigError, match=path[-1]) as caught:
+    # The recipe's source has no schema, which is what it hears where the value is text.
+    named = "schema" if "schema" in path and not value.startswith((".", "-.")) else path[-1]
+    with pytest.raises(ConfigError, match=named) as caught:
         Recipe.load(tmp_path / "r.yaml", [f"{'.'.join(path)}={value}"])
     assert "\n" not in str(caught.value)
     if value.startswith((".", "-.")):
         assert f"r.yaml: {'.'.join(path)} is {value.replace('.', '')}, expected a finite number" in str(caught.value)
 
 
+def required(kind: Any) -> dict[str, str]:
+    """Something for the fields that have no default."""
+    missing = dataclasses.MISSING
+    return {
+        entry.name: "x"
+        for entry in dataclasses.fields(kind)
+        if entry.default is missing and entry.default_factory is missing
+    }
+
+
 @pytest.mark.parametrize(("kind", "name"), CLASSES, ids=lambda part: getattr(part, "__name__", part))
 @pytest.mark.parametrize("value", BAD)
 def test_configurations_made_in_python_refuse_it_too(kind: Any, name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"{name} is -?(nan|inf), expected"):
-        kind(**{name: value})
+        kind(**{**required(kind), name: value})

@@ -8,6 +8,7 @@ from typing import Literal
 
 from stratarec.data.names import check_column, check_name
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 
 SparseKind = Literal["single", "multi", "history"]
 DenseTransform = Literal["log1p", "none"]
@@ -23,6 +24,9 @@ class LabelRule:
     """Column of the number."""
     at_least: float
     """The label is 1 where the number is this or more."""
+
+    def __post_init__(self) -> None:
+        check_finite(self, "schema.label.")
 
 
 @dataclass(frozen=True, kw_only=True)
