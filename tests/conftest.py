@@ -25,6 +25,11 @@ from recipes import DISK_BYTES
 SHARED_DATA = Path(os.environ.get("STRATAREC_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first, so that no worker is left with one while the others have nothing."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The directory of real logs; tests that need it skip where it is absent."""

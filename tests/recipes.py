@@ -15,7 +15,7 @@ from stratarec.embedding.saving import saved_rows
 from stratarec.tensors import read_tensors
 from stratarec.training import checkpoint
 
-KILLS = int(os.environ.get("STRATAREC_KILLS", "3"))
+KILLS = int(os.environ.get("STRATAREC_KILLS", "2"))
 """How often the tests that kill a run do so."""
 
 DISK_BYTES = 4 << 20

@@ -49,6 +49,7 @@ def run_cases(root: Path, work: Path, first: int, last: int) -> list[dict[str, A
     return found
 
 
+@pytest.mark.slow
 def test_whatever_is_damaged_is_the_same_or_one_clear_error(root: Path, tmp_path: Path) -> None:
     found = run_cases(root, tmp_path, 0, CASES)
     faults = [f"case {each['case']}, {each['what']}\n{each['fault']}" for each in found if each["fault"]]

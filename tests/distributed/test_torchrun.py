@@ -83,6 +83,7 @@ def whole(home: Path) -> Path:
     return home / "whole"
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_by_the_others(home: Path, whole: Path, tmp_path: Path) -> None:
     with started(written(home, tmp_path / "dead.yaml", max_steps=20_000, epochs=1000)) as process:
         wait_for_checkpoint(tmp_path / "dead", process)

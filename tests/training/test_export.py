@@ -48,6 +48,7 @@ def limited(run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=prepare_process)
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_whole_leaves_nothing(run: Path, tmp_path: Path) -> None:
     assert main(["export", "-q", str(run), "-o", str(tmp_path / "whole"), "--program"]) == 0
     sizes = sorted({path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file()})

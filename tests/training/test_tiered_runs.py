@@ -223,6 +223,7 @@ def test_the_run_prints_planned_and_used_bytes(home: Path, tmp_path: Path, capsy
     assert f"{result['test']['auc']:.6f}" in auc
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_in_mid_run_ends_it_at_its_last_checkpoint(
     home: Path, tmp_path: Path, small_disk: Path
 ) -> None:
