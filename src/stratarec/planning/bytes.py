@@ -54,8 +54,8 @@ MOST_ROWS_OF_A_LOG = 2_800_000_000
 """About so many rows, of all its tables, have locations of 4 bytes."""
 # A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
 DEAD_SHARE = 0.5 + 4 / 64
-LOG_DEAD_BYTES = 4 * (1 << 20)
-LOG_BUFFER_BYTES = 2 * (1 << 20) + (1 << 20) + 128 * (16 << 10)
+LOG_DEAD_BYTES = 4 * LogConfig().buffer_bytes
+LOG_BUFFER_BYTES = 2 * LogConfig().buffer_bytes + (1 << 20) + LogConfig().depth * (16 << 10)
 WORKSPACE_MARGIN = 1.25
 """Lookups of the largest batch over those of a mean one."""
 RESERVES = frozenset({"dead space", "staging", "workspace", "log buffers", "second level map"})

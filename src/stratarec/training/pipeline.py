@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, Protocol
+from typing import ClassVar, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +109,9 @@ class Stages:
     reduction : Reduction
     """
 
+    loss_of: ClassVar[str] = "mean"
+    """What the loss is of the losses of samples."""
+
     def __init__(
         self,
         model: CTRModel,
@@ -148,7 +151,7 @@ class Stages:
         """The loss of a batch, a scalar."""
         with autocast(self._config.precision):
             logits = self.model(batch, request, prepared)
-        return functional.binary_cross_entropy_with_logits(logits, batch.label)
+        return functional.binary_cross_entropy_with_logits(logits, batch.label, reduction=self.loss_of)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the network, and one optimizer step of the rows."""

@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from stratarec.batch import Batch
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.reduction import reduce_gradients
 from stratarec.embedding import Handle
-from stratarec.models.outputs import autocast
 from stratarec.models.request import Request
 from stratarec.training.cadence import Seen
 from stratarec.training.memory import peak_rss_bytes
@@ -24,6 +22,8 @@ from stratarec.training.pipeline import Stages, Trained, refuse_loss
 
 class SharedStages(Stages):
     """The stages of a step of one rank of a mesh: its samples count as much as those of the others."""
+
+    loss_of = "sum"
 
     def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
         super().__init__(*stages, **others)
@@ -34,9 +34,7 @@ class SharedStages(Stages):
         """The sum of the losses of this rank's samples."""
         if not batch.size:
             return self._nothing(batch, request, prepared)
-        with autocast(self._config.precision):
-            logits = self.model(batch, request, prepared)
-        return functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="sum")
+        return super().forward(batch, request, prepared)
 
     def _nothing(self, batch: Batch, request: Request | None, prepared: Handle | None) -> Tensor:
         """A loss of zero that depends on what was looked up: this rank's rows are asked for all the same."""
