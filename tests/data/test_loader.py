@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from stratarec.batch import Batch
 from stratarec.data import writing as storage
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.portions import Share
 from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.reading import RowGroupReader
+from stratarec.data.row_group import RowGroup
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import DatasetError
@@ -56,25 +60,31 @@ def expanded(batch: Batch) -> Batch:
     return batch.expanded(sorted(keys)) if batch.groups else batch.replace(sparse=batch.sparse.select(sorted(keys)))
 
 
+def rows_of(batch: Batch) -> list[tuple[object, ...]]:
+    """Each sample as a tuple."""
+    batch = expanded(batch)
+    assert batch.user is not None or not batch.size
+    bags = [batch.sparse[key].to_list() for key in batch.sparse.keys]
+    users = [] if batch.user is None else batch.user.tolist()
+    return [
+        (label, user, *batch.dense[b].tolist(), *(tuple(bag[b]) for bag in bags))
+        for b, (label, user) in enumerate(zip(batch.label.tolist(), users, strict=True))
+    ]
+
+
 def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
     """Every sample as a tuple, in any order."""
-    found: list[tuple[object, ...]] = []
-    for batch in (expanded(batch) for batch in batches):
-        assert batch.user is not None
-        bags = [batch.sparse[key].to_list() for key in batch.sparse.keys]
-        found += [
-            (label, group, *batch.dense[b].tolist(), *(tuple(bag[b]) for bag in bags))
-            for b, (label, group) in enumerate(zip(batch.label.tolist(), batch.user.tolist(), strict=True))
-        ]
-    return sorted(found)
+    return sorted(row for batch in batches for row in rows_of(batch))
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 5), st.integers(20, 700), st.integers(1, 40), st.floats(0, 1), st.booleans())
+@given(st.integers(0, 5), st.integers(20, 700), st.integers(1, 40), st.floats(0, 1), st.booleans(), st.integers(1, 5))
 def test_any_start_gives_the_tail_of_the_epoch(
-    data: Dataset, seed: int, size: int, window: int, start: float, shuffle: bool
+    data: Dataset, seed: int, size: int, window: int, start: float, shuffle: bool, portions: int
 ) -> None:
-    config = LoaderConfig(batch_size=size, seed=seed, shuffle_row_groups=window, shuffle=shuffle, prefetch_batches=2)
+    config = LoaderConfig(
+        batch_size=size, seed=seed, shuffle_row_groups=window, shuffle=shuffle, prefetch_batches=2, portions=portions
+    )
     loader = Loader(data, "train", config)
     whole = list(loader.epoch(1))
     assert len(whole) == len(loader)
@@ -85,8 +95,52 @@ def test_any_start_gives_the_tail_of_the_epoch(
     assert all(equal(one, other) for one, other in zip(whole[first:], tail, strict=True))
 
 
+@settings(deadline=None, max_examples=25)
+@given(st.integers(7, 700), st.integers(1, 3), st.booleans(), st.integers(1, 7), st.integers(1, 7))
+def test_shares_of_any_number_of_ranks_make_the_batches_of_one_process(
+    data: Dataset, size: int, window: int, shuffle: bool, portions: int, ranks: int
+) -> None:
+    config = LoaderConfig(batch_size=size, shuffle_row_groups=window, shuffle=shuffle, portions=portions)
+    whole = Loader(data, "train", config).batches(0)
+    shares = [Loader(data, "train", config, Share(rank=rank, ranks=ranks)).batches(0) for rank in range(ranks)]
+    for batch, *parts in itertools.islice(zip(whole, *shares, strict=True), 0, None, 3):
+        assert [part.size for part in parts if part.size] or not batch.size
+        assert rows_of(batch) == [row for part in parts for row in rows_of(part)]
+    for each in (whole, *shares):
+        each.close()  # type: ignore[attr-defined]
+
+
+def test_a_portion_is_a_part_of_the_order_of_storage(data: Dataset) -> None:
+    stored = LoaderConfig(batch_size=400, shuffle=False)
+    whole = [row for batch in Loader(data, "train", stored).batches(0) for row in rows_of(batch)]
+    config = replace(stored, portions=4)
+    batches = [rows_of(batch) for batch in Loader(data, "train", config).batches(0)]
+    assert batches[0] == [row for part in range(4) for row in whole[len(whole) * part // 4 :][:100]]
+    assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, whole))
+
+
+def test_ranks_of_as_many_portions_read_no_row_group_but_their_own(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[int, int]] = []
+    original = RowGroupReader.read
+
+    def counted(self: RowGroupReader, shard: int, group: int) -> RowGroup:
+        read.append((shard, group))
+        return original(self, shard, group)
+
+    monkeypatch.setattr(RowGroupReader, "read", counted)
+    groups = sum(len(shard.row_groups) for shard in data.shards("train"))
+    assert groups > 4
+    config = LoaderConfig(batch_size=64, portions=4)
+    for rank in range(4):
+        read.clear()
+        list(Loader(data, "train", config, Share(rank=rank, ranks=4)).batches(0))
+        assert len(read) == len(set(read)) <= groups // 4 + 2, "its own, and those at the two cuts"
+
+
 def test_every_sample_comes_once_in_every_epoch(data: Dataset) -> None:
-    shuffled = Loader(data, "train", LoaderConfig(batch_size=300, shuffle_row_groups=3))
+    shuffled = Loader(data, "train", LoaderConfig(batch_size=300, shuffle_row_groups=3, portions=3))
     stored = Loader(data, "train", LoaderConfig(batch_size=300, shuffle=False))
     one, two, plain = (list(loader.epoch(epoch)) for loader, epoch in ((shuffled, 0), (shuffled, 1), (stored, 0)))
     assert samples(one) == samples(two) == samples(plain)

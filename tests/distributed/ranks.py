@@ -109,9 +109,9 @@ class Ranks:
                 raise answer
         return found
 
-    def kill(self, rank: int) -> None:
+    def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         """End a rank in the middle of whatever it does."""
-        os.kill(self._workers[rank][0].pid, signal.SIGKILL)
+        os.kill(self._workers[rank][0].pid, number)
 
     def close(self) -> None:
         for process, pipe in self._workers:

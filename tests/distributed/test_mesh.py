@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,15 @@ def test_a_rank_that_does_not_answer_is_named_after_the_timeout(ranks: Ranks) ->
     ranks.begin(2, sleeps, [()] * 2, timeout=1.0)
     found = ranks.end(2)
     assert str(found[0]).startswith("rank 1 is gone")
+
+
+def test_a_rank_that_is_told_to_end_says_so_and_the_others_repeat_it(ranks: Ranks, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    ranks.begin(2, forever, [(started,)] * 2)
+    while not started.exists():
+        time.sleep(0.05)
+    ranks.kill(1, signal.SIGTERM)
+    assert [str(error) for error in ranks.end(2)] == ["rank 1 was told to end (SIGTERM)"] * 2
 
 
 def test_one_process_is_a_mesh_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

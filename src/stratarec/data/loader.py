@@ -1,26 +1,27 @@
 """Batches of a split, in an order that (seed, epoch) fixes, read ahead by threads.
 
-The row groups of all shards are permuted. `shuffle_row_groups` of them at a time are held in memory, a *shuffle
-buffer*, in which runs of samples (or sessions, or samples) are permuted. Memory holds two of them and the batches that
-are ready.
+The row groups of all shards are permuted, and this order is cut into `portions`. `shuffle_row_groups` of a portion's
+row groups at a time are held in memory, a *shuffle buffer*, in which runs of samples (or sessions, or samples) are
+permuted. Memory holds two of them for each portion that is read, and the batches that are ready.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stratarec.batch import Batch
 from stratarec.checks import check_seed
 from stratarec.data.batches import assemble, empty
 from stratarec.data.dataset import Dataset
+from stratarec.data.parts import Rows, between, count, parts
+from stratarec.data.portions import Piece, Share, batches, bounds, cut
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.shuffling import ShuffleBuffer, Unit
 from stratarec.errors import ConfigError, DatasetError
@@ -45,31 +46,23 @@ class LoaderConfig:
     """Give batches without groups: every feature with a bag for each sample."""
     shuffle_row_groups: int = 8
     """Row groups (65,536 samples each) that are shuffled together; bounds memory."""
+    portions: int = 1
+    """Equal parts of an epoch's order that are read side by side; each gives its part of every batch."""
     prefetch_batches: int = 8
     """Batches made ahead of the consumer."""
     seed: int = 0
     """Fixes every epoch's order."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "shuffle_row_groups", "prefetch_batches"):
+        for name in ("batch_size", "shuffle_row_groups", "portions", "prefetch_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"loader.{name} is {getattr(self, name)}, expected at least 1")
+        if self.portions > self.batch_size:
+            raise ConfigError(
+                f"loader.portions is {self.portions}, expected at most loader.batch_size, which is {self.batch_size}: "
+                "every batch has samples of each"
+            )
         check_seed(self.seed, "loader.seed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """Which part of every batch a process reads: samples of rank r of N follow those of the ranks before it.
-
-    All ranks together have the very batches that one process has, whatever N is.
-    """
-
-    rank: int = 0
-    ranks: int = 1
-
-    def of(self, samples: int) -> tuple[int, int]:
-        """First and last (not included) of a batch's samples."""
-        return samples * self.rank // self.ranks, samples * (self.rank + 1) // self.ranks
 
 
 class Loader:
@@ -84,7 +77,8 @@ class Loader:
     config : LoaderConfig
         Batch size and shuffling.
     share : Share
-        Of each batch; by default all of it. A share without samples is a batch of none, without groups.
+        Of each batch; by default all of it. A share without samples is a batch of none, without groups. Portions that
+        a share has nothing of are not read.
 
     Notes
     -----
@@ -108,7 +102,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        return (self.samples + self.config.batch_size - 1) // self.config.batch_size
+        return batches(self.samples, self.config.batch_size, self.config.portions)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from `start_batch` on: a function of (seed, epoch, start_batch) alone.
@@ -119,10 +113,49 @@ class Loader:
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """As `epoch`, made when they are asked for instead of ahead; shuffle buffers are read ahead all the same."""
-        return self._batches(self._buffers(epoch), epoch, start_batch)
+        portions, row_groups = self.config.portions, self._row_groups(epoch)
+        with (
+            self.dataset.reader(self.split, unused=False) as files,
+            ThreadPoolExecutor(1, thread_name_prefix="stratarec-shuffle") as thread,
+        ):
+            read = {
+                portion: self._parts(portion, row_groups, files, thread, epoch, start_batch)
+                for portion in self._share.portions(portions)
+            }
+            for _ in range(start_batch, len(self)):
+                held: Rows = []
+                for portion, given in read.items():
+                    part = next(given, [])
+                    held += between(part, *self._share.of(count(part), portion, portions))
+                yield self._batch(held)
 
-    def _buffers(self, epoch: int) -> list[list[tuple[int, int, int]]]:
-        """(shard, row group, samples) of each shuffle buffer in order."""
+    def _parts(
+        self, portion: int, row_groups: Sequence[tuple[int, int, int]], files: RowGroupReader, thread: Executor,
+        epoch: int, start_batch: int,
+    ) -> Iterator[Rows]:  # fmt: skip
+        """What a portion gives to each batch from `start_batch` on, as long as it has samples."""
+        config = self.config
+        pieces = cut(row_groups, *bounds(self.samples, config.portions, portion))
+        width = config.shuffle_row_groups
+        buffers = [pieces[first : first + width] for first in range(0, len(pieces), width)]
+        low, high = bounds(config.batch_size, config.portions, portion)
+
+        def read(number: int) -> ShuffleBuffer:
+            # The first portion is drawn as an epoch of one portion is.
+            entropy = [config.seed, epoch, 1, number, *([portion] if portion else [])]
+            return self._read(files, buffers[number], np.random.default_rng(entropy) if config.shuffle else None)
+
+        return parts(buffers, read, thread, size=high - low, start=start_batch)
+
+    def _read(self, files: RowGroupReader, pieces: Sequence[Piece], draws: np.random.Generator | None) -> ShuffleBuffer:
+        row_groups = [files.read(piece.shard, piece.row_group) for piece in pieces]
+        whole = ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit)
+        return whole.only(
+            [(piece.first, piece.last) for piece in pieces], [group.samples.num_rows for group in row_groups]
+        )
+
+    def _row_groups(self, epoch: int) -> list[tuple[int, int, int]]:
+        """(shard, row group, samples) in the order of an epoch."""
         groups = [
             (number, group, size)
             for number, shard in enumerate(self.dataset.shards(self.split))
@@ -131,69 +164,13 @@ class Loader:
         if self.config.shuffle:
             order = np.random.default_rng([self.config.seed, epoch, 0]).permutation(len(groups))
             groups = [groups[place] for place in order]
-        width = self.config.shuffle_row_groups
-        return [groups[first : first + width] for first in range(0, len(groups), width)]
+        return groups
 
-    def _batches(self, buffers: list[list[tuple[int, int, int]]], epoch: int, start_batch: int) -> Iterator[Batch]:
-        size = self.config.batch_size
-        ends = np.cumsum([sum(samples for _, _, samples in buffer) for buffer in buffers])
-        position = start_batch * size
-        first = int(np.searchsorted(ends, position, side="right"))
-        with (
-            self.dataset.reader(self.split, unused=False) as files,
-            ThreadPoolExecutor(1, thread_name_prefix="stratarec-shuffle") as reader,
-        ):
-            ahead: Future[ShuffleBuffer] | None = None
-            held: list[tuple[ShuffleBuffer, NDArray[np.int32]]] = []
-            for number in range(first, len(buffers)):
-                buffer = (ahead or reader.submit(self._read, files, buffers[number], epoch, number)).result()
-                more = number + 1 < len(buffers)
-                ahead = reader.submit(self._read, files, buffers[number + 1], epoch, number + 1) if more else None
-                begin = position - (int(ends[number]) - len(buffer.order)) if number == first else 0
-                held.append((buffer, buffer.order[begin:]))
-                while sum(len(rows) for _, rows in held) >= size:
-                    yield self._batch(_cut(held, size))
-                held = [(buffer, rows) for buffer, rows in held if len(rows)]
-            if held:
-                yield self._batch(held)
-
-    def _batch(self, held: list[tuple[ShuffleBuffer, NDArray[np.int32]]]) -> Batch:
-        held = _slice(held, *self._share.of(sum(len(rows) for _, rows in held)))
+    def _batch(self, held: Rows) -> Batch:
         if not held:
             return empty(self.dataset)
         batch = assemble(held, self.dataset)
         return batch.expanded(self._sparse) if self.config.expand else batch
-
-    def _read(
-        self, files: RowGroupReader, buffer: list[tuple[int, int, int]], epoch: int, number: int
-    ) -> ShuffleBuffer:
-        row_groups = [files.read(shard, group) for shard, group, _ in buffer]
-        draws = np.random.default_rng([self.config.seed, epoch, 1, number]) if self.config.shuffle else None
-        return ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit)
-
-
-def _cut(
-    held: list[tuple[ShuffleBuffer, NDArray[np.int32]]], size: int
-) -> list[tuple[ShuffleBuffer, NDArray[np.int32]]]:
-    """Take `size` rows off the front of `held`."""
-    taken = []
-    for place, (buffer, rows) in enumerate(held):
-        count = min(size, len(rows))
-        taken.append((buffer, rows[:count]))
-        held[place] = (buffer, rows[count:])
-        size -= count
-    return [(buffer, rows) for buffer, rows in taken if len(rows)]
-
-
-def _slice(
-    held: list[tuple[ShuffleBuffer, NDArray[np.int32]]], first: int, last: int
-) -> list[tuple[ShuffleBuffer, NDArray[np.int32]]]:
-    """Rows ``first`` to ``last`` (not included) of `held`."""
-    found, begin = [], 0
-    for buffer, rows in held:
-        found.append((buffer, rows[max(first - begin, 0) : max(last - begin, 0)]))
-        begin += len(rows)
-    return [(buffer, rows) for buffer, rows in found if len(rows)]
 
 
 def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:

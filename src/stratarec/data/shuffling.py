@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -109,6 +109,15 @@ class ShuffleBuffer:
         return cls(
             samples=samples, users=users, tables=tables, order=_order(len(label), sessions, runs, draws, unit)
         )  # fmt: skip
+
+    def only(self, wanted: Sequence[tuple[int, int]], sizes: Sequence[int]) -> ShuffleBuffer:
+        """As it is, but for samples outside of `wanted` (first, last) of each row group of that many samples."""
+        if all(last - first == size for (first, last), size in zip(wanted, sizes, strict=True)):
+            return self
+        kept = np.zeros(len(self.order), dtype=bool)
+        for begin, (first, last) in zip(np.cumsum([0, *sizes]), wanted, strict=False):
+            kept[begin + first : begin + last] = True
+        return replace(self, order=self.order[kept[self.order]])
 
 
 def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, Columns]:

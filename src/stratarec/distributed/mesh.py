@@ -27,6 +27,7 @@ from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.heartbeat import Heartbeat
 from stratarec.distributed.interfaces import listen_towards
 from stratarec.distributed.rollcall import RollCall
+from stratarec.distributed.termination import Terminated, Termination
 from stratarec.errors import ConfigError, RankError, StrataError
 
 Result = TypeVar("Result")
@@ -146,7 +147,8 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
     ConfigError
         For variables that say something else than torchrun would.
     RankError
-        When the other ranks cannot be reached, and on every rank when one of them leaves with an error.
+        When the other ranks cannot be reached, on every rank when one of them leaves with an error, and when this
+        process is told to end (SIGTERM), with the rank that is gone.
     """
     config, size = config or DistributedConfig(), _number("WORLD_SIZE", 1)
     if size == 1:
@@ -159,21 +161,30 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
     notes, store = _meet(config, rank, size)
     roll = RollCall(store, rank, size)
     mesh: Mesh | None = None
-    try:
-        with Heartbeat(store, rank, size, config.timeout) as heart:
-            mesh = replace(_connected(config, rank, size, shape, roll, heart), notes=notes)
-            yield mesh
-    except StrataError as error:
-        roll.leave(str(error) if isinstance(error, RankError) else f"rank {rank}: {error}")
-        raise
-    except BaseException as error:
-        roll.leave(f"rank {rank} ended with {type(error).__name__}: {error}")
-        raise
-    finally:
-        if mesh is not None:
-            for channel in (mesh.ids, mesh.rows, mesh.files):
+    told: Terminated | None = None
+    with Termination().listening() as termination:
+        try:
+            with Heartbeat(store, rank, size, config.timeout) as heart:
+                mesh = replace(_connected(config, rank, size, shape, roll, heart), notes=notes)
+                yield mesh
+        except StrataError as error:
+            termination.ignore()
+            roll.leave(str(error) if isinstance(error, RankError) else f"rank {rank}: {error}")
+            raise
+        except Terminated:
+            roll.leave(f"rank {rank} was told to end (SIGTERM)")
+            told = Terminated()  # without the frames that still use connections
+        except BaseException as error:
+            termination.ignore()
+            roll.leave(f"rank {rank} ended with {type(error).__name__}: {error}")
+            raise
+        finally:
+            termination.ignore()
+            for channel in (mesh.ids, mesh.rows, mesh.files) if mesh is not None else ():
                 channel.close()
-        dist.destroy_process_group()
+            dist.destroy_process_group()
+        if told is not None:  # connections are broken, so others notice and answer
+            raise roll.explain(told)
 
 
 def restarted() -> bool:

@@ -12,6 +12,7 @@ import time
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from stratarec.distributed.termination import Terminated
 from stratarec.errors import RankError
 
 _GRACE_SECONDS = 5.0
@@ -37,8 +38,13 @@ class RollCall:
             if not self._store.check([self._left(self._rank)]):
                 self._store.set(self._left(self._rank), reason)
 
-    def explain(self, error: Exception) -> RankError:
-        """What to raise where a collective failed with `error`: the rank that left, or that does not answer.
+    def explain(self, error: BaseException) -> RankError:
+        """What to raise where `error` ended the work of this rank: the rank that left, or that does not answer.
+
+        Parameters
+        ----------
+        error : BaseException
+            Of a collective that failed, or `Terminated`.
 
         Notes
         -----
@@ -49,7 +55,7 @@ class RollCall:
         except RuntimeError:  # the store is gone, and with it whoever held it
             return RankError("rank 0 is gone, which held the rendezvous store; see its own message, and start again")
 
-    def _called(self, error: Exception) -> RankError:
+    def _called(self, error: BaseException) -> RankError:
         self._store.set(self._here(self._rank), "")
         deadline, silent = time.monotonic() + _GRACE_SECONDS, self._others()
         while silent and time.monotonic() < deadline:
@@ -61,10 +67,17 @@ class RollCall:
         if silent:
             names = ", ".join(str(rank) for rank in silent)
             what = f"rank {names} is" if len(silent) == 1 else f"ranks {names} are"
+            if isinstance(error, Terminated):
+                return RankError(
+                    f"{what} gone, or did not answer within {_GRACE_SECONDS:g} s when rank {self._rank} was told to "
+                    "end (SIGTERM)"
+                )
             return RankError(
                 f"{what} gone: killed, out of memory, or cut off from rank {self._rank}; start again, or let torchrun "
                 "do it with --max-restarts"
             )
+        if isinstance(error, Terminated):
+            return RankError(f"rank {self._rank} was told to end (SIGTERM)")
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return RankError(
             f"rank {self._rank}: ranks lost each other though all of them run ({first}); look at the network between "

@@ -92,6 +92,10 @@ class TrainConfig:
     """Steps between points of the loss curve."""
     shuffle_row_groups: int = 8
     """Row groups that are shuffled together; bounds the loader's memory."""
+    portions: int = 1
+    """Equal parts that an epoch's order of row groups is cut into; every batch has samples of each. N ranks read an
+    N-th of the data each where there are N portions, and all of it where there is one. The order of samples is a
+    function of seed, epoch and portions, whatever the number of ranks."""
     shuffle: Unit = "auto"
     """What is shuffled within them: ``run`` keeps neighbouring samples of a session together that share their groups
     and histories, ``session`` all samples of a session, ``sample`` none. ``auto``: runs where the data set has groups,
@@ -103,10 +107,15 @@ class TrainConfig:
         check_finite(self, "train.")
         for name, least in (
             ("batch_size", 1), ("epochs", 1), ("max_steps", 0), ("threads", 0), ("clip_norm", 0), ("eval_every", 0),
-            ("log_every", 1), ("shuffle_row_groups", 1),
+            ("log_every", 1), ("shuffle_row_groups", 1), ("portions", 1),
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}, expected at least {least}")
+        if self.portions > self.batch_size:
+            raise ConfigError(
+                f"train.portions is {self.portions}, expected at most train.batch_size, which is {self.batch_size}: "
+                "every batch has samples of each"
+            )
         if self.threads > _MOST_THREADS:
             raise ConfigError(f"train.threads is {self.threads}, expected at most {_MOST_THREADS}")
         check_seed(self.seed, "train.seed")

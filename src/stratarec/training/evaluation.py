@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig, Share
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.portions import Share
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.models.outputs import autocast
@@ -19,6 +20,20 @@ from stratarec.progress import Progress
 from stratarec.training.metrics import Metrics, evaluate_logits
 
 _BATCH = 8192
+
+
+class Scored(NamedTuple):
+    """Samples and what the model says of them."""
+
+    label: NDArray[np.float32]
+    logit: NDArray[np.float32]
+    user: NDArray[np.int64]
+    """Empty where samples have none."""
+
+    @classmethod
+    def joined(cls, parts: Iterable[Scored]) -> Scored:
+        """One after another."""
+        return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def logits(
@@ -30,14 +45,16 @@ def logits(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
     mesh: Mesh | None = None,
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64] | None]]:
-    """Label, logit and group of each batch, in the order of storage; `check` is called before each and may raise.
+    portions: int = 1,
+) -> Iterator[list[Scored]]:
+    """What each rank of a mesh scored of a batch, on all of them; `check` is called before each batch and may raise.
 
-    The ranks of a mesh score a share of each batch; all of them get all of it.
+    Batches follow the order of storage, and ranks within a batch; of several portions each does by itself, and a rank
+    reads only those that it scores.
     """
     mesh = mesh or Mesh.alone()
-    share, config = Share(rank=mesh.rank, ranks=mesh.ranks), LoaderConfig(batch_size=_BATCH, shuffle=False)
-    loader = Loader(dataset, split, config, share)
+    share = Share(rank=mesh.rank, ranks=mesh.ranks)
+    loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, portions=portions), share)
     training = model.training
     model.eval()
     progress.start(f"evaluate {split}", loader.samples, "samples")
@@ -45,12 +62,12 @@ def logits(
         with torch.no_grad(), autocast(precision):
             for batch in loader.epoch(0):
                 check()
-                # A share without samples has no logits, but its rank's rows are asked for by the others.
-                scores = model(batch).cpu().numpy() if batch.size else _no_logits(model, batch)
-                users = np.empty(0, dtype=np.int64) if batch.user is None else batch.user.cpu().numpy()
-                label, scores, users = (_joined(mesh, part) for part in (batch.label.cpu().numpy(), scores, users))
-                yield label, scores, users if len(users) else None
-                progress.advance(len(label))
+                found = [
+                    Scored(*columns)
+                    for columns in zip(*(_of_all(mesh, part) for part in _scored(model, batch)), strict=True)
+                ]
+                yield found
+                progress.advance(sum(len(part.label) for part in found))
     finally:
         progress.finish()
         model.train(training)
@@ -67,17 +84,27 @@ def evaluate_split(
     mesh: Mesh | None = None,
 ) -> tuple[Metrics, NDArray[np.float32], NDArray[np.float32]]:
     """Metrics of a split, and its labels and logits; see `logits`. Ranks have all of them: no metric is an estimate."""
-    parts = list(logits(model, dataset, split, precision=precision, progress=progress, check=check, mesh=mesh))
-    label, score = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-    groups = [part[2] for part in parts if part[2] is not None]
-    return evaluate_logits(label, score, np.concatenate(groups) if groups else None), label, score
+    parts = logits(
+        model, dataset, split, precision=precision, progress=progress, check=check, mesh=mesh,
+        portions=1 if mesh is None else mesh.ranks,
+    )  # fmt: skip
+    # A rank's parts follow one another in storage, so sums have the order that one process gives them.
+    found = Scored.joined(Scored.joined(of_rank) for of_rank in zip(*parts, strict=True))
+    return evaluate_logits(found.label, found.logit, found.user if len(found.user) else None), found.label, found.logit
 
 
-def _joined(mesh: Mesh, mine: NDArray[Any]) -> NDArray[Any]:
-    """What all ranks have of a batch, one after another."""
+def _scored(model: CTRModel, batch: Batch) -> Scored:
+    # A share without samples has no logits, but its rank's rows are asked for by the others.
+    scores = model(batch).cpu().numpy() if batch.size else _no_logits(model, batch)
+    users = np.empty(0, dtype=np.int64) if batch.user is None else batch.user.cpu().numpy()
+    return Scored(batch.label.cpu().numpy(), scores, users)
+
+
+def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
+    """What each rank has of a batch."""
     if mesh.ranks == 1:
-        return mine
-    return np.concatenate([np.frombuffer(content, dtype=mine.dtype) for content in mesh.rows.gather(mine.tobytes())])
+        return [mine]
+    return [np.frombuffer(content, dtype=mine.dtype) for content in mesh.rows.gather(mine.tobytes())]
 
 
 def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:

@@ -20,7 +20,7 @@ from stratarec.errors import ConfigError, StorageError
 from stratarec.files import write_atomic
 from stratarec.models.outputs import probabilities
 from stratarec.progress import Progress
-from stratarec.training.evaluation import logits
+from stratarec.training.evaluation import Scored, logits
 from stratarec.training.fresh import FreshLogs, FreshRows
 from stratarec.training.run import TrainedModel
 
@@ -54,7 +54,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
                 progress=progress,
                 mesh=trained.mesh,
             )
-            for label, score, _ in parts:
+            for label, score, _ in map(Scored.joined, parts):
                 writer.write_table(pa.table([*keys.take(len(label)), label, probabilities(score)], schema=schema))
                 rows += len(label)
 

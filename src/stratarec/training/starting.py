@@ -28,7 +28,7 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
         )
 
 
-def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_steps: int) -> Iterator[str]:
+def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_steps: int, ranks: int) -> Iterator[str]:
     """What a user may not have meant, and what a plan says."""
     if plan is not None:
         yield plan.summary
@@ -37,6 +37,11 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
                 f"the plan is for batches of {plan.batch_size:,}; caches may be too small for batches of "
                 f"{config.batch_size:,}: plan again, or lower train.batch_size"
             )
+    if config.portions < ranks:
+        yield (
+            f"train.portions is {config.portions}: {ranks} ranks read the same row groups side by side; with "
+            f"train.portions {ranks} each reads an equal part of them"
+        )
     if not dataset.samples("valid"):
         yield f"{dataset.path} has no validation split: nothing is evaluated before the final test"
     for name, schedule in (("dense", config.dense.schedule), ("embedding", config.embedding.schedule)):

@@ -14,8 +14,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig, Share
+from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
+from stratarec.data.portions import Share
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
@@ -198,7 +199,7 @@ class Trainer:
         self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
         if self._uncompared:
             self.progress.say(self._uncompared)
-        for line in remarks(self.config, self.plan, self.dataset, self.total_steps):
+        for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
             self.progress.say(line)
 
     def _take_up(self, path: Path, result: Result | None) -> bool:
@@ -260,6 +261,7 @@ def _loader_config(config: TrainConfig) -> LoaderConfig:
         batch_size=config.batch_size,
         seed=config.seed,
         shuffle_row_groups=config.shuffle_row_groups,
+        portions=config.portions,
         unit=config.shuffle,
         expand=not config.deduplicate,
     )

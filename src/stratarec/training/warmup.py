@@ -140,7 +140,8 @@ def _forms(model: CTRModel, loader: Loader) -> list[Batch]:
     """A batch of each form among the first ones of the run's size, and of one that is large enough to fill a cache."""
     found: dict[tuple[object, ...], Batch] = {}
     for size in sorted({_SAMPLES, min(loader.config.batch_size, _SAMPLES)}, reverse=True):
-        small = Loader(loader.dataset, loader.split, replace(loader.config, batch_size=size, shuffle_row_groups=1))
+        config = replace(loader.config, batch_size=size, shuffle_row_groups=1, portions=1)
+        small = Loader(loader.dataset, loader.split, config)
         batches = small.batches(0)
         for batch in islice(batches, _BATCHES):
             request = model.request(batch)
