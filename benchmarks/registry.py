@@ -26,6 +26,7 @@ BENCHMARKS = {
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",
     "precision_quality_globo": "benchmarks.precision_quality_globo",
+    "ranks": "benchmarks.ranks",
     "tiers": "benchmarks.tiers",
     "train": "benchmarks.train",
 }

@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing(run: Path, tmp_path:
     sizes = sorted({path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file()})
     shutil.rmtree(tmp_path / "whole")
     # Each time another file is the first one that is too large; the program is the largest but one.
-    for limit in (0, 4096, sizes[-1] - 1, sizes[-2] - 1, sizes[len(sizes) // 2] - 1):
+    for limit in (4096, sizes[-2] - 1, sizes[-1] - 1):
         done = limited(run, tmp_path / "out", limit)
         assert done.returncode == 2, (limit, done.stderr)
         assert done.stderr.count("\n") == 1

@@ -15,7 +15,6 @@ from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, in_memory, 
 from stratarec.planning.candidates import Candidate, TableSpec, candidates
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.plan import Log, Plan
-from stratarec.planning.solve import Groups, solve
 from stratarec.planning.tiers import Tiers
 from stratarec.sizes import readable
 
@@ -95,6 +94,9 @@ def _least(
     else:
         place = MEMORIES.index(memory)
         costs, fees = [size[:, place].astype(np.float64) for size in sizes], shared[place]
+    # SciPy's solvers are loaded here: what places no table, as most commands, would wait for them.
+    from stratarec.planning.solve import Groups, solve
+
     groups = Groups(
         member=[np.array([_index(logs, each.placement.log) for each in found]) for found in choices],
         sizes=np.array([shared] * len(logs), dtype=np.int64).reshape(len(logs), len(MEMORIES)),

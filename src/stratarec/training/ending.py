@@ -19,7 +19,6 @@ from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.reporting.report import write_report
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics
@@ -73,6 +72,9 @@ class Ending:
         result["peak_rss_bytes"] = peak_rss_bytes()
 
         def write() -> None:
+            # Its drawing library is loaded here: every command and rank would wait for it.
+            from stratarec.reporting.report import write_report
+
             write_result(self.run, result)
             write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curve)
 
