@@ -7,8 +7,10 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-# Set before torch loads its threads: with two test processes on two cores, threads that spin steal each other's time.
+# Set before torch loads its threads: with two test processes on two cores, threads that spin steal each other's time,
+# and teams wait for members that have no core. So whole runs take one thread; `threads` gives kernels and tables two.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import interpreted
 
@@ -36,6 +38,20 @@ def real_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no real logs at {SHARED_DATA} (set STRATAREC_TEST_DATA)")
     return SHARED_DATA
+
+
+TEAMS = ("kernels", "embedding")
+"""Folders of tests whose subject runs on teams of threads."""
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Two threads where teams are the subject, whatever the environment says."""
+    before = torch.get_num_threads()
+    if request.path.relative_to(Path(__file__).parent).parts[0] in TEAMS:
+        torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

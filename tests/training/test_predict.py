@@ -16,7 +16,7 @@ from stratarec.data import writing as storage
 from stratarec.data.prepare import prepare
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation import logits
+from stratarec.training.evaluation import Scored, logits
 from stratarec.training.run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -82,7 +82,9 @@ def test_scores_join_to_the_rows_they_were_made_of(tmp_path: Path, capsys: pytes
         with open_run(tmp_path / "run") as trained:
             assert sum(len(shard.row_groups) for shard in trained.dataset.shards("train")) > 8
             parts = logits(trained.model, trained.dataset, split, precision="float32", progress=SilentProgress())
-            scores = np.concatenate([1 / (1 + np.exp(-score.astype(np.float64))) for _, score, _ in parts])
+            scores = np.concatenate(
+                [1 / (1 + np.exp(-score.astype(np.float64))) for (_, score, _) in map(Scored.joined, parts)]
+            )
         np.testing.assert_array_equal(found[-1]["score"], scores.astype(np.float32))
     whole = pl.concat(found)
     assert whole.columns == ["file", "row", "label", "score"]

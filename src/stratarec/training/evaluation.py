@@ -59,15 +59,14 @@ def logits(
     model.eval()
     progress.start(f"evaluate {split}", loader.samples, "samples")
     try:
-        with torch.no_grad(), autocast(precision):
-            for batch in loader.epoch(0):
-                check()
-                found = [
-                    Scored(*columns)
-                    for columns in zip(*(_of_all(mesh, part) for part in _scored(model, batch)), strict=True)
-                ]
-                yield found
-                progress.advance(sum(len(part.label) for part in found))
+        for batch in loader.epoch(0):
+            check()
+            # torch's settings are those of the thread: whoever takes what is given here must not find them changed.
+            with torch.no_grad(), autocast(precision):
+                mine = _scored(model, batch)
+            found = [Scored(*columns) for columns in zip(*(_of_all(mesh, part) for part in mine), strict=True)]
+            yield found
+            progress.advance(sum(len(part.label) for part in found))
     finally:
         progress.finish()
         model.train(training)

@@ -1,0 +1,285 @@
+"""Whole runs of several ranks under torchrun: how far their models are from those of one process, and kills.
+
+Every cell trains 100 steps on the global batch of one process and compares every weight and state of every row, and
+the network. Then ranks are killed with SIGKILL at random moments of runs that torchrun starts again. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from stratarec.data.prepare import prepare
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.run import open_run
+
+Model = dict[str, NDArray[Any]]
+COMMAND = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+STEPS = 100
+TIMEOUT = 20.0
+# What a start takes at most beyond the timeout, on a busy machine: two of torchrun's own waits, and compiling.
+SLACK = 120.0
+
+
+class Failed(AssertionError):
+    """The gate of this benchmark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run."""
+
+    data: str
+    """``plain`` or ``deduplicated``."""
+    home: str
+    """``memory``, ``dram`` or ``log``."""
+    precision: str
+    sharding: str = "auto"
+    ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        return "-".join(str(value) for value in vars(self).values())
+
+    def recipe(self, root: Path, **train: Any) -> dict[str, Any]:
+        """Its recipe; `train` changes the training section."""
+        memory: dict[str, Any] = {}
+        if self.home != "memory":
+            memory = {"precision": self.precision, "lookahead": 2, "cache": {"fraction": 0.2, "ways": 8}}
+        if self.home == "log":
+            memory["block"] = {"path": str(root / "rows" / self.name), "budget": "256MiB"}
+        return {
+            "name": "ranks",
+            "data": {
+                "path": str(root / self.data),
+                "source": {"kind": "synthetic", "samples": 40_000, "scale": 0.002, "seed": 3},
+                "split": {"by": "fraction", "valid": 0.1, "test": 0.1},
+                "groups": "auto" if self.data == "deduplicated" else "none",
+                "vocabulary": {"min_count": 1, "tail_buckets": 4},
+            },
+            "memory": memory,
+            "model": {"kind": "dlrm", "embedding_dim": 16, "bottom_mlp": [32], "top_mlp": [32]},
+            "distributed": {"sharding": self.sharding, "timeout": TIMEOUT},
+            "train": {
+                "run": str(root / "runs" / self.name), "batch_size": 256, "epochs": 5, "max_steps": STEPS,
+                "eval_every": 40, "portions": 4, "checkpoint": {"every_steps": 20, "keep": 2}, **train,
+            },
+        }  # fmt: skip
+
+    def train(self, root: Path, **train: Any) -> Path:
+        """Train it to the end; where its run is."""
+        made = self.recipe(root, **train)
+        with started(made, root, self.ranks) as process:
+            _, error = process.communicate(timeout=600)
+            _require(process.returncode == 0, f"{self.name}: {error[-2000:]}")
+        return Path(made["train"]["run"])
+
+
+@contextmanager
+def started(made: dict[str, Any], root: Path, ranks: int, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`stratarec train` by so many ranks, in a process of its own."""
+    path = root / "recipes" / f"{Path(made['train']['run']).name}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump(made))
+    command = [*COMMAND, "--nproc-per-node", str(ranks), *options] if ranks > 1 else [sys.executable]
+    command += ["-m", "stratarec", "train", str(path), "-q"]
+    process = subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=root, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def model(run: Path, *, network: bool = True) -> Model:
+    """Every row of every table with its state, and the network, as one process reads them."""
+    with open_run(run) as found:
+        embeddings = found.model.embeddings
+        rows = {
+            f"{table.name}.{part}": values.numpy().copy()
+            for table in embeddings.tables
+            for part, values in embeddings.rows(table.name, 0, table.num_embeddings).items()
+        }
+        dense = found.model.network.state_dict() if network else {}
+        return {**rows, **{name: value.numpy().copy() for name, value in dense.items()}}
+
+
+def farthest(found: Model, want: Model) -> float:
+    """The largest difference of a number, over the largest number of its tensor; 0 where all bits are the same."""
+    return max(float(distances.max()) for distances in _distances(found, want))
+
+
+def typical(found: Model, want: Model) -> float:
+    """As `farthest`, the mean over the numbers of a tensor, of the tensor where that is largest."""
+    return max(float(distances.mean()) for distances in _distances(found, want))
+
+
+def _distances(found: Model, want: Model) -> Iterator[NDArray[Any]]:
+    _require(found.keys() == want.keys(), "models of other tensors")
+    return (np.abs(found[name] - values) / max(np.abs(values).max(), 1e-30) for name, values in want.items())
+
+
+def cells(quick: bool) -> Iterator[tuple[Cell, list[Cell]]]:
+    """Runs of one process, and those of several ranks that are held against each."""
+    homes = (("memory", "fp32"), ("dram", "int8"), ("log", "fp32"), ("log", "int8"))
+    for data, (home, precision) in itertools.product(("plain", "deduplicated"), homes[: 2 if quick else 4]):
+        one = Cell(data=data, home=home, precision=precision)
+        shared = itertools.product(("table", "row"), (2,) if quick else (2, 4))
+        yield (
+            one,
+            [
+                Cell(data=data, home=home, precision=precision, sharding=sharding, ranks=ranks)
+                for sharding, ranks in shared
+            ],
+        )
+
+
+def exactness(root: Path, quick: bool) -> list[dict[str, Any]]:
+    """One process against ranks, and ranks against themselves."""
+    rows = []
+    for one, others in cells(quick):
+        want = model(one.train(root))
+        for cell in others:
+            run = cell.train(root)
+            found = model(run)
+            again = run.rename(run.with_name("first"))
+            repeated = farthest(model(cell.train(root)), model(again)) if cell.ranks == 2 else None
+            rows.append({**vars(cell), "farthest": farthest(found, want), "mean": typical(found, want)})
+            subprocess.run(["rm", "-rf", str(again)], check=True)
+            print(rows[-1], file=sys.stderr, flush=True)
+            _require(not repeated, f"{cell.name}: other bits the second time")
+    return rows
+
+
+def kills(root: Path, count: int) -> list[dict[str, Any]]:
+    """Kill a random rank at a random moment, `count` times; torchrun starts the ranks again."""
+    draws, found = random.Random(7), []
+    for ranks, home in ((2, "log"), (4, "dram")):
+        cell = Cell(data="deduplicated", home=home, precision="int8", sharding="row", ranks=ranks)
+        options = {"eval_every": 15, "checkpoint": {"every_steps": 10, "keep": 2}}
+        whole = root / "runs" / f"whole-{ranks}"
+        want = model(cell.train(root, **options, run=str(whole)))
+        for number in range(count // 2):
+            run = root / "runs" / f"killed-{ranks}-{number}"
+            found.append({"ranks": ranks, "home": home, **_killed(cell, root, run, options, draws)})
+            print(found[-1], file=sys.stderr, flush=True)
+            _require(farthest(model(run), want) == 0, f"{run}: other bits than without a kill")
+            left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
+            _require(not left, f"{run}: {left} left behind")
+    return found
+
+
+def _killed(cell: Cell, root: Path, run: Path, options: dict[str, Any], draws: random.Random) -> dict[str, Any]:
+    """One run with one kill; how long it took afterwards to the end."""
+    made = cell.recipe(root, **options, run=str(run))
+    with started(made, root, cell.ranks, "--max-restarts", "3") as process:
+        while not ranks_of(process.pid):
+            time.sleep(0.05)
+        while not checkpoint.steps(run / "checkpoints") and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(draws.random() * 4)
+        steps = checkpoint.steps(run / "checkpoints")
+        pids = ranks_of(process.pid)
+        if pids:
+            os.kill(draws.choice(pids), signal.SIGKILL)
+        began = time.monotonic()
+        _, error = process.communicate(timeout=TIMEOUT + SLACK)
+        _require(process.returncode == 0, f"{run}: {error[-2000:]}")
+    return {
+        "killed": bool(pids), "checkpoint_before": steps[-1].name if steps else "",
+        "seconds_to_the_end": round(time.monotonic() - began, 1),
+    }  # fmt: skip
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Ranks that torchrun runs."""
+    try:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(each) for each in found if b"stratarec" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    except OSError:
+        return []
+
+
+def fewer_ranks(root: Path) -> list[dict[str, Any]]:
+    """Stop four ranks, go on with two: all rows are those that were stopped; and with four: the bits of a whole run."""
+    rows = []
+    for sharding in ("table", "row"):
+        cell = Cell(data="plain", home="log", precision="int8", sharding=sharding, ranks=4)
+        whole, cut = (root / "runs" / f"{kind}-{sharding}" for kind in ("uncut", "cut"))
+        want = model(cell.train(root, run=str(whole)))
+        cell.train(root, run=str(cut), max_steps=50)
+        before = model(cut)
+        made = cell.recipe(root, run=str(cut))
+        stopped = root / "runs" / f"stopped-{sharding}"
+        subprocess.run(["cp", "-a", str(cut), str(stopped)], check=True)
+        _resume(cell.recipe(root, run=str(stopped), max_steps=51), root, 2)
+        _resume(made, root, 4)
+        moved = sum(int((now != before[name]).any(axis=-1).sum()) for name, now in _rows(model(stopped)).items())
+        rows.append({"sharding": sharding, "rows_that_one_step_changed": moved})
+        rows[-1]["resumed_with_four"] = farthest(model(cut), want)
+        print(rows[-1], file=sys.stderr, flush=True)
+        _require(not rows[-1]["resumed_with_four"], f"{sharding}: other bits after going on")
+        _require(moved <= 256 * 26, f"{sharding}: {moved} rows changed in one step of two ranks")
+    return rows
+
+
+def _rows(found: Model) -> Model:
+    return {name: values.reshape(len(values), -1) for name, values in found.items() if name.endswith(".weights")}
+
+
+def _resume(made: dict[str, Any], root: Path, ranks: int) -> None:
+    path = root / "recipes" / "resumed.yaml"
+    path.write_text(yaml.safe_dump(made))
+    command = [*COMMAND, "--nproc-per-node", str(ranks), "-m", "stratarec", "train", str(path), "-q", "--resume"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, cwd=root, text=True, capture_output=True, check=False)
+    _require(done.returncode == 0, done.stderr[-2000:])
+
+
+def _require(fine: bool, message: str) -> None:
+    if not fine:
+        raise Failed(message)
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """32 cells, 20 kills; `quick` has 8 and 2."""
+    count = 2 if quick else 20
+    with tempfile.TemporaryDirectory(prefix="ranks-", dir="/var/tmp") as folder:
+        root = Path(folder)
+        for data in ("plain", "deduplicated"):
+            content = Cell(data=data, home="memory", precision="fp32").recipe(root)
+            prepare(Recipe.from_dict(content).data)
+        rows = exactness(root, quick)
+        killed = kills(root, count)
+        resumed = [] if quick else fewer_ranks(root)
+    return {
+        "config": {"steps": STEPS, "batch_size": 256, "portions": 4, "timeout_seconds": TIMEOUT},
+        "metrics": {
+            "cells": len(rows),
+            "farthest_float32": max(row["farthest"] for row in rows if row["precision"] == "fp32"),
+            "farthest_int8": max(row["farthest"] for row in rows if row["precision"] == "int8"),
+            "mean_int8": max(row["mean"] for row in rows if row["precision"] == "int8"),
+            "kills": sum(row["killed"] for row in killed),
+            "seconds_after_a_kill": max(row["seconds_to_the_end"] for row in killed),
+        },
+        "samples": {"rows": rows, "kills": killed, "resumed": resumed},
+    }
