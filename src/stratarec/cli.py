@@ -65,6 +65,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _check_alone(command: Callable[[argparse.Namespace], None]) -> None:
     """Refuse what several processes would do at once, each all of it."""
     if os.environ.get("WORLD_SIZE", "1") != "1" and command not in (
+        commands.plan,
         commands.train,
         commands.evaluate,
         commands.predict,

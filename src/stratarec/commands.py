@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stratarec.naming import visible
+
+if TYPE_CHECKING:
+    from stratarec.recipe import Recipe
 
 
 def init(args: argparse.Namespace) -> None:
@@ -52,7 +56,16 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def plan(args: argparse.Namespace) -> None:
-    """Where the tables of a recipe would live, in bytes and predicted speed."""
+    """Where the tables of a recipe would live, in bytes and predicted speed; of several processes the first says so."""
+    from stratarec.distributed.mesh import joined
+    from stratarec.recipe import Recipe
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    with joined(recipe.distributed) as mesh:
+        mesh.first(lambda: _plan(args, recipe, args.ranks or mesh.ranks))
+
+
+def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
     import json
 
     from stratarec.data.dataset import Dataset
@@ -61,11 +74,9 @@ def plan(args: argparse.Namespace) -> None:
     from stratarec.models.base import build_tables
     from stratarec.planning.planner import make_plan
     from stratarec.planning.tiers import measure_tiers
-    from stratarec.recipe import Recipe
     from stratarec.reporting.placement import print_plan, write_plan_report
     from stratarec.training.sharing import sharding_plan
 
-    recipe = Recipe.load(args.recipe, args.overrides)
     for path in filter(None, (args.output, args.report)):
         check_output(Path(path))
     dataset = Dataset.open(recipe.data.path, verify="used")
@@ -74,15 +85,15 @@ def plan(args: argparse.Namespace) -> None:
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.held():
-        memory = recipe.memory.times(args.ranks)
+        memory = recipe.memory.times(ranks)
         made = make_plan(tables, dataset, config.embedding, memory, batch_size=config.batch_size, tiers=tiers)
-        sharding = sharding_plan(recipe, dataset, tables, made, args.ranks)
+        sharding = sharding_plan(recipe, dataset, tables, made, ranks)
     if args.json:
-        shared = {"sharding": sharding.to_dict()} if args.ranks > 1 else {}
+        shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}
         print(json.dumps({**made.to_dict(), **shared}, indent=1, allow_nan=False))
     else:
         print_plan(made.to_dict(), tiers.age_seconds)
-        print("\n".join(sharding.lines() if args.ranks > 1 else ()), end="\n" if args.ranks > 1 else "")
+        print("\n".join(sharding.lines() if ranks > 1 else ()), end="\n" if ranks > 1 else "")
     if args.output:
         made.save(Path(args.output))
     if args.report:

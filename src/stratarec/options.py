@@ -89,7 +89,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_recipe(command)
     command.add_argument(
-        "--ranks", type=_ranks, default=1, metavar="N", help="for N processes, each with the budgets of the recipe"
+        "--ranks",
+        type=_ranks,
+        metavar="N",
+        help="for N processes, each with the budgets of the recipe; default: this one, or those of torchrun",
     )
     command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
     command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")

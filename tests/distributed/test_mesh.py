@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,22 @@ def test_others_that_cannot_be_reached_are_an_error(address: str, monkeypatch: p
         joined(DistributedConfig(timeout=1)),
     ):
         pass
+
+
+def test_a_port_that_is_in_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, value)
+        with (
+            pytest.raises(
+                RankError, match=rf"rank 0 of 2 could not meet .* at 127\.0\.0\.1:{port} .*a port that is free"
+            ),
+            joined(DistributedConfig(timeout=1)),
+        ):
+            pass
 
 
 def interface(mesh: Mesh) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from distributed.ranks import Ranks
 
 from recipes import last, tiny
@@ -15,6 +19,7 @@ from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.distributed.mesh import Mesh
+from stratarec.embedding.codecs import CodecConfig
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
@@ -46,7 +51,13 @@ def recipe(home: Path, run: Path, memory: dict[str, Any] | None = None, sharding
 
 
 def train(mesh: Mesh, made: Recipe, resume: bool = False) -> dict[str, Any]:
-    trainer = Trainer(made, Dataset.open(made.data.path), mesh=mesh)
+    dataset = Dataset.open(made.data.path)
+    plan = new_plan(made, dataset, mesh.ranks)
+    if plan is not None and made.memory.block is not None:
+        # A planner would not send so few rows to a device, nor keep them exactly.
+        moved = (t if t.tier == "level0" else replace(t, tier="log", codec=CodecConfig()) for t in plan.tables)
+        plan = replace(plan, tables=tuple(moved))
+    trainer = Trainer(made, dataset, plan=plan, mesh=mesh)
     result = trainer.train(resume=resume)
     return {
         "losses": trainer.position.losses,
@@ -77,21 +88,25 @@ def assert_near(found: dict[str, Any], want: dict[str, Any], tolerance: float) -
             np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
-@pytest.mark.parametrize(("count", "sharding"), [(2, "row"), (4, "table")])
+TIERED: dict[str, Any] = {"precision": "int8", "lookahead": 2, "cache": {"fraction": 0.3, "ways": 8}}
+
+
+@pytest.mark.parametrize(("count", "sharding", "log"), [(2, "row", True), (4, "table", False)])
 def test_ranks_train_the_model_of_one_process(
-    ranks: Ranks, home: Path, count: int, sharding: str, tmp_path: Path
+    ranks: Ranks, home: Path, count: int, sharding: str, log: bool, tmp_path: Path
 ) -> None:
+    """On deduplicated data; rows of two ranks are at home in logs."""
+    assert Dataset.open(content(home)["data"]["path"]).deduplicated
+    memory = {"block": {"path": str(tmp_path / "rows"), "budget": "64MiB"}, **TIERED} if log else {}
     want = train(Mesh.alone(), recipe(home, tmp_path / "one"))
-    found = ranks.run(count, train, recipe(home, tmp_path / "many", sharding=sharding))
+    found = ranks.run(count, train, recipe(home, tmp_path / "many", memory, sharding=sharding))
+    assert (found[0]["cached"] > 0) == log
     for rank in found:
         assert rank == found[0]
         np.testing.assert_allclose(rank["losses"], want["losses"], rtol=1e-4)
         for mine, whole in zip(rank["evaluations"], want["evaluations"], strict=True):
             assert mine["auc"] == pytest.approx(whole["auc"], abs=1e-4)
     assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-4)
-
-
-TIERED: dict[str, Any] = {"precision": "int8", "lookahead": 2, "cache": {"fraction": 0.3, "ways": 8}}
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(ranks: Ranks, home: Path, tmp_path: Path) -> None:
@@ -206,6 +221,20 @@ def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Pa
         mine, whole = (pq.read_table(tmp_path / f"{name}.parquet") for name in (count, "one"))
         assert mine.drop_columns("score").equals(whole.drop_columns("score"))
         np.testing.assert_allclose(mine["score"].to_numpy(), whole["score"].to_numpy(), rtol=1e-5)
+
+
+def planned(mesh: Mesh, made: Path, output: Path) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stratarec.distributed.mesh.joined", lambda config: nullcontext(mesh))
+        return main(["plan", str(made), "-o", str(output)])
+
+
+def test_ranks_plan_for_as_many_as_they_are(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump({**content(home), "memory": TIERED}))
+    assert main(["plan", str(tmp_path / "r.yaml"), "--ranks", "2", "-o", str(tmp_path / "one.json")]) == 0
+    assert ranks.run(2, planned, tmp_path / "r.yaml", tmp_path / "two.json") == [0, 0]
+    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
+    assert [table["bytes"] for table in two["tables"]] == [table["bytes"] for table in one["tables"]]
 
 
 @pytest.mark.parametrize("command", ["export", "prepare"])
