@@ -85,8 +85,9 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.held():
-        memory = recipe.memory.times(ranks)
-        made = make_plan(tables, dataset, config.embedding, memory, batch_size=config.batch_size, tiers=tiers)
+        made = make_plan(
+            tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers, ranks=ranks
+        )
         sharding = sharding_plan(recipe, dataset, tables, made, ranks)
     if args.json:
         shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}

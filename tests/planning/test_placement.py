@@ -170,19 +170,20 @@ def test_a_second_level_keeps_rows_from_the_device() -> None:
     dram=st.integers(1, 30 * MIB),
     block=st.sampled_from([None, 20 * MIB, 100 * MIB]),
     precision=st.sampled_from(["auto", "fp32", "int8"]),
+    ranks=st.sampled_from([1, 3]),
 )
 def test_the_plan_is_the_best_of_all_combinations(
-    sizes: list[int], dram: int, block: int | None, precision: str
+    sizes: list[int], dram: int, block: int | None, precision: str, ranks: int
 ) -> None:
     tables = [table(f"t{place}", rows, lookups=64) for place, rows in enumerate(sizes)]
     device = BlockConfig(path="rows", budget=block) if block else None
     memory = MemoryConfig(dram=dram, block=device, precision=precision)  # type: ignore[arg-type]
     workspace = place(tables, MemoryConfig(), TIERS, batch_size=64).workspace_bytes
-    limits: dict[Memory, float] = {"dram": dram - workspace, "mapped": 0, "block": block or 0}
+    limits: dict[Memory, float] = {"dram": dram - ranks * workspace, "mapped": 0, "block": block or 0}
     choices = [candidates(each, memory, TIERS)[:15] for each in tables]
     best = math.inf
     for choice in itertools.product(*choices):
-        logs = len({each.placement.log for each in choice} - {None})
+        logs = ranks * len({each.placement.log for each in choice} - {None})
         used = {
             name: sum(in_memory(each.placement.bytes, name) for each in choice) + logs * in_memory(SHARED_BYTES, name)
             for name in MEMORIES
@@ -190,7 +191,7 @@ def test_the_plan_is_the_best_of_all_combinations(
         if all(used[name] <= limits[name] for name in MEMORIES):
             best = min(best, sum(each.cost for each in choice))
     try:
-        made = place(tables, memory, TIERS, batch_size=64)
+        made = place(tables, memory, TIERS, batch_size=64, ranks=ranks)
     except ConfigError:
         assert best == math.inf
         return

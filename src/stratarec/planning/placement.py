@@ -25,7 +25,9 @@ _FIELDS: Mapping[Memory, str] = {
 }
 
 
-def place(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int) -> Plan:
+def place(
+    tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int, ranks: int = 1
+) -> Plan:  # fmt: skip
     """The placement of least predicted time, with the penalties of lower precision, that the budgets allow.
 
     Parameters
@@ -38,6 +40,8 @@ def place(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, ba
         What the memories give; those that `memory` names must be in it.
     batch_size : int
         Recorded in the plan; lookups are in `tables`.
+    ranks : int
+        Processes that share the tables, each with logs and a workspace of its own; `memory` has the budgets of all.
 
     Raises
     ------
@@ -52,14 +56,14 @@ def place(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, ba
         max((table.shape.width for table in tables), default=1),
         tiers.threads,
     )
-    limits = [_without(budgets.get(name), workspace if name == "dram" else 0) for name in MEMORIES]
-    chosen = _least(choices, limits, None)
+    limits = [_without(budgets.get(name), ranks * workspace if name == "dram" else 0) for name in MEMORIES]
+    chosen = _least(choices, limits, None, ranks)
     if chosen is None:
-        raise ConfigError(_explain(tables, choices, limits, memory, workspace))
+        raise ConfigError(_explain(tables, choices, limits, memory, ranks * workspace, ranks))
     placements = tuple(each.placement for each in chosen)
     return Plan(
         tables=placements, budgets=budgets, batch_size=batch_size, lookahead=memory.lookahead,
-        policy=memory.cache.policy, workspace_bytes=workspace,
+        policy=memory.cache.policy, workspace_bytes=workspace, ranks=ranks,
         output_bytes=output_bytes(sum(table.outputs for table in tables)),
         notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers)),
     )  # fmt: skip
@@ -83,12 +87,12 @@ def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
 
 
 def _least(
-    choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None], memory: Memory | None
+    choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None], memory: Memory | None, ranks: int
 ) -> list[Candidate] | None:
     """The choice of least cost, or of fewest bytes in `memory`."""
     sizes = [np.array([each.sizes for each in found], dtype=np.int64) for found in choices]
     logs = list(dict.fromkeys(each.placement.log for found in choices for each in found if each.placement.log))
-    shared = [in_memory(SHARED_BYTES, name) for name in MEMORIES]
+    shared = [ranks * in_memory(SHARED_BYTES, name) for name in MEMORIES]
     if memory is None:
         costs, fees = [np.array([each.cost for each in found]) for found in choices], 0
     else:
@@ -110,15 +114,15 @@ def _index(logs: list[Log], log: Log | None) -> int:
     return -1 if log is None else logs.index(log)
 
 
-def _used(chosen: Sequence[Candidate], memory: Memory) -> int:
+def _used(chosen: Sequence[Candidate], memory: Memory, ranks: int) -> int:
     """Bytes of tables and of the logs that they share."""
-    logs = {each.placement.log for each in chosen} - {None}
-    return sum(in_memory(each.placement.bytes, memory) for each in chosen) + len(logs) * in_memory(SHARED_BYTES, memory)
+    logs = ranks * len({each.placement.log for each in chosen} - {None})
+    return sum(in_memory(each.placement.bytes, memory) for each in chosen) + logs * in_memory(SHARED_BYTES, memory)
 
 
 def _explain(
     tables: Sequence[TableSpec], choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None],
-    memory: MemoryConfig, workspace: int,
+    memory: MemoryConfig, workspace: int, ranks: int,
 ) -> str:  # fmt: skip
     """Which budget is too small, for which table above all, and the least number that would do."""
     fixes = []
@@ -128,11 +132,11 @@ def _explain(
         if limit is None or (name != "dram" and getattr(memory, name) is None):
             continue
         without = [None if other == place else bound for other, bound in enumerate(limits)]
-        smallest = _least(choices, without, name)
+        smallest = _least(choices, without, name, ranks)
         if smallest is None:
             continue
         shared = workspace if name == "dram" else 0
-        needed, budget = _used(smallest, name) + shared, limit + shared
+        needed, budget = _used(smallest, name, ranks) + shared, limit + shared
         fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(budget)})")
         worst = worst or _worst(smallest, name)
     if not fixes:

@@ -133,9 +133,11 @@ class Plan:
     lookahead: int
     policy: Policy
     workspace_bytes: Count
-    """What the update works in, of all tables together, in DRAM."""
+    """What the update of each process works in, of all tables together, in DRAM."""
     output_bytes: Count
     """What a batch's look-up gives, and its gradient: activations in DRAM, which no budget is of."""
+    ranks: Count = 1
+    """Processes that share the tables: budgets and bytes are of all together."""
     notes: tuple[str, ...] = ()
     """What is worth knowing, in sentences."""
     format: int = FORMAT
@@ -148,6 +150,8 @@ class Plan:
                 f"batch_size is {self.batch_size} and lookahead {self.lookahead}, expected at least 1 and 0 to "
                 f"{MOST_AHEAD}"
             )
+        if self.ranks < 1:
+            raise ConfigError(f"ranks is {self.ranks}, expected at least 1")
         names = [placed.table for placed in self.tables]
         if len(set(names)) != len(names):
             raise ConfigError(f"a table is placed twice in {', '.join(names)}")
@@ -161,10 +165,10 @@ class Plan:
 
     @property
     def bytes(self) -> Parts:
-        """Of all tables, and of what they share: logs, and the workspace of the update."""
+        """Of all tables, and of what each process has for them: logs, and the workspace of the update."""
         logs = {placement.log for placement in self.tables} - {None}
         shared: list[Parts] = [*[SHARED_BYTES] * len(logs), {"dram": {"workspace": self.workspace_bytes}}]
-        return add_parts([*(placement.bytes for placement in self.tables), *shared])
+        return add_parts([*(placement.bytes for placement in self.tables), *shared * self.ranks])
 
     def used(self, memory: Memory) -> int:
         """Bytes in one memory."""

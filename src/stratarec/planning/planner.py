@@ -22,6 +22,7 @@ def make_plan(
     *,
     batch_size: int,
     tiers: Tiers | None = None,
+    ranks: int = 1,
 ) -> Plan:
     """Where the tables of a model live on this machine.
 
@@ -34,11 +35,13 @@ def make_plan(
     optimizer : RowOptimizerConfig
         Decides the state of a row.
     memory : MemoryConfig
-        Budgets, precision and cache.
+        Budgets of each process, precision and cache.
     batch_size : int
         Samples a step.
     tiers : Tiers
         What the memories give; from `measure_tiers` by default.
+    ranks : int
+        Processes that share the tables.
 
     Raises
     ------
@@ -47,4 +50,4 @@ def make_plan(
     """
     memory.check_tables(table.name for table in tables)
     described = describe_tables(tables, dataset, optimizer, batch_size=batch_size)
-    return place(described, memory, tiers or measure_tiers(memory), batch_size=batch_size)
+    return place(described, memory.times(ranks), tiers or measure_tiers(memory), batch_size=batch_size, ranks=ranks)

@@ -73,8 +73,8 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
     if recipe.memory.is_identity:
         return None
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
-    memory = recipe.memory.times(ranks)
-    return make_plan(tables, dataset, recipe.train.embedding, memory, batch_size=recipe.train.batch_size)
+    train = recipe.train
+    return make_plan(tables, dataset, train.embedding, recipe.memory, batch_size=train.batch_size, ranks=ranks)
 
 
 def new_model(
