@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import secrets
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,13 +16,20 @@ from typing import Any
 
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import ClusterError, ConfigError
+from stratarec.files import remove_tree
 
 _LOCAL = "local"
 # Ray's sockets lie some 60 characters below its directory, and the path of a socket has at most 107.
-_LONGEST_FOLDER = 44
-_REACH_SECONDS = 10.0
-# Heard by the processes that a cluster on this machine is made of: no statistics are sent anywhere.
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_LONGEST_FOLDER = 43
+_REACH_SECONDS, _ENDING_SECONDS = 10.0, 5.0
+# No statistics are sent anywhere; what Ray says of workers that died, it says on standard output.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_SCHEDULER_EVENTS": "0",
+}
+_PREFIX = "stratarec-ray-"
 # A task is reckoned with one processor; several tasks share a machine.
 _ALONE = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
@@ -52,16 +61,15 @@ def joined(address: str) -> Iterator[Any]:
         When there is no such cluster, or no Ray.
     """
     processors = _processors(address)
+    os.environ.update(_QUIET)  # read when Ray is loaded
     ray = import_ray()
-    os.environ.update(_QUIET)
-    try:
-        with _own_folder(processors) as own:
+    with _own_folder(processors) as own:
+        try:
             _init(ray, address, own)
             yield ray
-            ray.shutdown()
-    finally:
-        with suppress(Exception):  # what went wrong before is what matters
-            ray.shutdown()
+        finally:
+            with suppress(Exception):  # what went wrong before is what matters
+                ray.shutdown()
 
 
 @contextmanager
@@ -70,14 +78,17 @@ def _own_folder(processors: int) -> Iterator[dict[str, Any]]:
     if not processors:
         yield {}
         return
-    with Scratch(_folder(), "stratarec-ray-") as folder:
-        # Whoever reaches a cluster can run anything in it: this one is reached from this machine alone.
-        yield {
-            "num_cpus": processors,
-            "include_dashboard": False,
-            "_temp_dir": str(folder),
-            "_node_ip_address": "127.0.0.1",
-        }
+    with Scratch(_folder(), _PREFIX, secrets.token_hex(4)) as folder:
+        try:
+            # Whoever reaches a cluster can run anything in it: this one is reached from this machine alone.
+            yield {
+                "num_cpus": processors,
+                "include_dashboard": False,
+                "_temp_dir": str(folder),
+                "_node_ip_address": "127.0.0.1",
+            }
+        finally:
+            _empty(folder)
 
 
 def _processors(address: str) -> int:
@@ -118,6 +129,15 @@ def _init(ray: Any, address: str, own: dict[str, Any]) -> None:
         ) from error
 
 
+def _empty(folder: Path) -> None:
+    """Remove what processes of a cluster left, some of which write a little longer than `ray.shutdown` takes."""
+    limit = time.monotonic() + _ENDING_SECONDS
+    while any(folder.glob("session_*")) and time.monotonic() < limit:
+        for path in folder.glob("session_*"):
+            remove_tree(path)
+        time.sleep(0.05)
+
+
 def _reach(address: str) -> None:
     """Connect once: Ray itself tries for minutes, and says every few seconds that it does."""
     host, _, port = address.rpartition(":")
@@ -129,4 +149,4 @@ def _reach(address: str) -> None:
 def _folder() -> Path:
     """Where a cluster of this machine has its files: with other temporary files, where their names are short enough."""
     usual = Path(tempfile.gettempdir())
-    return usual if len(str(usual)) + len("/stratarec-ray-") + 12 <= _LONGEST_FOLDER else Path("/tmp")
+    return usual if len(str(usual / _PREFIX)) + 8 <= _LONGEST_FOLDER else Path("/tmp")
