@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[Callable[[Order], Order], str]] = {
         lambda order: replace(order, work=Path("/nowhere/data.preparing")),
         r"cannot write in /nowhere/data\.preparing .*name a data\.path that all machines share",
     ),
-    "call": (lambda order: replace(order, token="another"), "cannot write in .* belongs to another call"),
+    "call": (lambda order: replace(order, token="another"), "cannot write in .* no work for this call"),
 }
 
 

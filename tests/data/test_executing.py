@@ -16,7 +16,7 @@ import pytest
 from stratarec.data import lease
 from stratarec.data.dealing import shares_of
 from stratarec.data.executing import Stage
-from stratarec.data.lease import LEASE, end_leases, grant, leased
+from stratarec.data.lease import LEASE, end_leases, grant, leased, revoke
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
@@ -161,19 +161,28 @@ def test_of_several_bad_rows_the_first_of_the_log_is_named(tmp_path: Path) -> No
 
 def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end_leases(tmp_path)
+    assert not (tmp_path / LEASE).exists()
     token = grant(tmp_path)
-    with leased(tmp_path, token), leased(tmp_path, token):
+    with leased(tmp_path, token) as check, leased(tmp_path, token):
+        check()
         monkeypatch.setattr(lease, "_PATIENCE_SECONDS", 0.0)
-        with pytest.raises(StorageError, match="in use by tasks of an earlier call"):
-            end_leases(tmp_path)
+        for begin in (end_leases, grant):
+            with pytest.raises(StorageError, match="in use by tasks of an earlier call"):
+                begin(tmp_path)
+        check()
+        revoke(tmp_path)
+        with pytest.raises(StorageError, match="no work for this call"):
+            check()
     again = grant(tmp_path)
-    assert again != token
     for gone in (token, ""):
-        with pytest.raises(StorageError, match="another call of `prepare`"), leased(tmp_path, gone):
+        with pytest.raises(StorageError, match="no work for this call"), leased(tmp_path, gone):
             pytest.fail("worked without a lease")
+    with leased(tmp_path, again):
+        pass
     end_leases(tmp_path)
-    with pytest.raises(StorageError, match="is not there, or belongs to another call"), leased(tmp_path, again):
-        pytest.fail("worked without a lease")
+    for place in (tmp_path, tmp_path / "elsewhere"):
+        with pytest.raises(StorageError, match="is not there, or no work"), leased(place, again):
+            pytest.fail("worked without a lease")
 
 
 def test_a_call_waits_for_the_tasks_of_an_earlier_one(tmp_path: Path) -> None:
@@ -186,4 +195,4 @@ def test_a_call_waits_for_the_tasks_of_an_earlier_one(tmp_path: Path) -> None:
         assert waiting.is_alive()
         assert (tmp_path / LEASE).read_text() == token
     waiting.join(10)
-    assert not (tmp_path / LEASE).exists()
+    assert (tmp_path / LEASE).read_text() == ""

@@ -62,6 +62,9 @@ def joined(address: str) -> Iterator[Any]:
     """
     processors = _processors(address)
     os.environ.update(_QUIET)  # read when Ray is loaded
+    if processors:
+        # Whoever reaches a cluster can run anything in it, and Ray listens on all interfaces.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     ray = import_ray()
     with _own_folder(processors) as own:
         try:
@@ -80,13 +83,7 @@ def _own_folder(processors: int) -> Iterator[dict[str, Any]]:
         return
     with Scratch(_folder(), _PREFIX, secrets.token_hex(4)) as folder:
         try:
-            # Whoever reaches a cluster can run anything in it: this one is reached from this machine alone.
-            yield {
-                "num_cpus": processors,
-                "include_dashboard": False,
-                "_temp_dir": str(folder),
-                "_node_ip_address": "127.0.0.1",
-            }
+            yield {"num_cpus": processors, "include_dashboard": False, "_temp_dir": str(folder)}
         finally:
             _empty(folder)
 

@@ -6,6 +6,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from stratarec.cluster.connecting import joined
 from stratarec.cluster.probing import Order, make_probe
 from stratarec.cluster.working import Ended, work
 from stratarec.data.executing import Stage
-from stratarec.data.lease import grant
-from stratarec.errors import ClusterError
+from stratarec.data.lease import grant, revoke
+from stratarec.errors import ClusterError, StrataError
 from stratarec.progress import Progress
 
 # How often a task is begun again whose worker or machine has died.
@@ -79,6 +80,7 @@ class Tasks:
         return asked
 
     def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
+        order = replace(self._order, token=grant(self._order.work))
         shared, waiting = self._ray.put(stage), deque(numbers)
         running: dict[Any, int] = {}
         try:
@@ -87,11 +89,21 @@ class Tasks:
                     number = waiting.popleft()
                     sized = self._task.options(memory=self._fitting(stage.memory(number)))
                     # In a list, so that a worker asks for the stage once, and not for every piece.
-                    running[sized.remote([shared], self._order, number)] = number
+                    running[sized.remote([shared], order, number)] = number
                 for done in self._ray.wait(list(running), num_returns=1)[0]:
                     self._take(self._get(done, f"piece {running.pop(done)}"), progress)
+        except StrataError:
+            self._stop(list(running))
+            raise
         finally:
-            self._cancel(list(running))
+            revoke(order.work)
+
+    def _stop(self, running: list[Any]) -> None:
+        """Let tasks end soon whose outcomes nobody waits for."""
+        # Not by `ray.cancel`: when a task ends meanwhile, Ray 2.60 ends this process.
+        revoke(self._order.work)
+        if running:
+            self._ray.wait(running, num_returns=len(running), timeout=_ENDING_SECONDS)
 
     def _take(self, ended: Ended, progress: Progress) -> None:
         for message in ended.warned:
@@ -112,10 +124,3 @@ class Tasks:
         """What a task asks for: no more than the largest machine has, or it would wait for ever."""
         most = max((node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
         return int(min(memory, most))
-
-    def _cancel(self, running: list[Any]) -> None:
-        """End tasks whose outcomes nobody waits for any more, before anybody else begins."""
-        for reference in running:
-            self._ray.cancel(reference, force=True)
-        if running:
-            self._ray.wait(running, num_returns=len(running), timeout=_ENDING_SECONDS)

@@ -32,8 +32,11 @@ def work(shared: list[Any], order: Order, number: int) -> Ended:
         try:
             _check(order)
             order.enter()
-            with leased(order.work, order.token):
-                advance = sum(_stage(shared[0])(number))
+            advance = 0
+            with leased(order.work, order.token) as check_lease:
+                for amount in _stage(shared[0])(number):
+                    advance += amount
+                    check_lease()
         except Exception as error:
             return Ended(error=_portable(error), trace=traceback.format_exc())
     return Ended(advance=advance, warned=tuple(str(each.message) for each in heard))

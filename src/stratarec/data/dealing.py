@@ -38,6 +38,7 @@ class Dealing:
     def _share(self, share: Share) -> Iterator[int]:
         for chunk in self.source.chunks(self.folder, replace(share, done=self.spill.indexes())):
             self.spill.add(chunk, 0)  # rows of a divisible source are not counted from the first file on
+            yield 0
         yield 1
 
     def _in_order(self) -> Iterator[int]:

@@ -1,25 +1,27 @@
-"""Work in a directory for the process that holds it, by others that may outlive it.
+"""Work in a directory for the process that holds it, by tasks that may outlive it.
 
-The lock of `holding.py` dies with its process; tasks that the process gave to other machines may run a little longer,
-and must not write into what another one has begun there since. So each task holds a shared lock on a file with the
-token of the call that it is of. The next call waits for these locks, and replaces the token, before it does anything.
+The lock of `holding.py` dies with its process. Tasks that the process gave to other machines may run a little longer,
+and must not write into what another one has begun there since. So there is a file with a token in the directory: a task
+must know the token, and has a shared lock on the file. The next call waits for these locks and then takes the token
+away, before it does anything. The file is never replaced, as locks are on what it is and not on its name.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from stratarec.errors import StorageError
-from stratarec.files import write_text
 from stratarec.opening import open_regular
 
 LEASE = "lease"
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS, _MOST = 30.0, 64
 
 
 def end_leases(work: Path) -> None:
@@ -30,52 +32,73 @@ def end_leases(work: Path) -> None:
     StorageError
         When tasks have not ended after half a minute.
     """
-    path = work / LEASE
-    if not path.exists():
-        return
-    limit = time.monotonic() + _PATIENCE_SECONDS
-    with open_regular(path) as file:
-        while not _locked(file.fileno(), fcntl.LOCK_EX):
-            if time.monotonic() > limit:
-                raise StorageError(
-                    f"{work} is in use by tasks of an earlier call on a cluster: wait for them, or end them"
-                )
-            time.sleep(0.1)
-        path.unlink()
+    if (work / LEASE).exists():
+        _write(work, "")
 
 
 def grant(work: Path) -> str:
-    """The token that tasks may work in `work` by."""
-    end_leases(work)
+    """Wait likewise; gives the token that tasks may work in `work` by from now on."""
     token = secrets.token_hex(8)
-    write_text(work / LEASE, token)
+    _write(work, token)
     return token
 
 
+def revoke(work: Path) -> None:
+    """Let no task begin any more in `work`, and those that are under way stop where they can."""
+    if (work / LEASE).exists():
+        with _open(work) as file:
+            file.truncate(0)
+
+
 @contextmanager
-def leased(work: Path, token: str) -> Iterator[None]:
-    """Work in `work` for whoever gave the token.
+def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
+    """Work in `work` for whoever gave the token; what this gives is to be asked now and then whether that still holds.
 
     Raises
     ------
     StorageError
-        When the directory is not there, or another call has begun in it.
+        When the directory is not there, or the token is not valid any more.
     """
-    path = work / LEASE
     try:
-        with open_regular(path) as file:
-            _locked(file.fileno(), fcntl.LOCK_SH)
-            if file.read().decode() != token or not path.exists():
-                raise StorageError(f"{work} belongs to another call of `prepare` by now")
-            yield
+        file = open_regular(work / LEASE)
     except FileNotFoundError as error:
-        raise StorageError(f"{work} is not there, or belongs to another call of `prepare` by now") from error
+        raise _over(work) from error
+
+    def check() -> None:
+        # Not by the file's buffer, which would give again what it gave before.
+        if os.pread(file.fileno(), _MOST, 0).decode() != token:
+            raise _over(work)
+
+    with file:
+        if not token or not _locked(file, fcntl.LOCK_SH):
+            raise _over(work)
+        check()
+        yield check
 
 
-def _locked(descriptor: int, kind: int) -> bool:
+def _over(work: Path) -> StorageError:
+    return StorageError(f"{work} is not there, or no work for this call of `prepare` any more")
+
+
+def _write(work: Path, token: str) -> None:
+    limit = time.monotonic() + _PATIENCE_SECONDS
+    with _open(work) as file:
+        while not _locked(file, fcntl.LOCK_EX):
+            if time.monotonic() > limit:
+                raise StorageError(f"{work} is in use by tasks of an earlier call on a cluster: wait, or end them")
+            time.sleep(0.1)
+        file.truncate(0)
+        file.write(token.encode())
+
+
+def _open(work: Path) -> BinaryIO:
+    return os.fdopen(os.open(work / LEASE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
+
+
+def _locked(file: BinaryIO, kind: int) -> bool:
     """Lock; False where somebody is in the way. Where the file system knows no locks, nobody ever is."""
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
