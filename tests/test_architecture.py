@@ -32,6 +32,7 @@ ROOMS = [
     ("reporting",),
     ("profiling",),
     ("distributed",),
+    ("cluster",),
     ("embedding.module", "embedding.torchrec", "embedding"),
     ("embedding.prefetch",),
     ("embedding.engine",),

@@ -6,12 +6,14 @@ Heavy imports (torch, numba) are inside the functions, so that --help answers at
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratarec.naming import visible
 
 if TYPE_CHECKING:
+    from stratarec.data.executing import Executor
     from stratarec.recipe import Recipe
 
 
@@ -44,7 +46,14 @@ def prepare(args: argparse.Namespace) -> None:
     from stratarec.reporting.progress import make_progress
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    dataset = run(recipe.data, name=recipe.name, overwrite=args.overwrite, progress=make_progress(quiet=args.quiet))
+    with _executor(args.ray) as executor:
+        dataset = run(
+            recipe.data,
+            name=recipe.name,
+            overwrite=args.overwrite,
+            progress=make_progress(quiet=args.quiet),
+            executor=executor,
+        )
     for split in dataset.splits:
         samples = dataset.samples(split)
         rate = f", {dataset.positives[split] / samples:.2%} positive" if samples else ""
@@ -53,6 +62,15 @@ def prepare(args: argparse.Namespace) -> None:
     if dataset.about.bad_rows:
         print(f"left out {dataset.about.bad_rows:,} bad rows")
     _say(f"prepared {dataset.path}")
+
+
+def _executor(address: str | None) -> AbstractContextManager[Executor | None]:
+    """Who does the pieces of `prepare`."""
+    if address is None:
+        return nullcontext()
+    from stratarec.cluster.tasks import on_ray
+
+    return on_ray(address)
 
 
 def plan(args: argparse.Namespace) -> None:

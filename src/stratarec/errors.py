@@ -48,5 +48,9 @@ class RankError(StrataError, RuntimeError):
     """Processes that cannot go on together: names the rank that failed, is gone, or was started otherwise."""
 
 
+class ClusterError(StrataError, RuntimeError):
+    """A Ray cluster that is not there, lost a task for good, or has a machine that cannot do the work: names it."""
+
+
 class Interrupted(Exception):
     """The user asked a run to stop; its message says which checkpoint was written and how to go on."""

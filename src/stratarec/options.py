@@ -80,6 +80,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_recipe(command)
     command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
+    command.add_argument(
+        "--ray",
+        metavar="CLUSTER",
+        help="work on a Ray cluster whose machines share the paths of logs and data set: auto for the one that this "
+        "machine is of, HOST:PORT, or local[:N] for N processes of this machine (needs stratarec[ray])",
+    )
 
     command = add(
         "plan",

@@ -23,7 +23,7 @@ from stratarec.data.matching import settings as settings_of
 from stratarec.data.prepare import PrepareConfig
 from stratarec.data.sources import text
 from stratarec.data.sources.avazu import CATEGORIES, AvazuConfig, AvazuSource
-from stratarec.data.sources.base import OnBadRow
+from stratarec.data.sources.base import OnBadRow, Share
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.criteo import DENSE, SPARSE, CriteoConfig, CriteoSource
 from stratarec.errors import ConfigError, DataError
@@ -38,7 +38,7 @@ def source(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 2
 
 
 def read(found: CriteoSource | AvazuSource, start: int = 0) -> pl.DataFrame:
-    return pl.concat([chunk.frame for chunk in found.chunks(Path(), start)])
+    return pl.concat([chunk.frame for chunk in found.chunks(Path(), Share(done=frozenset(range(start))))])
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def test_compressed_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> Non
     assert_frame_equal(pl.concat([chunk.frame for chunk in chunks]), whole)
     assert chunks[-1].bytes_done == path.stat().st_size
     for start in range(1, len(chunks)):
-        later = list(avazu(path, block_bytes=3000).chunks(Path(), start))
+        later = list(avazu(path, block_bytes=3000).chunks(Path(), Share(done=frozenset(range(start)))))
         assert [chunk.index for chunk in later] == list(range(start, len(chunks)))
         assert_frame_equal(later[0].frame, chunks[start].frame)
-    assert not list(avazu(path, block_bytes=3000).chunks(Path(), len(chunks)))
+    assert not list(avazu(path, block_bytes=3000).chunks(Path(), Share(done=frozenset(range(len(chunks))))))
 
 
 @pytest.mark.parametrize("ending", PACKED)

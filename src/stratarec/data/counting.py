@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
+from stratarec.data.executing import Executor
 from stratarec.data.groups import Repeats
 from stratarec.data.partition import Partition
-from stratarec.data.partitions import Partitions, note_of
+from stratarec.data.partitions import EachPartition, Partitions, note_of
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import VocabularyConfig, bounded, merge_counts
-from stratarec.files import read_frame, read_json, reading, write_atomic, write_json
+from stratarec.files import read_frame, read_json, reading, write_atomic
 from stratarec.naming import file_name
 from stratarec.progress import Progress
 
@@ -42,17 +44,19 @@ class Counts:
         self._vocabulary = vocabulary
         self._shards = 0
 
-    def count(self, partitions: Partitions, progress: Progress) -> None:
+    def count(self, partitions: Partitions, executor: Executor, progress: Progress) -> None:
         """Count what is not counted yet."""
         self._shards = len(partitions)
-        for number, part, note in partitions.left(self._folder, "count", progress):
-            for place, name in enumerate(self._schema.vocabularies()):
-                counted = bounded(part.count(name), self._vocabulary.limits(name))
-                write_atomic(self._values(number, place, name), counted.write_parquet)
-            moments = {feature.name: asdict(part.moments(feature.name)) for feature in self._schema.dense}
-            found = {"moments": moments, "positives": [part.positives(split) for split in range(len(SPLITS))]}
-            write_json(note, {**found, "repeats": self._repeats(part).to_dict()})
-            del part
+        stage = EachPartition(partitions=partitions, notes=self._folder, make=self._count)
+        stage.run("count", executor, progress)
+
+    def _count(self, number: int, part: Partition) -> dict[str, Any]:
+        for place, name in enumerate(self._schema.vocabularies()):
+            counted = bounded(part.count(name), self._vocabulary.limits(name))
+            write_atomic(self._values(number, place, name), counted.write_parquet)
+        moments = {feature.name: asdict(part.moments(feature.name)) for feature in self._schema.dense}
+        positives = [part.positives(split) for split in range(len(SPLITS))]
+        return {"moments": moments, "positives": positives, "repeats": self._repeats(part).to_dict()}
 
     def _repeats(self, part: Partition) -> Repeats:
         return part.repeats() if self._count_repeats else Repeats.none(self._schema)

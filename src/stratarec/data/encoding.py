@@ -3,42 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from stratarec.data.executing import Executor
 from stratarec.data.manifest import Shard
 from stratarec.data.partition import Partition
-from stratarec.data.partitions import Partitions, note_of
-from stratarec.data.row_group import Encoded
+from stratarec.data.partitions import EachPartition, Partitions, note_of
 from stratarec.data.splits import SPLITS
+from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import Vocabulary
 from stratarec.data.writing import write_shard
-from stratarec.files import read_json, reading, write_json
+from stratarec.files import read_json, reading
 from stratarec.progress import Progress
 
 
-def encode_shards(
-    folder: Path,
-    partitions: Partitions,
-    output: Path,
-    encode: Callable[[Partition, int], Encoded],
-    progress: Progress,
-) -> dict[str, tuple[Shard, ...]]:
-    """The shards of each split, of which those without a note in `folder` are written into `output` first.
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """What shards hold, and where they are written."""
 
-    Parameters
-    ----------
-    encode : callable
-        What a shard holds: the samples of a partition that are in a split.
-    """
-    for number, part, note in partitions.left(folder, "encode", progress):
+    output: Path
+    """Directory of the data set."""
+    vocabularies: Mapping[str, Vocabulary]
+    moments: Mapping[str, Moments]
+    groups: Mapping[str, Sequence[str]] | None
+    keep_rows: bool
+
+    def write(self, number: int, part: Partition) -> dict[str, Any]:
+        """Write the shards of a partition, and say of each split that has samples what they are."""
         written = {}
         for split, name in enumerate(SPLITS):
-            encoded = encode(part, split)
+            encoded = part.encode(split, self.vocabularies, self.moments, self.groups, keep_rows=self.keep_rows)
             if encoded.samples.num_rows:
-                written[name] = write_shard(output, name, number, encoded).to_dict()
+                written[name] = write_shard(self.output, name, number, encoded).to_dict()
             del encoded
-        write_json(note, written)
-        del part
+        return written
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the vocabularies."""
+        return sum(int(known.values.estimated_size()) + known.counts.nbytes for known in self.vocabularies.values())
+
+
+def encode_shards(
+    folder: Path, partitions: Partitions, shards: Shards, executor: Executor, progress: Progress
+) -> dict[str, tuple[Shard, ...]]:
+    """The shards of each split, of which those without a note in `folder` are written first."""
+    stage = EachPartition(partitions=partitions, notes=folder, make=shards.write, held=shards.bytes)
+    stage.run("encode", executor, progress)
     splits: dict[str, list[Shard]] = {name: [] for name in SPLITS}
     for path in (note_of(folder, number) for number in range(len(partitions))):
         with reading(path):

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stratarec.data.counting import Counts
-from stratarec.data.encoding import encode_shards
+from stratarec.data.dealing import Dealing, shares_of
+from stratarec.data.encoding import Shards, encode_shards
+from stratarec.data.executing import Executor
 from stratarec.data.groups import Repeats, choose_groups, describe
 from stratarec.data.manifest import About, Manifest, MomentsInfo, Origin, RepeatsInfo, RowsInfo, Shard, VocabularyInfo
 from stratarec.data.partitions import Partitions
@@ -35,14 +37,23 @@ class Making:
     source : Source
     splitter : Splitter
     config : PrepareConfig
+    executor : Executor
     progress : Progress
     """
 
     def __init__(
-        self, workspace: Workspace, source: Source, splitter: Splitter, config: PrepareConfig, progress: Progress
+        self,
+        workspace: Workspace,
+        source: Source,
+        splitter: Splitter,
+        config: PrepareConfig,
+        executor: Executor,
+        progress: Progress,
     ) -> None:
         self._workspace, self._source, self._splitter = workspace, source, splitter
-        self._config, self._progress, self._schema = config, progress, source.schema
+        self._config, self._executor, self._progress = config, executor, progress
+        self._schema = source.schema
+        executor.begin(workspace.root, source.files if source.divisible else ())
 
     def manifest(self, name: str, origin: Origin) -> Manifest:
         """What ``dataset.json`` is to say of the output, after every stage: each from where it stopped before."""
@@ -50,19 +61,20 @@ class Making:
         partitions = self._partitions()
         by_session = config.groups != "none" and bool(self._schema.session_keys)
         counts = Counts(workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session)
-        counts.count(partitions, self._progress)
+        counts.count(partitions, self._executor, self._progress)
         vocabularies, infos = self._vocabularies(counts)
         moments, repeats = counts.moments(), counts.repeats()
         groups = choose_groups(config.groups, self._schema, repeats)
         for line in describe(groups or {}, self._schema, repeats):
             self._progress.say(line)
-        shards = encode_shards(
-            workspace.folder("encoded"),
-            partitions,
-            workspace.output,
-            lambda part, split: part.encode(split, vocabularies, moments, groups, keep_rows=config.keep_rows),
-            self._progress,
+        wanted = Shards(
+            output=workspace.output,
+            vocabularies=vocabularies,
+            moments=moments,
+            groups=groups,
+            keep_rows=config.keep_rows,
         )
+        shards = encode_shards(workspace.folder("encoded"), partitions, wanted, self._executor, self._progress)
         self._check_splits(partitions, shards, counts.positives())
         return Manifest(
             name=name,
@@ -102,16 +114,11 @@ class Making:
         finished = self._workspace.spilled()
         if finished is not None:
             return finished
-        spill = self._workspace.spill
-        done = spill.done()
-        before, rows = done[-1].bytes_done if done else 0, sum(chunk.rows for chunk in done)
-        self._progress.start("read", self._source.total_bytes, "" if not self._source.files else "B", before)
-        for chunk in self._source.chunks(self._workspace.source, start=len(done)):
-            rows += chunk.frame.height
-            done.append(spill.add(chunk, rows - chunk.frame.height))
-            self._progress.advance(chunk.bytes_done - before)
-            before = chunk.bytes_done
-        self._progress.finish()
+        shares = shares_of(self._source, self._executor.readers)
+        dealing = Dealing(
+            source=self._source, folder=self._workspace.source, spill=self._workspace.spill, shares=shares
+        )
+        done = dealing.run(self._executor, self._progress)
         notes = [chunk.note for chunk in done if chunk.note]
         if not any(chunk.samples for chunk in done):
             raise DataError("; ".join([f"{', '.join(self._source.files[:3])}: no usable row in the input", *notes]))

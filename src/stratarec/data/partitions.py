@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
+from stratarec.data.executing import Executor
 from stratarec.data.partition import Partition
 from stratarec.data.schema import Schema
 from stratarec.data.span import Span
 from stratarec.data.spill import Spill, SpilledChunk
 from stratarec.data.splits import Splitter
+from stratarec.files import write_json
 from stratarec.progress import Progress
+
+# Of a process without data, and of a partition's rows with the copies that sorting and encoding them makes.
+_PROCESS_BYTES, _COPIES = 300 << 20, 6
 
 
 class Partitions:
@@ -54,16 +63,47 @@ class Partitions:
         split = self._splitter.assign(frame, span.last if span else 0)
         return Partition(frame, self._schema, self._splitter.thin(frame, split))
 
-    def left(self, notes: Path, what: str, progress: Progress) -> Iterator[tuple[int, Partition, Path]]:
-        """Number and content of each partition whose note in `notes` is still to be written, and the note's path."""
-        progress.start(what, len(self), "shards")
-        for number in range(len(self)):
-            note = note_of(notes, number)
-            if not note.exists():
-                yield number, self.read(number), note
-                # Give Arrow's freed memory back, so that peaks of different partitions do not add up.
-                pa.default_memory_pool().release_unused()
-            progress.advance(1)
+    def memory(self, number: int) -> int:
+        """About how many bytes it takes to work with a partition."""
+        stored, held = self._stored, sum(chunk.frame_bytes for chunk in self.chunks)
+        share = sum(stored[part] for part in self._parts[number]) / max(stored.total(), 1)
+        return _PROCESS_BYTES + _COPIES * int(share * held)
+
+    @cached_property
+    def _stored(self) -> Counter[int]:
+        """Spilled bytes of each partition of the log."""
+        found: Counter[int] = Counter()
+        for chunk in self.chunks:
+            found.update({part: size for part, (_, size, _) in chunk.places.items()})
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class EachPartition:
+    """A stage whose pieces are partitions."""
+
+    partitions: Partitions
+    notes: Path
+    """Where the note of each partition is written when all else of it is."""
+    make: Callable[[int, Partition], dict[str, Any]]
+    """Does what is to be done with the partition of a number, and gives its note."""
+    held: int = 0
+    """Bytes that `make` holds itself."""
+
+    def __call__(self, number: int) -> Iterator[int]:
+        write_json(note_of(self.notes, number), self.make(number, self.partitions.read(number)))
+        # Give Arrow's freed memory back, so that peaks of different partitions do not add up.
+        pa.default_memory_pool().release_unused()
+        yield 1
+
+    def memory(self, number: int) -> int:
+        return self.partitions.memory(number) + self.held
+
+    def run(self, what: str, executor: Executor, progress: Progress) -> None:
+        """Do those partitions that have no note yet."""
+        left = [number for number in range(len(self.partitions)) if not note_of(self.notes, number).exists()]
+        progress.start(what, len(self.partitions), "shards", len(self.partitions) - len(left))
+        executor.run(self, left, progress)
         progress.finish()
 
 

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from stratarec.checks import check_directory
 from stratarec.data.dataset import Dataset
+from stratarec.data.executing import Alone, Executor
 from stratarec.data.groups import GroupMode
+from stratarec.data.lease import end_leases
 from stratarec.data.making import Making
 from stratarec.data.manifest import (
     DATASET,
@@ -77,9 +79,25 @@ class PrepareConfig:
 
 
 def prepare(
-    config: PrepareConfig, *, name: str = "", overwrite: bool = False, progress: Progress | None = None
+    config: PrepareConfig,
+    *,
+    name: str = "",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Dataset:
     """Prepare a data set, or return the finished one when nothing has changed.
+
+    Parameters
+    ----------
+    config : PrepareConfig
+    name : str
+        Of the data set; that of its directory by default.
+    overwrite : bool
+        Whether a data set of other logs or settings is replaced.
+    progress : Progress, optional
+    executor : Executor, optional
+        Who does the pieces of each stage, such as `stratarec.cluster.on_ray`; by default this process alone.
 
     Raises
     ------
@@ -90,7 +108,7 @@ def prepare(
     StorageError
         When an output cannot be written, or `path` holds anything but a data set. It is then as it was.
     """
-    run = _Run(config, name, progress or SilentProgress())
+    run = _Run(config, name, progress or SilentProgress(), executor or Alone())
     with _storage_errors(run.final):
         return run.run(overwrite)
 
@@ -108,9 +126,10 @@ def _storage_errors(path: Path) -> Iterator[None]:
 class _Run:
     """One call of `prepare`."""
 
-    def __init__(self, config: PrepareConfig, name: str, progress: Progress) -> None:
+    def __init__(self, config: PrepareConfig, name: str, progress: Progress, executor: Executor) -> None:
         self.final = named_directory(config.path)
         self.config, self.name, self.progress = config, name or self.final.name, progress
+        self.executor = executor
         self.work = self.final.with_name(f"{self.final.name}.preparing")
         self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row, split=config.split)
         self.schema = self.source.schema
@@ -128,6 +147,7 @@ class _Run:
             if not overwrite and self.final.exists():  # another process has just finished it
                 remove(self.work)
                 return self._finished()
+            end_leases(self.work)
             remove_leftovers(self.work)
             self._work()
         return Dataset.open(self.final, verify="used")
@@ -193,7 +213,7 @@ class _Run:
             self._write()
 
     def _write(self) -> None:
-        making = Making(self.workspace, self.source, self.splitter, self.config, self.progress)
+        making = Making(self.workspace, self.source, self.splitter, self.config, self.executor, self.progress)
         self._publish(making.manifest(self.name, self.origin))
 
     def _estimate_partitions(self) -> int:
@@ -202,6 +222,7 @@ class _Run:
     def _publish(self, manifest: Manifest) -> None:
         """Rename what was written to where it belongs, in place of an earlier data set."""
         output, about = self.workspace.output, manifest.about
+        remove_leftovers(output)  # of tasks that died elsewhere
         manifest.write(output)
         mark(output, DATASET)
         Dataset.open(output, verify="used")

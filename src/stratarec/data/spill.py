@@ -24,7 +24,6 @@ from stratarec.data.hashing import stable_hash
 from stratarec.data.names import FILE, PARTITION, ROW
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import Chunk
-from stratarec.errors import DatasetError
 from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
 
 # The low bits of a row's number are its row in the file, the others the file's index.
@@ -50,6 +49,8 @@ class SpilledChunk:
     """Whether rows are numbered within their file; else they are counted in the order of the source."""
     times: tuple[int, int] | None
     """The first and the last; None without times or rows."""
+    frame_bytes: int
+    """Of the rows in memory."""
     bytes_done: int
     bad_rows: int
     bad_examples: tuple[str, ...]
@@ -80,10 +81,11 @@ class Spill:
 
     def done(self) -> list[SpilledChunk]:
         """Finished chunks in order."""
-        chunks = [_spilled(path) for path in sorted(self._folder.glob("*.json"))]
-        if [chunk.index for chunk in chunks] != list(range(len(chunks))):
-            raise DatasetError(f"{self._folder} is damaged: some of its chunks are missing")
-        return chunks
+        return [_spilled(self._note(index)) for index in sorted(self.indexes())]
+
+    def indexes(self) -> frozenset[int]:
+        """Of finished chunks."""
+        return frozenset(int(path.stem) for path in self._folder.glob("*.json"))
 
     def add(self, chunk: Chunk, before: int) -> SpilledChunk:
         """Write a chunk, partition by partition; `before` rows were spilled before it."""
@@ -112,13 +114,17 @@ class Spill:
             samples=frame.height - frame[self._schema.label_column].null_count(),
             by_file=chunk.rows is not None,
             times=None if times is None else (int(times.min()), int(times.max())),  # type: ignore[arg-type]
+            frame_bytes=int(frame.estimated_size()),
             bytes_done=chunk.bytes_done,
             bad_rows=chunk.bad_rows,
             bad_examples=chunk.bad_examples,
             note=chunk.note,
         )
-        write_json(self._folder / f"{chunk.index:08d}.json", vars(spilled))
+        write_json(self._note(chunk.index), vars(spilled))
         return spilled
+
+    def _note(self, index: int) -> Path:
+        return self._folder / f"{index:08d}.json"
 
     def _file(self, index: int) -> Path:
         return self._folder / f"{index:08d}.arrow"

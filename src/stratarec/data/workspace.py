@@ -1,6 +1,7 @@
 """The directory ``<data.path>.preparing``: what `prepare` has done so far, and of what.
 
 origin.json    what the data set is of: work goes on under the same origin alone
+lease          whose tasks on other machines may write here
 source         files of the source's own
 spilled        rows on their way to shards, and spilled.done once that are all
 counts         what was counted in each partition
@@ -15,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from stratarec.data.groups import Repeats
+from stratarec.data.lease import LEASE
 from stratarec.data.manifest import Origin, Shard
 from stratarec.data.schema import Schema
 from stratarec.data.spill import Spill, SpilledChunk
@@ -28,7 +30,7 @@ ORIGIN = "origin.json"
 WORK = Kind(
     name="half-prepared data set",
     field="data.path",
-    content=(ORIGIN, "source", "spilled", "spilled.done", "counts", "encoded", "output"),
+    content=(ORIGIN, LEASE, "source", "spilled", "spilled.done", "counts", "encoded", "output"),
 )
 # What a run leaves here; a later version whose notes have other fields starts anew.
 _FORMAT = [

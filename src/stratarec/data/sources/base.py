@@ -27,7 +27,8 @@ class Chunk:
     """One frame of raw samples, a few hundred thousand rows at most."""
 
     index: int
-    """Position in the source's sequence; the same rows at every run over the same files."""
+    """Place in the source's sequence: rises, with gaps between files, and means the same rows at every run over the
+    same files."""
     file: int | NDArray[np.int32]
     """Index of the input file that the rows came from, for splits by file; 0 when there are none. ``[N]`` where rows
     come from several."""
@@ -45,6 +46,40 @@ class Chunk:
     """What people should hear of the rows up to here."""
     kept: pl.DataFrame | None = None
     """Columns that are passed through, as the file has them; see `View`."""
+
+
+# Chunks that a file has at most: text is cut into blocks of 16 MiB.
+_FILE_CHUNKS = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which chunks of a source are wanted: those of some files, or every so manieth of these, and not those that are
+    there already."""
+
+    files: range | None = None
+    """Indexes of the files; None for all."""
+    stripe: int = 0
+    stripes: int = 1
+    """Of a file's pieces 0, 1, ... those are wanted that leave the remainder `stripe`."""
+    done: frozenset[int] = frozenset()
+    """Indexes of chunks that are not wanted."""
+
+    def has_file(self, file: int) -> bool:
+        """Whether any chunk of a file is wanted."""
+        return self.files is None or file in self.files
+
+    def has(self, index: int, file: int, piece: int) -> bool:
+        """Whether a chunk is wanted, which lies in a piece of a file."""
+        return self.has_file(file) and piece % self.stripes == self.stripe and index not in self.done
+
+
+WHOLE = Share()
+
+
+def chunk_index(file: int, piece: int) -> int:
+    """Place of a piece of a file, without counting those of the files before it."""
+    return file * _FILE_CHUNKS + piece
 
 
 class Source(Protocol):
@@ -66,6 +101,11 @@ class Source(Protocol):
         """For progress only; compressed size where the input is compressed."""
         ...
 
+    @property
+    def divisible(self) -> bool:
+        """Whether `chunks` of a file can be made without those before it, and rows are numbered within their file."""
+        ...
+
     def estimate_rows(self) -> int:
         """Samples this source will give, to within a factor of two or so; sizes the shards."""
         ...
@@ -75,7 +115,7 @@ class Source(Protocol):
         it."""
         ...
 
-    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
-        """Chunks `start`, `start` + 1, ... in order. A source may spool into `workspace`, its own directory, which
-        survives an interruption and is removed when `prepare` is done."""
+    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+        """The chunks of a share in order; where the source is not divisible, a share of all files. A source may spool
+        into `workspace`, its own directory, which survives an interruption and is removed when `prepare` is done."""
         ...

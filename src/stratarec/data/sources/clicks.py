@@ -31,7 +31,7 @@ from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.names import FILE, column
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share
 from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import expand, fingerprint
 from stratarec.data.sources.limits import Size, set_size
@@ -124,6 +124,8 @@ class ClicksConfig:
 class ClicksSource:
     """Samples of a click log in order of time; the split says which clicks may be drawn for which."""
 
+    divisible = False
+
     def __init__(self, config: ClicksConfig, on_bad_row: OnBadRow, split: SplitConfig) -> None:
         self._config = config
         self._on_bad_row = on_bad_row
@@ -156,7 +158,7 @@ class ClicksSource:
         config = replace(self._config, paths=(), max_row_group_bytes=ClicksConfig.max_row_group_bytes)
         return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(config)}
 
-    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
+    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
         bad = self._spool(workspace)
         buckets = sorted(int(path.name.removeprefix("bucket=")) for path in workspace.glob("bucket=*"))
         if not buckets:
@@ -175,10 +177,11 @@ class ClicksSource:
                 drawn = ahead.draw(first, last, self._window, number)
                 followed: NDArray[np.bool_] = np.all(drawn >= 0, axis=1)
                 left_out += int((~followed).sum())
-                # Chunks before `start` are gone through for what is remembered of them.
-                shown = ahead.shown(first, drawn) if index >= start else np.zeros((last - first, 0), dtype=np.int64)
+                # Chunks that are there are gone through for what is remembered of them.
+                wanted = index not in share.done
+                shown = ahead.shown(first, drawn) if wanted else np.zeros((last - first, 0), dtype=np.int64)
                 known = lookback.features(ahead.part(first, last), ahead.hashes(shown))
-                if index >= start:
+                if wanted:
                     over = not more and last == edges[-1]
                     yield Chunk(
                         index=index,
@@ -223,9 +226,8 @@ class ClicksSource:
         columns = [config.item, config.user, config.time, *config.contexts]
         columns = list(dict.fromkeys(columns + ([config.session] if config.session else [])))
         make_directory(workspace / "done")
-        done = {int(path.stem) for path in (workspace / "done").glob("*.json")}
-        # Pieces are finished in order, so the finished ones are a prefix.
-        for piece in parquet_pieces(self._files, columns, config.max_row_group_bytes, start=len(done)):
+        done = frozenset(int(path.stem) for path in (workspace / "done").glob("*.json"))
+        for piece in parquet_pieces(self._files, columns, config.max_row_group_bytes, Share(done=done)):
             bad = BadRows(self._on_bad_row)
             frame = self._typed(piece.frame, self._files[piece.file].path, piece.first_row, bad)
             frame = frame.with_columns(pl.lit(piece.file, dtype=pl.Int32).alias(FILE))

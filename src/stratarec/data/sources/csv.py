@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import polars as pl
 
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, chunk_index
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.converting import TextConverter
 from stratarec.data.sources.delimited import Delimited, Parsed, read_header
@@ -71,6 +71,8 @@ class CsvConfig:
 class CsvSource:
     """Rows of text files in file order; a row is known by the line on which it begins."""
 
+    divisible = True
+
     def __init__(
         self, config: CsvConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
     ) -> None:
@@ -98,31 +100,35 @@ class CsvSource:
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "csv", "files": fingerprint(self._files), "block_bytes": self._block_bytes}
 
-    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
-        """A chunk a block; blocks before `start` are read but not parsed."""
-        return in_order(self._tasks(start), self._chunk)
+    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+        """A chunk a block; of files in the share, blocks that are not wanted are read but not parsed."""
+        return in_order(self._tasks(share), self._chunk)
 
-    def _tasks(self, start: int) -> Iterator[_Task]:
-        """Blocks without the headers of their files."""
-        index = before = 0
-        for file in self._files:
-            reader: Delimited | JsonLines | None = None
-            rows = False
-            quote = b"" if _is_json(self._config, file) else self._config.quote.encode()
-            for block in blocks((file,), self._block_bytes, self._config.max_line_bytes, quote):
-                content, numbers = block.content, range(block.first_line, block.first_line + block.lines)
-                if reader is None:
-                    content = content.removeprefix(_BOM)
-                    reader, skipped, lines = self._reader(file, content)
-                    content, numbers = content[skipped:], numbers[lines:]
-                rows = rows or not (content == b"" or content.isspace())
-                if index >= start:
-                    done = before + block.bytes_done
-                    yield _Task(index=index, reader=reader, content=content, numbers=numbers, bytes_done=done)
-                index += 1
-            if not rows:
-                raise DataError(f"{file.path}: the file has no rows, expected at least one")
+    def _tasks(self, share: Share) -> Iterator[_Task]:
+        before = 0
+        for number, file in enumerate(self._files):
+            if share.has_file(number):
+                yield from self._tasks_of(share, number, file, before)
             before += file.size
+
+    def _tasks_of(self, share: Share, number: int, file: InputFile, before: int) -> Iterator[_Task]:
+        """Blocks of a file, without its header."""
+        reader: Delimited | JsonLines | None = None
+        rows = False
+        quote = b"" if _is_json(self._config, file) else self._config.quote.encode()
+        for piece, block in enumerate(blocks((file,), self._block_bytes, self._config.max_line_bytes, quote)):
+            content, numbers = block.content, range(block.first_line, block.first_line + block.lines)
+            if reader is None:
+                content = content.removeprefix(_BOM)
+                reader, skipped, lines = self._reader(file, content)
+                content, numbers = content[skipped:], numbers[lines:]
+            rows = rows or not (content == b"" or content.isspace())
+            index = chunk_index(number, piece)
+            if share.has(index, number, piece):
+                done = before + block.bytes_done
+                yield _Task(index=index, reader=reader, content=content, numbers=numbers, bytes_done=done)
+        if not rows:
+            raise DataError(f"{file.path}: the file has no rows, expected at least one")
 
     def _reader(self, file: InputFile, content: bytes) -> tuple[Delimited | JsonLines, int, int]:
         """How to read a file, by its beginning; and the bytes and lines of its header."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share
 from stratarec.data.sources.columns import Columns
 from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import InputFile, expand, fingerprint
@@ -45,6 +45,8 @@ class ParquetConfig:
 class ParquetSource:
     """Rows of Parquet files in file order."""
 
+    divisible = True
+
     def __init__(self, config: ParquetConfig, on_bad_row: OnBadRow, view: View | None = None) -> None:
         self._view = view or View(schema=config.schema)
         self.schema = self._view.schema
@@ -64,8 +66,8 @@ class ParquetSource:
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "parquet", "files": fingerprint(self._files), "schema": repr(self.schema)}
 
-    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
-        for piece in parquet_pieces(self._files, self._columns, self._most_bytes, start):
+    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+        for piece in parquet_pieces(self._files, self._columns, self._most_bytes, share):
             bad = BadRows(self._on_bad_row)
             rows = piece.first_row + np.arange(piece.frame.height, dtype=np.int64)
             converter = Converter(self._files[piece.file].path, rows, bad)
@@ -111,9 +113,9 @@ def count_rows(files: tuple[InputFile, ...]) -> int:
 
 
 def parquet_pieces(
-    files: tuple[InputFile, ...], columns: list[str], most_bytes: int, start: int = 0
+    files: tuple[InputFile, ...], columns: list[str], most_bytes: int, share: Share = WHOLE
 ) -> Iterator[Piece]:
-    """Row groups of every file, large ones cut; pieces before `start` are not read."""
+    """Row groups of every file, large ones cut; those that the share has not are not read."""
     index, before = 0, 0
     checked = Columns(columns, lambda number: _schemas(files[number:]))
     for number, file in enumerate(files):
@@ -130,7 +132,7 @@ def parquet_pieces(
                 table = None
                 for piece in range(pieces):
                     first, last = size * piece // pieces, size * (piece + 1) // pieces
-                    if index >= start:
+                    if share.has(index, number, group):
                         table = table if table is not None else _read(groups, group, checked)
                         frame = pl.from_arrow(table.slice(first, last - first))
                         assert isinstance(frame, pl.DataFrame)

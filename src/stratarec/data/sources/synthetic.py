@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stratarec.checks import check_seed
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
 from stratarec.kernels.random.vector import mix_array
@@ -92,6 +92,8 @@ class SyntheticConfig:
 class SyntheticSource:
     """Rows of the made-up log in order of time."""
 
+    divisible = False
+
     def __init__(self, config: SyntheticConfig, on_bad_row: OnBadRow = "error") -> None:
         self._config = config
         self._rows = np.array(config.table_rows(), dtype=np.float64)
@@ -112,8 +114,10 @@ class SyntheticSource:
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "synthetic", "config": repr(self._config), "version": 1}
 
-    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
-        for index in range(start, -(-self._config.samples // _CHUNK)):
+    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+        for index in range(-(-self._config.samples // _CHUNK)):
+            if index in share.done:
+                continue
             first = index * _CHUNK
             count = min(_CHUNK, self._config.samples - first)
             frame = self.truth(index, count).drop("probability", "additive")

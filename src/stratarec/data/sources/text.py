@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, chunk_index
 from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.errors import DataError
 
@@ -320,6 +320,7 @@ class TextConfig(Protocol):
 class TextSource(ABC):
     """Rows of delimited text in file order; a subclass says what the log looks like."""
 
+    divisible = True
     kind: str
     layout: TextFormat
     schema: Schema
@@ -341,22 +342,29 @@ class TextSource(ABC):
     def fingerprint(self) -> dict[str, object]:
         return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}
 
-    def chunks(self, workspace: Path, start: int = 0) -> Iterator[Chunk]:
-        """A chunk a block; blocks before `start` are read but not parsed."""
-        for index, block in enumerate(blocks(self._files, self._block_bytes, self._max_line_bytes)):
-            if index < start:
-                continue
-            bad = BadRows(self._on_bad_row)
-            path = self.files[block.file]
-            frame, lines = read_block(block, path, self.layout, bad)
-            checks = RowChecks(path, lines, bad)
-            frame = checks.good(self.convert(frame, checks))
-            yield Chunk(
-                index=index,
-                file=block.file,
-                frame=frame,
-                rows=checks.lines,
-                bytes_done=block.bytes_done,
-                bad_rows=bad.count,
-                bad_examples=tuple(bad.examples),
-            )
+    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+        """A chunk a block; of files in the share, blocks that are not wanted are read but not parsed."""
+        before = 0
+        for number, file in enumerate(self._files):
+            if share.has_file(number):
+                for piece, block in enumerate(blocks((file,), self._block_bytes, self._max_line_bytes)):
+                    index = chunk_index(number, piece)
+                    if share.has(index, number, piece):
+                        yield self._chunk(index, number, block, before)
+            before += file.size
+
+    def _chunk(self, index: int, file: int, block: Block, before: int) -> Chunk:
+        bad = BadRows(self._on_bad_row)
+        path = self.files[file]
+        frame, lines = read_block(block, path, self.layout, bad)
+        checks = RowChecks(path, lines, bad)
+        frame = checks.good(self.convert(frame, checks))
+        return Chunk(
+            index=index,
+            file=file,
+            frame=frame,
+            rows=checks.lines,
+            bytes_done=before + block.bytes_done,
+            bad_rows=bad.count,
+            bad_examples=tuple(bad.examples),
+        )

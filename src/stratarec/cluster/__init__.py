@@ -1,0 +1,1 @@
+"""`prepare` on many machines, by Ray, which is imported only when it is asked for (``stratarec[ray]``)."""

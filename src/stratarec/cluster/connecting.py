@@ -1,0 +1,149 @@
+"""Joining a Ray cluster, or starting one on this machine, without its noise."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from stratarec.embedding.stores.scratch import Scratch
+from stratarec.errors import ClusterError, ConfigError
+from stratarec.files import remove_tree
+
+_LOCAL = "local"
+# Ray's sockets lie some 60 characters below its directory, and the path of a socket has at most 107.
+_LONGEST_FOLDER = 43
+_REACH_SECONDS, _ENDING_SECONDS = 10.0, 5.0
+# No statistics are sent anywhere; what Ray says of workers that died, it says on standard output.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_SCHEDULER_EVENTS": "0",
+}
+_PREFIX = "stratarec-ray-"
+# A task is reckoned with one processor; several tasks share a machine.
+_ALONE = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+
+
+def import_ray() -> Any:
+    """The library; `ClusterError` where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ClusterError(
+            f"--ray needs Ray, which is not installed ({error}): pip install 'stratarec[ray]'"
+        ) from error
+
+
+@contextmanager
+def joined(address: str) -> Iterator[Any]:
+    """The library `ray`, joined to a cluster for as long as this lasts.
+
+    Parameters
+    ----------
+    address : str
+        ``auto`` for the cluster that this machine is of, the address of a cluster's head as ``HOST:PORT``, or
+        ``local`` and ``local:N`` for a cluster of this machine and N processors (default: all that this process may
+        use) that ends with this.
+
+    Raises
+    ------
+    ClusterError
+        When there is no such cluster, or no Ray.
+    """
+    processors = _processors(address)
+    os.environ.update(_QUIET)  # read when Ray is loaded
+    if processors:
+        # Whoever reaches a cluster can run anything in it, and Ray listens on all interfaces.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    ray = import_ray()
+    with _own_folder(processors) as own:
+        try:
+            _init(ray, address, own)
+            yield ray
+        finally:
+            with suppress(Exception):  # what went wrong before is what matters
+                ray.shutdown()
+
+
+@contextmanager
+def _own_folder(processors: int) -> Iterator[dict[str, Any]]:
+    """What a cluster of this machine is started with; nothing for one that is there already."""
+    if not processors:
+        yield {}
+        return
+    with Scratch(_folder(), _PREFIX, secrets.token_hex(4)) as folder:
+        try:
+            yield {"num_cpus": processors, "include_dashboard": False, "_temp_dir": str(folder)}
+        finally:
+            _empty(folder)
+
+
+def _processors(address: str) -> int:
+    """Of a cluster on this machine; 0 for one that is there already."""
+    kind, _, count = address.partition(":")
+    if kind != _LOCAL:
+        if not address or "://" in address:
+            raise ConfigError(
+                f"--ray is {address!r}, expected auto, HOST:PORT, local or local:N, on a machine of the cluster"
+            )
+        return 0
+    most = len(os.sched_getaffinity(0))
+    if not count:
+        return most
+    if not count.isdecimal() or not 1 <= int(count) <= most:
+        raise ConfigError(f"--ray is {address!r}, expected local:N with N from 1 to {most}, the processors there are")
+    return int(count)
+
+
+def _init(ray: Any, address: str, own: dict[str, Any]) -> None:
+    environment = {"env_vars": _ALONE}
+    try:
+        if not own:
+            _reach(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
+        ray.init(
+            _LOCAL if own else address,
+            runtime_env=environment,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **own,
+        )
+    except Exception as error:  # of many kinds, by what is missing
+        said = " ".join(str(error).split())[:200]
+        if own:
+            raise ClusterError(f"cannot start a Ray cluster on this machine ({said})") from error
+        raise ClusterError(
+            f"no Ray cluster at {address} ({said}): `ray start --head` starts one, and --ray local needs none"
+        ) from error
+
+
+def _empty(folder: Path) -> None:
+    """Remove what processes of a cluster left, some of which write a little longer than `ray.shutdown` takes."""
+    limit = time.monotonic() + _ENDING_SECONDS
+    while any(folder.glob("session_*")) and time.monotonic() < limit:
+        for path in folder.glob("session_*"):
+            remove_tree(path)
+        time.sleep(0.05)
+
+
+def _reach(address: str) -> None:
+    """Connect once: Ray itself tries for minutes, and says every few seconds that it does."""
+    host, _, port = address.rpartition(":")
+    if not address:  # `ray start` left it where Ray finds it
+        return
+    socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+
+
+def _folder() -> Path:
+    """Where a cluster of this machine has its files: with other temporary files, where their names are short enough."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(str(usual / _PREFIX)) + 8 <= _LONGEST_FOLDER else Path("/tmp")

@@ -1,0 +1,103 @@
+"""A cluster that is not there, or a machine that cannot do the work, is one line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.cluster.probing import Order, make_probe
+from stratarec.data.lease import LEASE, grant
+from stratarec.errors import ClusterError
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump(tiny(tmp_path)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("auto", "no Ray cluster at auto ("),
+        ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1 ("),
+        ("nowhere", "no Ray cluster at nowhere ("),
+        ("ray://127.0.0.1:1", "expected auto, HOST:PORT, local or local:N"),
+        ("", "expected auto, HOST:PORT, local or local:N"),
+        ("local:0", "expected local:N with N from 1 to"),
+        ("local:many", "expected local:N with N from 1 to"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_one_line(
+    recipe: Path, capfd: pytest.CaptureFixture[str], where: str, message: str
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'stratarec[ray]'")
+    assert main(["prepare", "-q", str(recipe), "--ray", where]) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
+    assert not (recipe.parent / "data").exists()
+
+
+def test_ray_that_is_not_installed_is_one_line(
+    recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["prepare", "-q", str(recipe), "--ray", "auto"]) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "pip install 'stratarec[ray]'" in said
+    assert main(["prepare", "-q", str(recipe)]) == 0
+
+
+def of_another_library(order: Order) -> Order:
+    return replace(order, versions=(*order.versions[:-2], ("xxhash", "0.1"), order.versions[-1]))
+
+
+WRONG: dict[str, tuple[Callable[[Order], Order], str]] = {
+    "library": (of_another_library, r"has xxhash \d\S+, expected 0\.1: install the same"),
+    "log": (
+        lambda order: replace(order, logs=(("/nowhere/log.csv", 1, 1),)),
+        r"cannot read /nowhere/log\.csv \(No such",
+    ),
+    "other log": (
+        lambda order: replace(order, logs=((__file__, 1, 1),)),
+        r"has another file as \S+test_connecting\.py",
+    ),
+    "directory": (
+        lambda order: replace(order, work=Path("/nowhere/data.preparing")),
+        r"cannot write in /nowhere/data\.preparing .*name a data\.path that all machines share",
+    ),
+    "call": (lambda order: replace(order, token="another"), "cannot write in .* no work for this call"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_machine_that_cannot_do_the_work_is_named(tmp_path: Path, what: str) -> None:
+    change, message = WRONG[what]
+    order = Order.of(tmp_path, grant(tmp_path), [__file__, "memory://x"])
+    assert make_probe(order)()[0] == ""
+    refused, mark = make_probe(change(order))()
+    assert mark == ""
+    with pytest.raises(ClusterError, match=f"^machine {socket.gethostname()} of the cluster {message}"):
+        raise ClusterError(refused)
+
+
+def test_a_machine_with_another_directory_of_that_name_is_named(tmp_path: Path) -> None:
+    order = Order.of(tmp_path, grant(tmp_path), [])
+    order.find_mark(order.leave_mark(), "m")
+    assert os.listdir(tmp_path) == [LEASE]
+    with pytest.raises(ClusterError, match=r"^machine m of the cluster has another directory as .*data\.path"):
+        order.find_mark(".probe.0123456789abcdef.tmp", "m")

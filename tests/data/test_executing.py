@@ -1,0 +1,198 @@
+"""Who does the pieces of `prepare`, in which order and how often, does not show in the data set."""
+
+from __future__ import annotations
+
+import fcntl
+import pickle
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stratarec.data import lease
+from stratarec.data.dealing import shares_of
+from stratarec.data.executing import Stage
+from stratarec.data.lease import LEASE, end_leases, grant, leased, revoke
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources.clicks import ClicksConfig
+from stratarec.data.sources.criteo import CriteoConfig
+from stratarec.data.sources.csv import CsvConfig, CsvSource
+from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.synthetic import SyntheticConfig
+from stratarec.errors import DataError, StorageError
+from stratarec.progress import Progress
+
+
+class Scattered:
+    """Pieces from the last to the first, each by a copy of the stage, some of them twice."""
+
+    readers = 3
+
+    def __init__(self) -> None:
+        self.pieces = 0
+
+    def begin(self, work: Path, logs: Sequence[str]) -> None:
+        self.token = grant(work)
+        self.work = work
+
+    def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
+        for number in [*reversed(numbers), *numbers[:1]]:
+            copy: Stage = pickle.loads(pickle.dumps(stage))
+            assert copy.memory(number) > 0
+            with leased(self.work, self.token):
+                progress.advance(sum(copy(number)))
+            self.pieces += 1
+
+
+def frame(rows: int = 3000) -> pl.DataFrame:
+    draws = np.random.default_rng(5)
+    user = draws.integers(0, 150, rows)
+    columns = {
+        "user_id": user,
+        "session_id": user * 3 + draws.integers(0, 3, rows),
+        "timestamp": 1_700_000_000 + np.sort(draws.integers(0, 200_000, rows)),
+        "item_id": draws.zipf(1.5, rows) % 400,
+        "shop": user % 11,
+        "price": draws.normal(3.0, 2.0, rows).round(3),
+        "clicked": draws.integers(0, 2, rows),
+    }
+    return pl.DataFrame(columns)
+
+
+SCHEMA = Schema(
+    label="clicked",
+    dense=(DenseFeature(name="price"),),
+    sparse=(
+        SparseFeature(name="item_id"),
+        SparseFeature(name="shop"),
+        SparseFeature(name="seen", kind="history", of="item_id", max_length=5),
+    ),
+    time="timestamp",
+    session="session_id",
+    user="user_id",
+)
+PLAIN = Schema(label="clicked", dense=SCHEMA.dense, sparse=SCHEMA.sparse[:2])
+
+
+def write_logs(root: Path) -> None:
+    rows = frame()
+    for number in range(3):
+        part = rows[number * 1000 : number * 1000 + 1000]
+        part.write_csv(root / f"log{number}.csv")
+        part.write_parquet(root / f"log{number}.parquet", row_group_size=150)
+    line = "1\t" + "\t".join(["5"] * 13 + ["a"] * 26) + "\n0\t" + "\t".join(["4"] * 13 + ["b"] * 26) + "\n"
+    (root / "criteo.txt").write_text(line * 2000)
+
+
+def sources(root: Path) -> dict[str, Any]:
+    return {
+        "csv": CsvConfig(paths=(f"{root}/*.csv",), schema=SCHEMA),
+        "plain parquet": ParquetConfig(paths=(f"{root}/*.parquet",), schema=PLAIN),
+        "parquet": ParquetConfig(paths=(f"{root}/log1.parquet",), schema=SCHEMA),
+        "criteo": CriteoConfig(paths=(f"{root}/criteo.txt",)),
+        "clicks": ClicksConfig(paths=(f"{root}/*.parquet",), negatives=2, negative_window="12h"),
+        "synthetic": SyntheticConfig(samples=3000, scale=0.0005),
+    }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["csv", "plain parquet", "parquet", "criteo", "clicks", "synthetic"])
+def test_pieces_give_the_same_bytes_in_any_order_and_done_twice(tmp_path: Path, kind: str) -> None:
+    write_logs(tmp_path)
+    source = sources(tmp_path)[kind]
+    scattered = Scattered()
+    for path, executor in (("one", None), ("many", scattered)):
+        prepare(
+            PrepareConfig(source=source, path=str(tmp_path / path), shard_samples=700), name="same", executor=executor
+        )
+    assert scattered.pieces > 6
+    assert contents(tmp_path / "one") == contents(tmp_path / "many")
+    assert not (tmp_path / "many.preparing").exists()
+
+
+@pytest.mark.parametrize(("files", "readers"), [(1, 5), (1, 30), (3, 2), (3, 5), (30, 2)])
+def test_shares_are_all_of_a_log_once(tmp_path: Path, files: int, readers: int) -> None:
+    rows = frame(3000)
+    for number in range(files):
+        part = rows[number * 100 : number * 100 + 100]
+        part.write_csv(tmp_path / f"log{number:02d}.csv")
+        part.write_parquet(tmp_path / f"log{number:02d}.parquet", row_group_size=9)
+    text = CsvSource(CsvConfig(paths=(f"{tmp_path}/*.csv",), schema=SCHEMA), "error", block_bytes=400)
+    parquet = ParquetSource(ParquetConfig(paths=(f"{tmp_path}/*.parquet",), schema=SCHEMA), "error")
+    for source in (text, parquet):
+        whole = list(source.chunks(tmp_path))
+        shares = shares_of(source, readers)
+        found = sorted(
+            (chunk for share in shares for chunk in source.chunks(tmp_path, share)), key=lambda chunk: chunk.index
+        )
+        assert len(shares) > 1
+        assert [chunk.index for chunk in found] == [chunk.index for chunk in whole]
+        assert all(one.frame.equals(other.frame) for one, other in zip(found, whole, strict=True))
+        assert [chunk.bytes_done for chunk in found] == [chunk.bytes_done for chunk in whole]
+
+
+def test_of_several_bad_rows_the_first_of_the_log_is_named(tmp_path: Path) -> None:
+    rows = frame(3000).with_columns(pl.col("price").cast(pl.String))
+    for number in range(3):
+        part = rows[number * 1000 : number * 1000 + 1000]
+        part = (
+            part
+            if number == 0
+            else part.with_columns(price=pl.when(pl.int_range(1000) == 7).then(pl.lit("?")).otherwise("price"))
+        )
+        part.write_csv(tmp_path / f"log{number}.csv")
+    said = []
+    for path, executor in (("one", None), ("many", Scattered())):
+        config = PrepareConfig(source=sources(tmp_path)["csv"], path=str(tmp_path / path))
+        with pytest.raises(DataError) as error:
+            prepare(config, executor=executor)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert "log1.csv, line 9: column 'price': got '?'" in said[0]
+
+
+def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_leases(tmp_path)
+    assert not (tmp_path / LEASE).exists()
+    token = grant(tmp_path)
+    with leased(tmp_path, token) as check, leased(tmp_path, token):
+        check()
+        monkeypatch.setattr(lease, "_PATIENCE_SECONDS", 0.0)
+        for begin in (end_leases, grant):
+            with pytest.raises(StorageError, match="in use by tasks of an earlier call"):
+                begin(tmp_path)
+        check()
+        revoke(tmp_path)
+        with pytest.raises(StorageError, match="no work for this call"):
+            check()
+    again = grant(tmp_path)
+    for gone in (token, ""):
+        with pytest.raises(StorageError, match="no work for this call"), leased(tmp_path, gone):
+            pytest.fail("worked without a lease")
+    with leased(tmp_path, again):
+        pass
+    end_leases(tmp_path)
+    for place in (tmp_path, tmp_path / "elsewhere"):
+        with pytest.raises(StorageError, match="is not there, or no work"), leased(place, again):
+            pytest.fail("worked without a lease")
+
+
+def test_a_call_waits_for_the_tasks_of_an_earlier_one(tmp_path: Path) -> None:
+    token = grant(tmp_path)
+    with (tmp_path / LEASE).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        waiting = threading.Thread(target=end_leases, args=(tmp_path,))
+        waiting.start()
+        waiting.join(0.15)
+        assert waiting.is_alive()
+        assert (tmp_path / LEASE).read_text() == token
+    waiting.join(10)
+    assert (tmp_path / LEASE).read_text() == ""
