@@ -22,11 +22,10 @@ else:
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NEEDED = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
-OTHERS = [
-    Requirement(line)
-    for lines in [PROJECT["build-system"]["requires"], *PROJECT["project"]["optional-dependencies"].values()]
-    for line in lines
-]
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+OWN = [Requirement(line) for name in ("ray",) for line in EXTRAS[name]]
+"""Of the extras that are parts of the project."""
+OTHERS = [Requirement(line) for lines in [PROJECT["build-system"]["requires"], *EXTRAS.values()] for line in lines]
 # Modules whose distribution has another name, and those that are imported only where they are installed.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 OPTIONAL = {"torchrec", "hypothesis", "pytest"}
@@ -65,7 +64,9 @@ def test_everything_that_is_imported_is_asked_for() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
     foreign = imported - sys.stdlib_module_names - OPTIONAL - {"stratarec"}
-    assert {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in foreign} <= {each.name for each in NEEDED}
+    assert {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in foreign} <= {
+        each.name for each in (*NEEDED, *OWN)
+    }
 
 
 def test_the_documentation_gives_the_range_of_every_requirement() -> None:
@@ -73,5 +74,5 @@ def test_the_documentation_gives_the_range_of_every_requirement() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
     documented = {row[0]: row[2].strip("`") for row in rows[2:]}
     assert {name: SpecifierSet(text) for name, text in documented.items()} == {
-        each.name: each.specifier for each in NEEDED
+        each.name: each.specifier for each in (*NEEDED, *OWN)
     }

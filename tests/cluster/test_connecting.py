@@ -41,9 +41,11 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_cluster_that_is_not_there_is_one_line(
-    recipe: Path, capfd: pytest.CaptureFixture[str], where: str, message: str
+    recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str, message: str
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'stratarec[ray]'")
+    # Ray looks for the processes of any cluster on this machine, such as that of a test beside this one.
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
     assert main(["prepare", "-q", str(recipe), "--ray", where]) == 2
     said = capfd.readouterr().err
     assert said.count("\n") == 1

@@ -108,6 +108,8 @@ class Tasks:
     def _take(self, ended: Ended, progress: Progress) -> None:
         for message in ended.warned:
             warnings.warn(message, stacklevel=2)
+        if isinstance(ended.error, self._ray.exceptions.RayError):  # a worker that could not get its stage
+            raise _lost("a worker", ended.error) from RuntimeError(ended.trace)
         if ended.error is not None:
             raise ended.error from RuntimeError(ended.trace)
         progress.advance(ended.advance)
@@ -117,10 +119,14 @@ class Tasks:
         try:
             return self._ray.get(reference, timeout=seconds)
         except self._ray.exceptions.RayError as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise ClusterError(f"the Ray cluster lost {what} ({said}); the same command goes on") from error
+            raise _lost(what, error) from error
 
     def _fitting(self, memory: int) -> int:
         """What a task asks for: no more than the largest machine has, or it would wait for ever."""
         most = max((node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
         return int(min(memory, most))
+
+
+def _lost(what: str, error: Exception) -> ClusterError:
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ClusterError(f"the Ray cluster lost {what} ({said}); the same command goes on")
