@@ -106,7 +106,7 @@ class SharedEngine:
         self.flight = self.own.flight if self.own else Flight()
         # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
         self.resident = False
-        self.step = self.batches = 0
+        self.step = self.batches = self.late_bytes = 0
         self._early = Early(self.own, self.flight, mesh.early) if config.overlap and mesh.ranks > 1 else None
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
 
@@ -179,7 +179,14 @@ class SharedEngine:
 
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
-        routed, number, channel = prepared.routed, prepared.number, self.mesh.rows
+        channel = self.mesh.rows
+        sent = channel.sent_bytes
+        found = self._looked_up(prepared, channel)
+        self.late_bytes += channel.sent_bytes - sent
+        return found
+
+    def _looked_up(self, prepared: SharedBatch, channel: Channel) -> tuple[Tensor, ...]:
+        routed, number = prepared.routed, prepared.number
         if self._early is None or prepared.halves is None:
             found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
             return self._exchange.rows(routed, found, channel, number)
