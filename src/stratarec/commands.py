@@ -173,10 +173,13 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
-        share = found["exposed_seconds"] / max(found["step_seconds"], 1e-9)
+        exposed, hidden = found["exposed_seconds"], found["hidden_seconds"]
+        early, late = found["early_bytes"], found["late_bytes"]
         print(
             f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
-            f"{share:.0%} of its steps waiting for others"
+            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its steps waiting for others "
+            f"({hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden, "
+            f"{early / max(early + late, 1):.0%} of the rows early)"
         )
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison

@@ -75,9 +75,30 @@ def test_bags_behind_the_filled_ones_change_nothing() -> None:
     with pytest.raises(ConfigError, match="filled has 1 numbers, expected 5"):
         replace(plain, filled=(3,))
 
+    with pytest.raises(ConfigError, match="filled has 1 numbers, expected 5"):
+        replace(plain, filled=(3,))
+
 
 @pytest.mark.interpreted
-@settings(deadline=None, max_examples=sized(30, 3))
+def test_single_ids_behind_the_filled_ones_are_not_looked_up() -> None:
+    """Where every bag holds one id, too: those behind may be of no table, and a row of -0.0 stays one."""
+    draws, (size, filled) = np.random.default_rng(2), sized((200, 70), (20, 7))
+    keys = tuple(SIZES)
+    ids = np.stack([draws.integers(0, rows, size) for rows in SIZES.values()])
+    made = collection(16)
+    made.table("a")["weight"].fill_(-0.0)
+    with torch.no_grad():
+        want = made(KeyedJagged(keys=keys, values=torch.from_numpy(ids.reshape(-1)), offsets=None, batch_size=size))
+        cut = ids.copy()
+        cut[[key not in made.engine.sequence_keys for key in keys], filled:] = 10**9
+        said = tuple(size if key in made.engine.sequence_keys else filled for key in keys)
+        found = made(
+            KeyedJagged(keys=keys, values=torch.from_numpy(cut.reshape(-1)), offsets=None, batch_size=size, filled=said)
+        )
+    assert torch.equal(found.pooled[:filled].view(torch.int32), want.pooled[:filled].view(torch.int32))
+    assert bool(torch.signbit(want.pooled[:, :16]).all())
+
+
 @given(st.integers(0, 99), st.sampled_from([1, 5, 16, 33]), st.sampled_from([0, 1, 7]), st.booleans())
 def test_lookups_equal_the_reference_bit_for_bit(seed: int, width: int, batch: int, wide: bool) -> None:
     module = collection(width)

@@ -20,7 +20,9 @@ from stratarec.distributed.rollcall import RollCall
 from stratarec.embedding.prepared import Stopped
 from stratarec.errors import RankError, StrataError
 
-_POLL_SECONDS = 2e-4
+# A wait that may be given up looks again after this share of what it has waited, within limits: on few cores every look
+# is taken from whoever computes.
+_POLL_SHARE, _POLL_SECONDS = 1 / 16, (1e-4, 2e-3)
 
 
 def never() -> bool:
@@ -57,10 +59,12 @@ class Channel:
         self.sent_bytes = 0
         """Bytes given to other ranks so far."""
         self.wait_seconds = 0.0
-        """Time spent waiting for them so far."""
+        """Time spent waiting for them so far, by the thread that uses the channel."""
+        self.awaited_seconds = 0.0
+        """Time that another thread waited so far for what comes on it."""
 
     def close(self) -> None:
-        """Drop the connections, so that the others see at once that this rank is gone."""
+        """Drop the connections, so that the others see at once that this rank is gone; ends waits that may be."""
         self._group = None
 
     def exchange(
@@ -112,12 +116,13 @@ class Channel:
 
     def _wait(self, work: dist.Work, stopped: Callable[[], bool]) -> None:
         if stopped is not never or self._watch is not None:
+            began, (least, most) = time.perf_counter(), _POLL_SECONDS
             while not work.is_completed():
-                if stopped():
+                if stopped() or self._group is None:
                     raise Stopped
                 if self._watch is not None:
                     self._watch()
-                time.sleep(_POLL_SECONDS)
+                time.sleep(min(max((time.perf_counter() - began) * _POLL_SHARE, least), most))
         work.wait()
 
     def everyones(self, numbers: Sequence[int], stopped: Callable[[], bool] = never) -> list[list[int]]:

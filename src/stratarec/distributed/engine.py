@@ -17,8 +17,11 @@ from torch import Tensor
 
 from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.config import DistributedConfig
+from stratarec.distributed.courier import Parcel
+from stratarec.distributed.early import Early
 from stratarec.distributed.exchange import FlatExchange, Routed
 from stratarec.distributed.gathering import SharedRows
+from stratarec.distributed.halves import Half
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire
@@ -36,10 +39,12 @@ from stratarec.jagged import KeyedJagged
 class SharedBatch:
     """A batch whose rows are in level 0 of all their owners; a `Handle`."""
 
-    __slots__ = ("__weakref__", "_own", "number", "routed")
+    __slots__ = ("__weakref__", "_own", "halves", "number", "routed")
 
     def __init__(self, routed: Routed, own: Prepared | None, number: int) -> None:
         self.routed, self._own, self.number = routed, own, number
+        self.halves: tuple[Parcel, Half] | None = None
+        """What comes early, and the rest; None where nothing does."""
 
     @property
     def own(self) -> Prepared | None:
@@ -101,26 +106,30 @@ class SharedEngine:
         self.flight = self.own.flight if self.own else Flight()
         # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
         self.resident = False
-        self.step = self.batches = 0
+        self.step = self.batches = self.late_bytes = 0
+        self._early = Early(self.own, self.flight, mesh.early) if config.overlap and mesh.ranks > 1 else None
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
 
     # A step
 
     def prepare(self, features: KeyedJagged) -> SharedBatch:
         """See `Engine.prepare`; an error of one rank is raised on all of them."""
-        return self._prepare(features, lambda own, asked: own.prepare(asked), never)
+        return self._prepare(features, lambda own, asked: own.prepare(asked))
 
     def prepare_now(self, features: KeyedJagged) -> SharedBatch:
         """See `Engine.prepare_now`."""
-        return self._prepare(features, lambda own, asked: own.prepare_now(asked), never)
+        return self._prepare(features, lambda own, asked: own.prepare_now(asked))
 
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> SharedBatch:
         """See `Engine.prepare_ahead`. It does not wait for ranks that do not come once `stopped` is true."""
-        return self._prepare(features, lambda own, asked: own.prepare_ahead(asked, lookahead, stopped), stopped)
+        return self._prepare(
+            features, lambda own, asked: own.prepare_ahead(asked, lookahead, stopped), stopped, ahead=True
+        )
 
     def _prepare(
-        self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared], stopped: Callable[[], bool]
-    ) -> SharedBatch:
+        self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
+        stopped: Callable[[], bool] = never, *, ahead: bool = False,
+    ) -> SharedBatch:  # fmt: skip
         channel = self.mesh.ids
         routed = self._route(features, channel, stopped)
         own: Prepared | None = None
@@ -131,20 +140,65 @@ class SharedEngine:
             failed = error
         batch = SharedBatch(routed, own, self.batches)
         try:
-            channel.agree(failed, stopped)
+            self._agree(batch, failed, stopped, ahead=ahead)
         except BaseException:
             batch.release()
             raise
         self.batches += 1
         return batch
 
+    def _agree(
+        self, batch: SharedBatch, failed: StrataError | None, stopped: Callable[[], bool], *, ahead: bool
+    ) -> None:  # fmt: skip
+        """Return when every rank could prepare the batch, and knows what of it comes early."""
+        channel, routed, early = self.mesh.ids, batch.routed, self._early
+        if early is None or not ahead:
+            channel.agree(failed, stopped)
+            if early is not None:
+                early.lose()
+            return
+        touched = early.touched(routed.own, batch.own)
+        sooner, later = self._exchange.agree_on_halves(routed, batch.own, touched, failed, channel, stopped)
+        batch.halves = early.give(batch.own, self._sending(routed, sooner, batch.number)), later
+
+    def _sending(
+        self, routed: Routed, half: Half, number: int
+    ) -> Callable[[Callable[[], bool]], Sequence[Tensor]]:  # fmt: skip
+        own, exchange, channel = self.own, self._exchange, self.mesh.early
+
+        def send(stopped: Callable[[], bool]) -> Sequence[Tensor]:
+            found = own.peek(half.part) if own and half.part else _nothing()
+            floats, arrays = exchange.send(half, found, channel, number, stopped), exchange.arrays(routed)
+            half.asking.unpack(floats, arrays)
+            return arrays
+
+        return send
+
     def _route(self, features: KeyedJagged, channel: Channel, stopped: Callable[[], bool] = never) -> Routed:
         return self._exchange.route(features, self._validator, channel, stopped)
 
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
-        found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
-        return self._exchange.rows(prepared.routed, found, self.mesh.rows, prepared.number)
+        channel = self.mesh.rows
+        sent = channel.sent_bytes
+        found = self._looked_up(prepared, channel)
+        self.late_bytes += channel.sent_bytes - sent
+        return found
+
+    def _looked_up(self, prepared: SharedBatch, channel: Channel) -> tuple[Tensor, ...]:
+        routed, number = prepared.routed, prepared.number
+        if self._early is None or prepared.halves is None:
+            found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
+            return self._exchange.rows(routed, found, channel, number)
+        parcel, late = prepared.halves
+        found = self.own.look_up(prepared.own, late.part) if self.own and prepared.own else _nothing()
+        # Not before: a look-up that is refused, because it is another batch's turn, must not hurry this one.
+        self._early.hurry(parcel)
+        prepared.halves = None
+        floats = self._exchange.send(late, found, channel, number)
+        arrays = self._early.take(parcel)
+        late.asking.unpack(floats, arrays)
+        return self._exchange.pooled(routed, arrays)
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
         """See `Engine.read`."""
@@ -210,10 +264,14 @@ class SharedEngine:
             failed = error
         channel.agree(failed)
         self.step, self.batches = int(manifest["step"]), int(manifest["batches"])
+        if self._early is not None:
+            self._early.forget()
         return next((found.decode() for found in channel.gather(reason.encode()) if found), "")
 
     def close(self) -> None:
-        """Give back files and threads of this rank's own tables."""
+        """Give back files and threads of this rank's own tables, and the thread that sends rows early."""
+        if self._early is not None:
+            self._early.close()
         if self.own:
             self.own.close()
 
@@ -221,11 +279,19 @@ class SharedEngine:
 
     def bytes_by_memory(self) -> dict[str, int]:
         """See `Engine.bytes_by_memory`; of this rank's own tables."""
-        return self.own.bytes_by_memory() if self.own else {"dram": 0}
+        return _with(self.own.bytes_by_memory() if self.own else {}, "dram", self._noted_bytes)
 
     def bytes_by_part(self) -> dict[str, int]:
         """See `Engine.bytes_by_part`; of this rank's own tables."""
-        return self.own.bytes_by_part() if self.own else {}
+        return _with(self.own.bytes_by_part() if self.own else {}, "metadata", self._noted_bytes)
+
+    @property
+    def _noted_bytes(self) -> int:
+        return 0 if self._early is None else self._early.nbytes
+
+
+def _with(found: dict[str, int], name: str, more: int) -> dict[str, int]:
+    return {**found, name: found.get(name, 0) + more}
 
 
 def _nothing() -> tuple[Tensor, ...]:

@@ -1,7 +1,8 @@
 """The flat exchange: ids go to the owners of their rows, rows come back, gradients go the same way as the ids.
 
 Three collectives before a batch (what is asked for, the ids, and whether all ranks could prepare it), which belong to
-the thread that prepares ahead; one for the rows and one for the gradients, on the thread that trains.
+the thread that prepares ahead; one for the rows and one for the gradients, on the thread that trains. Where rows may
+travel early (`halves`), the third says which, and there is a fourth, on a thread of its own (`Courier`).
 
 Shapes: B samples of this rank, G bags of all ranks together, W columns of the pooled output.
 """
@@ -18,10 +19,12 @@ from torch import Tensor
 from stratarec.distributed.asked import WORDS, Asked, message_sizes, read
 from stratarec.distributed.buffers import Buffer, grouped
 from stratarec.distributed.collectives import Channel, never
+from stratarec.distributed.halves import Flags, Half, Streams, by_rank, packed, packed_bytes, unpacked
 from stratarec.distributed.legs import Leg
 from stratarec.distributed.requests import DistinctRows, Requests, joined
 from stratarec.distributed.sharding import Sharding, Stream
 from stratarec.distributed.wire import Wire
+from stratarec.embedding.prepared import Prepared
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
 from stratarec.jagged import KeyedJagged
@@ -53,6 +56,8 @@ class Routed:
     answering: Leg
     own_shapes: Sequence[tuple[int, int]]
     """Of the arrays of `answering`."""
+    counts: Sequence[Sequence[int]]
+    """Rows that each rank asks this one for, of each of its streams."""
 
 
 class FlatExchange:
@@ -154,7 +159,8 @@ class FlatExchange:
     ) -> Routed:  # fmt: skip
         buffers = [group.of(features, distinct) for group in self._buffers]
         own = joined(streams, requests)
-        answering, shapes = self._answering(streams, requests, own)
+        counts = [[each.rows for each in part] for part in requests]
+        answering, shapes = self._answering(counts, own.batch_size)
         lengths = {
             stream.key: each.ids.numel()
             for part, mine in zip(asked, self._requests.streams, strict=True)
@@ -163,7 +169,7 @@ class FlatExchange:
         }
         return Routed(
             features=features, own=own, buffers=buffers, sequences=[lengths[key] for key, _ in self._whole],
-            asking=self._asking(asked, distinct, buffers), answering=answering, own_shapes=shapes,
+            asking=self._asking(asked, distinct, buffers), answering=answering, own_shapes=shapes, counts=counts,
         )  # fmt: skip
 
     def _asking(
@@ -192,42 +198,110 @@ class FlatExchange:
         return leg
 
     def _answering(
-        self, streams: Sequence[Stream], requests: Sequence[Sequence[Asked]], own: KeyedJagged
-    ) -> tuple[Leg, list[tuple[int, int]]]:
+        self, counts: Sequence[Sequence[int]], batch_size: int
+    ) -> tuple[Leg, list[tuple[int, int]]]:  # fmt: skip
+        streams = self._requests.streams[self._rank]
         row_array = {key: 1 + place for place, key in enumerate(self._own_rows)}
-        shapes = [(own.batch_size, self._own_width), *((0, 0) for _ in row_array)]
+        shapes = [(batch_size, self._own_width), *((0, 0) for _ in row_array)]
         done = [0] * len(streams)
         leg = Leg(1 + len(row_array))
-        for part in requests:
+        for part in counts:
             leg.begin()
-            for place, (stream, each) in enumerate(zip(streams, part, strict=True)):
+            for place, (stream, rows) in enumerate(zip(streams, part, strict=True)):
                 width = stream.table.embedding_dim
                 if stream.kind == "pooled":
                     first = done[place] * self._own_width + self._own_columns[stream.key]
-                    leg.add(0, each.rows, width, first, self._own_width)
+                    leg.add(0, rows, width, first, self._own_width)
                 else:
-                    leg.add(row_array[stream.key], each.rows, width, done[place] * width, width)
-                done[place] += each.rows
+                    leg.add(row_array[stream.key], rows, width, done[place] * width, width)
+                done[place] += rows
         for place, stream in enumerate(streams):
             if stream.kind != "pooled":
                 shapes[row_array[stream.key]] = (done[place], stream.table.embedding_dim)
         return leg, shapes
 
+    # What travels early
+
+    def agree_on_halves(
+        self, routed: Routed, prepared: Prepared | None, touched: Flags, failed: StrataError | None, channel: Channel,
+        stopped: Callable[[], bool],
+    ) -> tuple[Half, Half]:  # fmt: skip
+        """What of a batch's rows may travel early, and the rest; a collective.
+
+        Parameters
+        ----------
+        prepared : Prepared or None
+            Of this rank's own tables; None where it has none, or could not prepare the batch.
+        touched : ndarray
+            ``[N]`` bool: whether the batch before looks up the row of each id that this rank is asked for.
+
+        Raises
+        ------
+        RankError
+            On all ranks, where one of them `failed`.
+        """
+        streams = Streams(routed.own, [stream.kind == "pooled" for stream in self._requests.streams[self._rank]])
+        early = streams.final(touched)
+        mine = by_rank(early, routed.counts)
+        told = [packed(failed is not None, flags) for flags in mine]
+        asked = routed.asking.rows
+        sizes = [packed_bytes(rows) for rows in asked]
+        taken = channel.exchange(torch.from_numpy(np.concatenate(told)), [len(part) for part in told], sizes, stopped)
+        theirs = np.split(taken.numpy(), np.cumsum(sizes)[:-1])
+        if any(part[0] for part in theirs):
+            channel.raise_together(failed, [int(part[0]) for part in theirs])
+        wanted = np.concatenate([unpacked(part, rows) for part, rows in zip(theirs, asked, strict=True)])
+        late = [~flags for flags in early]
+        return (
+            self._half(routed, streams, prepared, early, np.concatenate(mine), wanted),
+            self._half(routed, streams, prepared, late, ~np.concatenate(mine), ~wanted),
+        )
+
+    def _half(
+        self, routed: Routed, streams: Streams, prepared: Prepared | None, wanted: Sequence[Flags], answered: Flags,
+        asked: Flags,
+    ) -> Half:  # fmt: skip
+        part = None if prepared is None else streams.part(prepared, wanted)
+        counts, numbers = self._counted(routed, answered), np.flatnonzero(answered)
+        answering, _ = self._answering(counts, 0)
+        return Half(part, answering, routed.asking.picked(asked), numbers)
+
+    def _counted(self, routed: Routed, answered: Flags) -> list[list[int]]:
+        """As `Routed.counts`, of the rows that are answered."""
+        ends = np.cumsum([0, *(rows for part in routed.counts for rows in part)])
+        seen = np.concatenate(([0], np.cumsum(answered)))[ends]
+        found: list[list[int]] = np.diff(seen).reshape(len(routed.counts), -1).tolist()
+        return found
+
     # Rows and gradients
 
     def rows(self, routed: Routed, found: Sequence[Tensor], channel: Channel, step: int) -> tuple[Tensor, ...]:
         """Pooled output ``[B, W]`` and rows of sequences in `row_order`, from what each owner's tables gave."""
-        message = self._wire.encode(routed.answering.pack(found), routed.answering.spans, "rows", step)
-        taken = channel.exchange(message, routed.answering.sizes(self._wire), routed.asking.sizes(self._wire))
-        arrays = self._arrays(routed)
-        routed.asking.unpack(self._wire.decode(taken, routed.asking.spans), arrays)
+        arrays = self.arrays(routed)
+        routed.asking.unpack(self.send(routed, found, channel, step), arrays)
+        return self.pooled(routed, arrays)
+
+    def send(
+        self, legs: Routed | Half, found: Sequence[Tensor], channel: Channel, step: int,
+        stopped: Callable[[], bool] = never,
+    ) -> Tensor:  # fmt: skip
+        """Give every rank the rows that it asked for; returns those that `asking` unpacks. A collective."""
+        answering, asking, wire = legs.answering, legs.asking, self._wire
+        numbers = legs.numbers if isinstance(legs, Half) else None
+        message = wire.encode(answering.pack(found), answering.spans, "rows", step, numbers)
+        taken = channel.exchange(message, answering.sizes(wire), asking.sizes(wire), stopped)
+        return wire.decode(taken, asking.spans)
+
+    def pooled(self, routed: Routed, arrays: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """As `rows`, once the arrays are full."""
         whole, buffers = arrays[1 : 1 + len(self._whole)], arrays[1 + len(self._whole) :]
         gathered = [
             row for buffer, rows in zip(routed.buffers, buffers, strict=True) for row in buffer.pool(rows, arrays[0])
         ]
         return (arrays[0], *whole, *gathered)
 
-    def _arrays(self, routed: Routed) -> list[Tensor]:
+    def arrays(self, routed: Routed) -> list[Tensor]:
+        """Those of `Routed.asking`, not filled."""
         return [
             RECYCLER.empty(routed.features.batch_size, self._width),
             *(RECYCLER.empty(count, width) for count, (_, width) in zip(routed.sequences, self._whole, strict=True)),

@@ -2,8 +2,8 @@
 
 `torchrun` says which process this is. Without it, or with one process, a mesh of one is the identity everywhere.
 
-Each kind of traffic has connections of its own (`Channel`), because the thread that prepares batches ahead and the
-thread that trains use them at the same time, and collectives of one group must come in one order on all ranks.
+Each kind of traffic has connections of its own (`Channel`), because the threads that prepare batches ahead, send rows
+early and train use them at the same time, and collectives of one group must come in one order on all ranks.
 """
 
 from __future__ import annotations
@@ -49,12 +49,19 @@ class Mesh:
     """Of the thread that prepares batches."""
     rows: Channel
     """Of the thread that trains: rows, gradients, and whatever is decided together."""
+    early: Channel
+    """Of the thread that sends rows before the batch that needs them is looked up."""
     files: Channel
-    """Of the same thread, where ranks wait for others that read and write files, however long that takes."""
+    """Of the thread that trains, where ranks wait for others that read and write files, however long that takes."""
     devices: DeviceMesh | None
     """``[host, local]``; None where there is one rank."""
     notes: Store | None = None
     """What torchrun's agent keeps when it starts the ranks again; None where there is one rank."""
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """All of them."""
+        return self.ids, self.rows, self.early, self.files
 
     @property
     def is_first(self) -> bool:
@@ -107,8 +114,8 @@ class Mesh:
     @classmethod
     def alone(cls) -> Mesh:
         """One process."""
-        ids, rows, files = (Channel(0, 1) for _ in range(3))
-        return cls(rank=0, ranks=1, ids=ids, rows=rows, files=files, devices=None)
+        ids, rows, early, files = (Channel(0, 1) for _ in range(4))
+        return cls(rank=0, ranks=1, ids=ids, rows=rows, early=early, files=files, devices=None)
 
     def note(self, what: str) -> None:
         """Write down something that is true for this run of torchrun, restarts included."""
@@ -180,7 +187,7 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
             raise
         finally:
             termination.ignore()
-            for channel in (mesh.ids, mesh.rows, mesh.files) if mesh is not None else ():
+            for channel in mesh.channels if mesh is not None else ():
                 channel.close()
             dist.destroy_process_group()
         if told is not None:  # connections are broken, so others notice and answer
@@ -202,7 +209,7 @@ def _connected(
     timeout = timedelta(seconds=config.timeout)
     try:
         devices = init_device_mesh("cpu", shape, mesh_dim_names=("host", "local"))
-        channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(2)]
+        channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(3)]
         patient = dist.new_group(timeout=timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS)))
         channels.append(Channel(rank, size, patient, roll, heart.look))
         subgroups = [devices.get_group(name) for name in ("host", "local")]
@@ -213,8 +220,8 @@ def _connected(
         Channel(dist.get_rank(group), dist.get_world_size(group), group, roll).agree(None)
     for channel in channels:
         channel.agree(None)
-    ids, rows, files = channels
-    return Mesh(rank=rank, ranks=size, ids=ids, rows=rows, files=files, devices=devices)
+    ids, rows, early, files = channels
+    return Mesh(rank=rank, ranks=size, ids=ids, rows=rows, early=early, files=files, devices=devices)
 
 
 def _meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:

@@ -25,7 +25,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.homes import build_tables
 from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.prepared import Flight, Handle, Prepared
+from stratarec.embedding.prepared import Flight, Handle, Part, Prepared
 from stratarec.embedding.saving import lie_alike, load_tables, save_tables
 from stratarec.embedding.tables import Moment, Tables
 from stratarec.embedding.tiers import TierConfig
@@ -208,19 +208,32 @@ class Engine:
                 "raise cache_rows, call backward before the next forward, or release() those that need none"
             )
 
-    def look_up(self, prepared: Prepared) -> tuple[Tensor, ...]:
-        """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in the order of the tables."""
+    def look_up(self, prepared: Prepared, part: Part | None = None) -> tuple[Tensor, ...]:
+        """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in the order of the tables.
+
+        Parameters
+        ----------
+        part : Part or None
+            Look up this part of the batch alone, because `peek` gave the rest.
+        """
         self.health.require()
         prepared.look_up(self.flight)
         try:
-            pooled = RECYCLER.empty(prepared.features.batch_size, self._columns)
-            rows = []
-            for tables, ids in zip(self.tables, prepared.ids, strict=True):
-                rows += tables.pool(prepared.features, ids, pooled)
-            self._output_bytes = max(self._output_bytes, sum(buffer_bytes(part.numel()) for part in (pooled, *rows)))
+            return self.peek(part or Part(prepared.features, prepared.ids))
         except BaseException:
             prepared.release()
             raise
+
+    def peek(self, part: Part) -> tuple[Tensor, ...]:
+        """As `look_up` of a part of a batch that is prepared and not looked up yet; on any thread, changes nothing.
+
+        What it gives is what `look_up` would where no batch before it that is not done has a row of the part.
+        """
+        pooled = RECYCLER.empty(part.features.batch_size, self._columns)
+        rows = []
+        for tables, ids in zip(self.tables, part.ids, strict=True):
+            rows += tables.pool(part.features, ids, pooled)
+        self._output_bytes = max(self._output_bytes, sum(buffer_bytes(part.numel()) for part in (pooled, *rows)))
         return (pooled, *rows)
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:

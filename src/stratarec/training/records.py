@@ -42,11 +42,17 @@ class RankFigures(Model):
     """What one of several processes did in a run's last session."""
 
     exposed_seconds: Seconds
-    """Time of steps in which it waited for others: for rows, gradients, and what is decided together."""
+    """Time in which training waited for others: for rows, gradients, what is decided together, and ids."""
+    hidden_seconds: Seconds
+    """Time in which only its other threads waited for others: for ids, and for rows that travel early."""
     step_seconds: Seconds
-    """Time of steps in all."""
+    """Time of steps in all, with exposed waits before them."""
     sent_bytes: Count
     """To other ranks."""
+    early_bytes: Count
+    """Of these, rows that travelled while the batch before was trained."""
+    late_bytes: Count
+    """Of these, rows that travelled after it."""
     table_bytes: Count
     peak_rss_bytes: Count
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stratarec.batch import Batch
+from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.reduction import reduce_gradients
 from stratarec.embedding import Handle
@@ -18,6 +18,7 @@ from stratarec.models.request import Request
 from stratarec.training.cadence import Seen
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.pipeline import Stages, Trained, refuse_loss
+from stratarec.training.waits import Waits
 
 
 class SharedStages(Stages):
@@ -27,8 +28,7 @@ class SharedStages(Stages):
 
     def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
         super().__init__(*stages, **others)
-        self.mesh = mesh
-        self.exposed_seconds = self.step_seconds = 0.0
+        self.mesh, self.waits = mesh, Waits(mesh)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The sum of the losses of this rank's samples."""
@@ -44,31 +44,34 @@ class SharedStages(Stages):
 
     def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
         """See `Stages.train`; loss and samples are those of all ranks."""
-        waited, began = self.mesh.rows.wait_seconds, time.perf_counter()
-        loss = self.forward(batch, request, prepared)
-        parts = self.mesh.rows.figures([loss.item(), batch.size])
-        samples = sum(int(size) for _, size in parts)
-        value = sum(part for part, _ in parts) / samples
-        if not math.isfinite(value):
-            refuse_loss(value, step)
-        self.backward(loss / samples)
-        self.update(step)
-        self.exposed_seconds += self.mesh.rows.wait_seconds - waited
-        self.step_seconds += time.perf_counter() - began
+        with self.waits:
+            loss = self.forward(batch, request, prepared)
+            parts = self.mesh.rows.figures([loss.item(), batch.size])
+            samples = sum(int(size) for _, size in parts)
+            value = sum(part for part, _ in parts) / samples
+            if not math.isfinite(value):
+                refuse_loss(value, step)
+            self.backward(loss / samples)
+            self.update(step)
         return Trained(value, samples)
 
     def figures(self) -> list[dict[str, float]]:
         """`RankFigures` of all ranks."""
-        mesh = self.mesh
-        sent = sum(channel.sent_bytes for channel in (mesh.ids, mesh.rows, mesh.files))
-        mine = (self.exposed_seconds, self.step_seconds, sent, self.model.embeddings.nbytes, peak_rss_bytes())
-        names = ("exposed_seconds", "step_seconds", "sent_bytes", "table_bytes", "peak_rss_bytes")
+        mesh, waits, embeddings = self.mesh, self.waits, self.model.embeddings
+        assert isinstance(embeddings.engine, SharedEngine)
+        mine = {
+            "exposed_seconds": waits.exposed_seconds,
+            "hidden_seconds": waits.hidden_seconds,
+            "step_seconds": waits.step_seconds,
+            "sent_bytes": sum(channel.sent_bytes for channel in mesh.channels),
+            "early_bytes": mesh.early.sent_bytes,
+            "late_bytes": embeddings.engine.late_bytes,
+            "table_bytes": embeddings.nbytes,
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
         return [
-            {
-                name: value if name.endswith("seconds") else round(value)
-                for name, value in zip(names, found, strict=True)
-            }
-            for found in mesh.rows.figures(mine)
+            {name: value if name.endswith("seconds") else round(value) for name, value in zip(mine, found, strict=True)}
+            for found in mesh.rows.figures(list(mine.values()))
         ]
 
 

@@ -74,8 +74,11 @@ def copy_rows(lanes, weights, D, values, span, table, output, target):
 
 
 @njit(**BODY)
-def pool_singles(member, lanes, whole, counter, weights, width, bags, features, output, tile, bad):
-    """out[b * stride + column[f]:][:D] = row of the one id of bag (f, b), a tile at a time."""
+def pool_singles(member, lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad):
+    """out[b * stride + column[f]:][:D] = row of the one id of bag (f, b), a tile at a time.
+
+    Of feature f only the first ``filled[f]`` bags are pooled.
+    """
     literally(lanes)
     D = U(lanes if whole else width)
     groups = (len(features.key) + tile.features - 1) // tile.features
@@ -87,9 +90,11 @@ def pool_singles(member, lanes, whole, counter, weights, width, bags, features, 
         last = min(first + tile.samples, bags.batch)
         begin = task % groups * tile.features
         for f in range(begin, min(begin + tile.features, len(features.key))):
-            start = features.key[f] * bags.batch
+            start, stop = features.key[f] * bags.batch, min(last, filled[f])
+            if stop <= first:
+                continue
             found = copy_rows(
-                lanes, weights, D, bags.values, (start + first, start + last), (features.base[f], features.rows[f]),
+                lanes, weights, D, bags.values, (start + first, start + stop), (features.base[f], features.rows[f]),
                 output, first * output.stride + features.column[f],
             )  # fmt: skip
             bad[member] = max(bad[member], found)
@@ -188,10 +193,10 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """
 
     @njit(nogil=True, cache=True)
-    def run_pool_singles(team, weights, width, bags, features, output, tile):
+    def run_pool_singles(team, weights, width, bags, filled, features, output, tile):
         bags, features, output, tile = Bags(*bags), Features(*features), Output(*output), Tile(*tile)
         counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
-        run_team(team, pool_singles, (lanes, whole, counter, weights, width, bags, features, output, tile, bad))
+        run_team(team, pool_singles, (lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad))
         return bad.max()
 
     @njit(nogil=True, cache=True)
@@ -227,12 +232,12 @@ def pool(weights, group, bags, out):
     features, given = group.pooled_features(bags), out.numpy()
     threads, run = threads_for(len(bags.values)), kernels(*blocks(group.width))
     stride, tile = given.shape[1], _tile(bags.batch, threads)
+    filled = np.full(len(features[0]), bags.batch) if bags.filled is None else bags.filled[group.pooled]
     if bags.offsets is None and bags.weights is None:
         streaming = given.nbytes >= _STREAM_BYTES and group.lines and not (stride % 16 or given.ctypes.data % 64)
         output = given.reshape(-1), stride, streaming
         shape = _shape(tile, bags.batch, len(features[0]), threads)
-        return run.pool_singles(team_of(threads), weights, group.width, bags.compiled, features, output, shape)
-    filled = np.full(len(features[0]), bags.batch) if bags.filled is None else bags.filled[group.pooled]
+        return run.pool_singles(team_of(threads), weights, group.width, bags.compiled, filled, features, output, shape)
     output = given.reshape(-1), stride, False
     return run.pool_bags(
         team_of(threads), weights, group.width, _with_offsets(bags).compiled, filled, features, output,
