@@ -37,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(home: Path, path: Path, **train: Any) -> Path:
     """The file of a recipe whose run is beside it."""
-    options = {"max_steps": 300, "epochs": 9, "checkpoint": {"every_steps": 20, "keep": 2}, **train}
+    options = {"max_steps": 150, "epochs": 5, "checkpoint": {"every_steps": 20, "keep": 2}, **train}
     made = content(home, run=str(path.with_suffix("")), **options)
     made["memory"] = TIERED
     path.write_text(yaml.safe_dump(made))
@@ -91,7 +91,7 @@ def test_torchrun_restarts_a_run_that_ends_with_the_bits_of_one_that_was_not_kil
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.02)
             wait_for_checkpoint(run, process)
-            time.sleep(draws.random())  # from here on anything: steps, exchanges, checkpoints, evaluations
+            time.sleep(draws.random() / 2)  # from here on anything: steps, exchanges, checkpoints, evaluations
             pids = ranks_of(process)
             victim = draws.randrange(2)
             if pids:
