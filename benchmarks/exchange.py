@@ -53,7 +53,10 @@ def measured(shape: Shape, rounds: int, steps: int, hosts: Hosts | None) -> dict
 def torchrun(ranks: int, arguments: list[str]) -> int:
     """Run ranks on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
-    return subprocess.run(command, env={**os.environ, **ENVIRONMENT}, check=False, timeout=_LIMIT_SECONDS).returncode
+    done = subprocess.run(
+        command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.DEVNULL, check=False, timeout=_LIMIT_SECONDS
+    )
+    return done.returncode
 
 
 def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -91,7 +94,8 @@ def recipe(folder: Path, samples: int, steps: int, ranks: int, round_: int) -> P
 def scaling(quick: bool) -> list[dict[str, Any]]:
     """Samples a second of whole training by 1, 2 and 4 ranks of one thread, in turns."""
     speeds: dict[int, list[float]] = {1: [], 2: [], 4: []}
-    samples, steps = (100_000, 20) if quick else (400_000, 100)
+    waits: dict[int, list[float]] = {1: [0.0], 2: [], 4: []}
+    samples, steps = (100_000, 20) if quick else (400_000, 80)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for round_ in range(1 if quick else 2):
@@ -102,8 +106,14 @@ def scaling(quick: bool) -> list[dict[str, Any]]:
                 _checked(torchrun(ranks, ["-m", "stratarec", "train", str(made), "-q"]))
                 result = json.loads((folder / f"run-{ranks}-{round_}" / "result.json").read_text())
                 speeds[ranks].append(result["samples_per_second"])
+                waits[ranks] += [each["exposed_seconds"] / each["step_seconds"] for each in result.get("ranks", [])]
     return [
-        {"ranks": ranks, "samples_s": median(found), "over_one_rank": median(found) / median(speeds[1])}
+        {
+            "ranks": ranks,
+            "samples_s": median(found),
+            "over_one_rank": median(found) / median(speeds[1]),
+            "share_waiting_for_others": median(waits[ranks]),
+        }
         for ranks, found in speeds.items()
     ]
 
@@ -124,7 +134,7 @@ def prediction(shape: Shape, constants: Mapping[str, Constants]) -> list[dict[st
 
 def run(quick: bool) -> dict[str, Any]:
     """Unshaped, at 1 Gbit/s, scaling, prediction."""
-    cap, batch, rounds, steps = (20_000, 512, 3, 2) if quick else (200_000, 2048, 9, 4)
+    cap, batch, rounds, steps = (20_000, 512, 3, 2) if quick else (200_000, 2048, 6, 4)
     shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=64, batch=batch)
     here = measured(shape, rounds, steps, None)
     with Hosts(2, MBIT) as hosts:

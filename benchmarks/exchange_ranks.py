@@ -6,6 +6,7 @@ Rank 0 writes what was measured. On emulated hosts the bytes that pass the wire 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -107,6 +108,7 @@ def alone(mesh: Any, shape: Any) -> float:
 
 def main() -> int:
     settings = json.loads(sys.argv[1])
+    logging.getLogger("torchrec").setLevel(logging.ERROR)
     from benchmarks.alpha_beta import network_constants
     from benchmarks.contenders import Shape
     from benchmarks.sharded import contenders, gate
