@@ -2,12 +2,14 @@
 
 Weak scaling: every rank keeps its batch. A step of N ranks takes ::
 
-    compute + split(N) + collectives * (alpha + alpha_peer * (N - 1)) + beta * bytes * (N - 1) / N
+    compute + split(N) + collectives * (alpha + alpha_peer * (N - 1)) + beta * sharing * bytes * (N - sharing) / N
 
 with ``compute`` that of one rank by itself, ``split`` the time in which a rank sorts its ids by owner (measured at
 that N, there is no network in it), ``bytes`` what a rank sends in a step: ids, distinct rows and their gradients, all
-tables row by row, so owners stay balanced. Assumed: a processor of this kind and a link of this rate for every rank, a
-network that carries all links at once, no stragglers, none of the exchange hidden behind other work.
+tables row by row, so owners stay balanced. Ranks here share processors, which those of a cluster do not: what one
+more peer costs is taken from the processor time of a collective, and latency from two ranks alone. Assumed: a
+processor of this kind and a link of this rate for every rank, a network that carries all links at once, no
+stragglers, none of the exchange hidden behind other work.
 """
 
 from __future__ import annotations
@@ -41,36 +43,44 @@ class Constants:
     alpha_peer: float
     """Seconds more for each other rank."""
     beta: float
-    """Seconds a byte that a rank sends."""
+    """Seconds a byte that passes a link."""
+    sharing: int
+    """Ranks that share a link: those of an emulated host."""
     compute: float
     """Seconds of a step of one rank by itself."""
 
 
-def _seconds(channel: Channel, size: int, rounds: int) -> float:
-    """Of one exchange of so many bytes with each other rank, the fastest: what the network takes, not who came late."""
+def _times(channel: Channel, size: int, rounds: int) -> tuple[float, float]:
+    """Seconds of one exchange of so many bytes with each other rank, and of a rank's processor in it; lower quartiles,
+    of the slowest rank: what the exchange takes, not who came late."""
     given, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
-    found = []
+    walls, works = [], []
     for _ in range(rounds):
         channel.agree(None)
-        began = time.perf_counter()
+        wall, work = time.perf_counter(), time.process_time()
         channel.exchange(given, even, even)
-        found.append(time.perf_counter() - began)
-    return max(seconds for (seconds,) in channel.figures([sorted(found)[len(found) // 4]]))
+        walls.append(time.perf_counter() - wall)
+        works.append(time.process_time() - work)
+    mine = [sorted(found)[rounds // 4] for found in (walls, works)]
+    wall, work = (max(found) for found in zip(*channel.figures(mine), strict=True))
+    return wall, work
 
 
-def network_constants(mesh: Mesh, compute: float) -> Constants:
-    """Measured by all ranks together; ranks 0 and N / 2 (of two hosts, where there are) tell one peer from many."""
-    far = mesh.ranks // 2
+def network_constants(mesh: Mesh, local: int, compute: float) -> Constants:
+    """Measured by all ranks together, `local` of them on each host."""
+    hosts, far, large = mesh.ranks // local, mesh.ranks // 2, 1 << 20
     pair = dist.new_group([0, far])
-    many, large = _seconds(mesh.rows, 8, 40), 1 << 20
-    full = _seconds(mesh.rows, large, 9)
-    two = 0.0
+    many, many_work = _times(mesh.rows, 8, 60)
+    full, _ = _times(mesh.rows, large, 9)
+    two, two_work = 0.0, 0.0
     if mesh.rank in (0, far):
-        two = _seconds(Channel(int(mesh.rank > 0), 2, pair), 8, 40)
-    two = max(seconds for (seconds,) in mesh.rows.figures([two]))
-    peer = max((many - two) / (mesh.ranks - 2), 0.0)
+        two, two_work = _times(Channel(int(mesh.rank > 0), 2, pair), 8, 60)
+    two, two_work = (max(found) for found in zip(*mesh.rows.figures([two, two_work]), strict=True))
+    peer = max((many_work - two_work) / (mesh.ranks - 2), 0.0)
+    sharing = 1 if hosts == 1 else local
+    passing = large * sharing * (mesh.ranks - sharing)
     return Constants(
-        alpha=max(two - peer, 0.0), alpha_peer=peer, beta=(full - many) / (large * (mesh.ranks - 1)), compute=compute
+        alpha=max(two - peer, 0.0), alpha_peer=peer, beta=(full - many) / passing, sharing=sharing, compute=compute
     )
 
 
@@ -92,7 +102,8 @@ def predicted(shape: Shape, ranks: int, constants: Constants) -> dict[str, Any]:
     """A step of the embedding part by so many ranks."""
     split, sent = split_seconds(shape, ranks)
     latency = COLLECTIVES * (constants.alpha + constants.alpha_peer * (ranks - 1))
-    transfer = constants.beta * sent * (ranks - 1) / ranks
+    shared = constants.sharing
+    transfer = constants.beta * shared * sent * (ranks - shared) / ranks
     step = constants.compute + split + latency + transfer
     return {
         "ranks": ranks,

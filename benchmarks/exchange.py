@@ -24,7 +24,7 @@ import yaml
 
 from benchmarks.alpha_beta import Constants, predicted
 from benchmarks.contenders import Shape
-from benchmarks.hosts import Hosts
+from benchmarks.hosts import Hosts, end_with_parent
 from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.errors import TrainingError
 
@@ -54,8 +54,9 @@ def torchrun(ranks: int, arguments: list[str]) -> int:
     """Run ranks on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
     done = subprocess.run(
-        command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.DEVNULL, check=False, timeout=_LIMIT_SECONDS
-    )
+        command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.DEVNULL, check=False, timeout=_LIMIT_SECONDS,
+        preexec_fn=end_with_parent,
+    )  # fmt: skip
     return done.returncode
 
 
@@ -128,7 +129,7 @@ def prediction(shape: Shape, constants: Mapping[str, Constants]) -> list[dict[st
     return [
         {"network": network, **predicted(shape, ranks, found)}
         for network, found in constants.items()
-        for ranks in (8, 16, 64, 256, 1024)
+        for ranks in (4, 8, 16, 64, 256, 1024)
     ]
 
 
@@ -136,6 +137,8 @@ def run(quick: bool) -> dict[str, Any]:
     """Unshaped, at 1 Gbit/s, scaling, prediction."""
     cap, batch, rounds, steps = (20_000, 512, 3, 2) if quick else (200_000, 2048, 6, 4)
     shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=64, batch=batch)
+    with Hosts(2, MBIT):  # says at once what is missing
+        pass
     here = measured(shape, rounds, steps, None)
     with Hosts(2, MBIT) as hosts:
         apart = measured(shape, rounds, max(steps // 2, 1), hosts)

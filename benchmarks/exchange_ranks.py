@@ -117,11 +117,12 @@ def main() -> int:
     shape = Shape(**settings["shape"])
     small = Shape(sizes=[min(rows, 1000) for rows in shape.sizes], width=shape.width, batch=64)
     with joined() as mesh:
-        makes = contenders(mesh, int(os.environ["LOCAL_WORLD_SIZE"]), shape)
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        makes = contenders(mesh, local, shape)
         gate(mesh, makes, small)
         bench = Bench(mesh, makes, shape)
         rows = figures(bench, settings["rounds"], settings["steps"])
-        constants = network_constants(mesh, alone(mesh, shape))
+        constants = network_constants(mesh, local, alone(mesh, shape))
         if mesh.is_first:
             Path(settings["out"]).write_text(json.dumps({"rows": rows, "constants": asdict(constants)}))
     return 0

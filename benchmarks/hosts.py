@@ -12,6 +12,7 @@ machine's processors, memory and clock: only the network between them is emulate
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import shutil
 import signal
@@ -32,6 +33,14 @@ _PREFIX = "stratarec-host"
 # What the bucket lets pass at once, and how long a packet may wait in it.
 _BURST, _LATENCY = "256kb", "50ms"
 _MOST_HOSTS = 16
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Between fork and exec (``preexec_fn``): the kernel ends what is started when we are gone, even by kill -9."""
+    if sys.platform.startswith("linux"):
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class HostsMissing(StrataError):
@@ -71,14 +80,18 @@ def _namespaces() -> list[str]:
 
 
 def _remove(namespace: str) -> None:
-    """End what runs in a namespace, and remove it; its interfaces go with it."""
+    """End what runs in a namespace, and remove it; its interfaces go with it. Another start may do the same."""
     deadline = time.monotonic() + 10
-    while (pids := _run("ip", "netns", "pids", namespace).split()) and time.monotonic() < deadline:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        time.sleep(0.02)
-    _run("ip", "netns", "delete", namespace)
+    try:
+        while (pids := _run("ip", "netns", "pids", namespace).split()) and time.monotonic() < deadline:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.02)
+        _run("ip", "netns", "delete", namespace)
+    except HostsMissing:
+        if namespace in _namespaces():
+            raise
 
 
 def clean() -> list[str]:
@@ -171,7 +184,8 @@ class Hosts:
     def start(self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a command on a host."""
         given = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(env or {})}
-        process = subprocess.Popen(["ip", "netns", "exec", self.namespace(host), *command], env=given)
+        inside = ["ip", "netns", "exec", self.namespace(host), *command]
+        process = subprocess.Popen(inside, env=given, preexec_fn=end_with_parent)  # noqa: PLW1509 - one system call, no lock
         self._started.append(process)
         return process
 

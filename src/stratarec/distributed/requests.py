@@ -31,8 +31,8 @@ class DistinctRows:
     Parameters
     ----------
     owned : tuple of Tensor
-        For each rank that holds rows of the table: those asked of it, by its own numbers, in the order of their first
-        lookups.
+        As they travel: for each rank that holds rows of the table those asked of it, by its own numbers, in the order
+        of their first lookups.
     places : Tensor
         ``[lookups]`` int64: which of them each lookup is, features in the order of the table.
     """
@@ -101,13 +101,14 @@ class Requests:
         place = self._sharding.places[table.name]
         owners, rows = self._sharding.owner(table.name, found)
         if place.ranks == 1:
-            return DistinctRows(owned=(torch.from_numpy(rows),), places=torch.from_numpy(places))
+            return DistinctRows(owned=(torch.from_numpy(rows).to(self.ids),), places=torch.from_numpy(places))
         # Of 16 bits, because those are sorted by radix.
         order = np.argsort((owners - place.first).astype(np.uint16), kind="stable")
         ends = np.bincount(owners - place.first, minlength=place.ranks).tolist()
         place_of = np.empty_like(order)
         place_of[order] = np.arange(len(order))
-        owned = torch.from_numpy(rows[order]).split(ends)  # type: ignore[no-untyped-call]
+        # As they travel: one conversion, not one for every owner.
+        owned = torch.from_numpy(rows[order]).to(self.ids).split(ends)  # type: ignore[no-untyped-call]
         return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]))
 
     def message(self, asked: Sequence[Asked]) -> Tensor:
