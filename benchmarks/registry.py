@@ -23,6 +23,7 @@ BENCHMARKS = {
     "dedup_storage": "benchmarks.dedup_storage",
     "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
+    "exchange": "benchmarks.exchange",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",
     "precision_quality_globo": "benchmarks.precision_quality_globo",

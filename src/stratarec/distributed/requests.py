@@ -21,6 +21,7 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import KeyedJagged, offsets_of
 from stratarec.kernels.batches import outside
+from stratarec.kernels.distinct import number_distinct
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,8 @@ class DistinctRows:
     Parameters
     ----------
     owned : tuple of Tensor
-        For each rank that holds rows of the table: those asked of it, by its own numbers, ascending.
+        As they travel: for each rank that holds rows of the table those asked of it, by its own numbers, in the order
+        of their first lookups.
     places : Tensor
         ``[lookups]`` int64: which of them each lookup is, features in the order of the table.
     """
@@ -95,14 +97,19 @@ class Requests:
         parts = [_bags_of(features, key)[0] for key in keys]
         for key, ids in zip(keys, parts, strict=True):
             _check(ids, key, table)
+        found, places = number_distinct(torch.cat(parts) if len(parts) > 1 else parts[0])
         place = self._sharding.places[table.name]
-        # Owner by owner, each one's rows in their order: sorting these numbers sorts both at once.
-        per_owner = -(-table.num_embeddings // place.ranks)
-        owners, rows = self._sharding.owner(table.name, torch.cat(parts).long().numpy())
-        found, places = np.unique((owners - place.first) * per_owner + rows, return_inverse=True)
-        ends = np.searchsorted(found, np.arange(place.ranks + 1) * per_owner)
-        owned = [torch.from_numpy(found[ends[i] : ends[i + 1]] - i * per_owner) for i in range(place.ranks)]
-        return DistinctRows(owned=tuple(owned), places=torch.from_numpy(places.astype(np.int64)))
+        owners, rows = self._sharding.owner(table.name, found)
+        if place.ranks == 1:
+            return DistinctRows(owned=(torch.from_numpy(rows).to(self.ids),), places=torch.from_numpy(places))
+        # Of 16 bits, because those are sorted by radix.
+        order = np.argsort((owners - place.first).astype(np.uint16), kind="stable")
+        ends = np.bincount(owners - place.first, minlength=place.ranks).tolist()
+        place_of = np.empty_like(order)
+        place_of[order] = np.arange(len(order))
+        # As they travel: one conversion, not one for every owner.
+        owned = torch.from_numpy(rows[order]).to(self.ids).split(ends)  # type: ignore[no-untyped-call]
+        return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]))
 
     def message(self, asked: Sequence[Asked]) -> Tensor:
         """Lengths and ids as they travel."""

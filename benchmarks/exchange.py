@@ -1,0 +1,173 @@
+"""The exchange between ranks against TorchRec's, on one machine and between two emulated hosts, and how both scale.
+
+Four ranks, one thread each, forward + backward + row-wise Adagrad of the embedding part, one id a bag with Criteo's
+sizes and skew; the best of TorchRec's shardings counts (see `sharded`). Unshaped, all ranks are on this machine; at
+1 Gbit/s they are two on each of two emulated hosts (see `hosts`), and the bytes between hosts are those that the
+hosts' interfaces counted. Whole training runs by `stratarec train` under torchrun; more ranks than fit here are
+predicted (see `alpha_beta`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from benchmarks.alpha_beta import Constants, predicted
+from benchmarks.contenders import Shape
+from benchmarks.hosts import Hosts, end_with_parent
+from stratarec.data.sources.synthetic import CRITEO_ROWS
+from stratarec.errors import TrainingError
+
+RANKS, MBIT = 4, 1000
+_LIMIT_SECONDS = 400.0
+# One thread a rank: four ranks share two processors here. Warnings of peers' imports are not results.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
+
+
+def measured(shape: Shape, rounds: int, steps: int, hosts: Hosts | None) -> dict[str, Any]:
+    """What `exchange_ranks` measured; on this machine where there are no hosts."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        settings = {"shape": asdict(shape), "rounds": rounds, "steps": steps, "out": str(out)}
+        arguments = ["-m", "benchmarks.exchange_ranks", json.dumps(settings)]
+        if hosts is None:
+            status = torchrun(RANKS, arguments)
+        else:
+            status = hosts.torchrun(RANKS // hosts.count, arguments, ENVIRONMENT, _LIMIT_SECONDS)
+        if status or not out.exists():
+            raise TrainingError(f"a rank of the benchmark ended with status {status}; its error stands above")
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def torchrun(ranks: int, arguments: list[str]) -> int:
+    """Run ranks on this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
+    done = subprocess.run(
+        command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.DEVNULL, check=False, timeout=_LIMIT_SECONDS,
+        preexec_fn=end_with_parent,
+    )  # fmt: skip
+    return done.returncode
+
+
+def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Ours with and without deduplication over the best of TorchRec's."""
+    step = {row["contender"]: row["step_ms"] for row in rows}
+    best = min(ms for name, ms in step.items() if name.startswith("torchrec"))
+    return {
+        "ratio_torchrec": best / step["ours"],
+        "without_dedup": best / step["ours_without_dedup"],
+        "dedup_gain": step["ours_without_dedup"] / step["ours"],
+    }
+
+
+def recipe(folder: Path, samples: int, steps: int, ranks: int, round_: int) -> Path:
+    """A run of the DLRM of the published benchmark, at a global batch of 8,192."""
+    content = {
+        "name": f"ranks-{ranks}-{round_}",
+        "data": {
+            "path": str(folder / "data"),
+            "source": {"kind": "synthetic", "samples": samples, "scale": 0.01, "seed": 1},
+            "split": {"by": "fraction", "valid": 0.01, "test": 0.01},
+            "vocabulary": {"min_count": 1, "tail_buckets": 16},
+        },
+        "model": {"kind": "dlrm", "embedding_dim": 32, "bottom_mlp": [256, 128], "top_mlp": [256, 128]},
+        "train": {
+            "run": str(folder / f"run-{ranks}-{round_}"), "batch_size": 8192, "max_steps": steps, "epochs": 100,
+            "dense": {"kind": "adam", "learning_rate": 0.001}, "eval_every": 10 * steps,
+        },
+    }  # fmt: skip
+    path = folder / f"ranks-{ranks}-{round_}.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def scaling(quick: bool) -> list[dict[str, Any]]:
+    """Samples a second of whole training by 1, 2 and 4 ranks of one thread, in turns."""
+    speeds: dict[int, list[float]] = {1: [], 2: [], 4: []}
+    waits: dict[int, list[float]] = {1: [0.0], 2: [], 4: []}
+    samples, steps = (100_000, 20) if quick else (400_000, 80)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for round_ in range(1 if quick else 2):
+            for ranks in speeds if round_ % 2 == 0 else reversed(speeds):
+                made = recipe(folder, samples, steps, ranks, round_)
+                if not (folder / "data").exists():
+                    _checked(torchrun(1, ["-m", "stratarec", "prepare", str(made), "-q"]))
+                _checked(torchrun(ranks, ["-m", "stratarec", "train", str(made), "-q"]))
+                result = json.loads((folder / f"run-{ranks}-{round_}" / "result.json").read_text())
+                speeds[ranks].append(result["samples_per_second"])
+                waits[ranks] += [each["exposed_seconds"] / each["step_seconds"] for each in result.get("ranks", [])]
+    return [
+        {
+            "ranks": ranks,
+            "samples_s": median(found),
+            "over_one_rank": median(found) / median(speeds[1]),
+            "share_waiting_for_others": median(waits[ranks]),
+        }
+        for ranks, found in speeds.items()
+    ]
+
+
+def _checked(status: int) -> None:
+    if status:
+        raise TrainingError(f"stratarec ended with status {status}; its error stands above")
+
+
+def prediction(shape: Shape, constants: Mapping[str, Constants]) -> list[dict[str, Any]]:
+    """Steps of more ranks than there are here."""
+    return [
+        {"network": network, **predicted(shape, ranks, found)}
+        for network, found in constants.items()
+        for ranks in (4, 8, 16, 64, 256, 1024)
+    ]
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Unshaped, at 1 Gbit/s, scaling, prediction."""
+    cap, batch, rounds, steps = (20_000, 512, 3, 2) if quick else (200_000, 2048, 6, 4)
+    shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=64, batch=batch)
+    with Hosts(2, MBIT):  # says at once what is missing
+        pass
+    here = measured(shape, rounds, steps, None)
+    with Hosts(2, MBIT) as hosts:
+        apart = measured(shape, rounds, max(steps // 2, 1), hosts)
+    rows = [{"network": network, **row} for network, found in (("unshaped", here), ("1 Gbit/s", apart))
+            for row in found["rows"]]  # fmt: skip
+    constants = {"unshaped": Constants(**here["constants"]), "1 Gbit/s": Constants(**apart["constants"])}
+    whole = scaling(quick)
+    one, gbit = ratios(here["rows"]), ratios(apart["rows"])
+    wire = {row["contender"]: row["wire_mb_a_step"] for row in apart["rows"]}
+    least = min(mb for name, mb in wire.items() if name.startswith("torchrec"))
+    return {
+        "config": {
+            "sizes": list(shape.sizes), "width": shape.width, "batch_a_rank": batch, "ranks": RANKS, "rounds": rounds,
+            "threads_a_rank": 1, "hosts_at_1gbit": 2, "optimizer": "row-wise Adagrad", "wire": "fp32", "ids": "int64",
+            "targets": {"ratio_torchrec": 1.25, "ratio_torchrec_1gbit": 1.5},
+        },
+        "metrics": {
+            "ratio_torchrec": one["ratio_torchrec"],
+            "ratio_torchrec_without_dedup": one["without_dedup"],
+            "ratio_torchrec_1gbit": gbit["ratio_torchrec"],
+            "ratio_torchrec_1gbit_without_dedup": gbit["without_dedup"],
+            "dedup_gain": one["dedup_gain"],
+            "dedup_gain_1gbit": gbit["dedup_gain"],
+            "ratio_wire_bytes_1gbit": least / wire["ours"],
+            **{f"samples_s_{row['ranks']}_ranks": row["samples_s"] for row in whole},
+        },
+        "samples": {
+            "rows": rows, "whole_training": whole,
+            "constants": {name: asdict(each) for name, each in constants.items()},
+            "prediction": prediction(shape, constants),
+        },
+    }  # fmt: skip

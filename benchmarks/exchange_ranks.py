@@ -1,0 +1,133 @@
+"""One rank of the benchmark `exchange`, started by torchrun: the gate, then all contenders in alternation.
+
+Rank 0 writes what was measured. On emulated hosts the bytes that pass the wire are read from its interface.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.__main__ import give_everyone_good_memory
+
+
+def wire_bytes() -> int:
+    """Bytes that this host has sent on its wire so far; 0 where it has none of its own."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    counter = Path(f"/sys/class/net/{name}/statistics/tx_bytes")
+    return int(counter.read_text()) if name != "lo" and counter.exists() else 0
+
+
+class Bench:
+    """Every contender with its tables, and steps that they take in turn."""
+
+    def __init__(self, mesh: Any, makes: Any, shape: Any, batches: int = 4) -> None:
+        from benchmarks.sharded import Theirs, batch_of, gradients_of
+
+        self.mesh = mesh
+        self._batches = [batch_of(shape, 1000 * mesh.rank + number) for number in range(batches)]
+        given = gradients_of(shape, mesh.rank)
+        self.steps: dict[str, Callable[[int], object]] = {}
+        self.made = {}
+        for name, make in makes.items():
+            self.made[name] = each = make(shape)
+            if isinstance(each, Theirs):
+                each.learn_order(self._batches[0])
+            self.steps[name] = self._step(each, each.gradient(given))
+
+    def _step(self, each: Any, gradient: Any) -> Callable[[int], object]:
+        return lambda number: each.step(self._batches[number % len(self._batches)], gradient)
+
+    def together(self) -> None:
+        """Wait for all ranks."""
+        self.mesh.rows.agree(None)
+
+    def stretch(self, name: str, first: int, steps: int) -> tuple[float, int]:
+        """Seconds of a step until the last rank has made it, and bytes of a step on this host's wire."""
+        self.together()
+        sent, began = wire_bytes(), time.perf_counter()
+        for number in range(first, first + steps):
+            self.steps[name](number)
+        self.together()
+        return (time.perf_counter() - began) / steps, (wire_bytes() - sent) // steps
+
+    def alternate(self, rounds: int, steps: int, warmup: int = 1) -> dict[str, dict[str, list[float]]]:
+        """Of every contender the seconds, and the bytes between hosts, of a step, round by round."""
+        found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "wire_bytes": []} for name in self.steps}
+        for round_ in range(-warmup, rounds):
+            for name in list(self.steps) if round_ % 2 else list(reversed(self.steps)):
+                seconds, sent = self.stretch(name, round_ + warmup, steps)
+                # The first rank of a host speaks for its wire.
+                speaks = int(os.environ["LOCAL_RANK"]) == 0
+                all_hosts = sum(part for (part,) in self.mesh.rows.everyones([sent if speaks else 0]))
+                if round_ >= 0:
+                    found[name]["seconds"].append(seconds)
+                    found[name]["wire_bytes"].append(all_hosts)
+        return found
+
+
+def figures(bench: Bench, rounds: int, steps: int) -> list[dict[str, Any]]:
+    """A line for each contender."""
+    rows = []
+    for name, found in bench.alternate(rounds, steps).items():
+        ordered = sorted(found["seconds"])
+        rows.append({
+            "contender": name,
+            "step_ms": 1e3 * median(ordered),
+            "low_ms": 1e3 * ordered[len(ordered) // 4],
+            "high_ms": 1e3 * ordered[(3 * len(ordered)) // 4],
+            "wire_mb_a_step": median(found["wire_bytes"]) / 1e6,
+        })  # fmt: skip
+    return rows
+
+
+def alone(mesh: Any, shape: Any) -> float:
+    """Seconds of a step of one rank that holds all tables itself, while the others wait."""
+    from benchmarks.sharded import Ours, batch_of, gradients_of
+    from stratarec.distributed.mesh import Mesh
+
+    found: list[float] = []
+    if mesh.is_first:
+        ours, batch = Ours(shape, Mesh.alone(), deduplicated=True), batch_of(shape, 0)
+        gradient = ours.gradient(gradients_of(shape, 0))
+        for _ in range(15):
+            began = time.perf_counter()
+            ours.step(batch, gradient)
+            found.append(time.perf_counter() - began)
+        ours.close()
+    return max(seconds for (seconds,) in mesh.rows.figures([median(found) if found else 0.0]))
+
+
+def main() -> int:
+    settings = json.loads(sys.argv[1])
+    logging.getLogger("torchrec").setLevel(logging.ERROR)
+    from benchmarks.alpha_beta import network_constants
+    from benchmarks.contenders import Shape
+    from benchmarks.sharded import contenders, gate
+    from stratarec.distributed.mesh import joined
+
+    shape = Shape(**settings["shape"])
+    small = Shape(sizes=[min(rows, 1000) for rows in shape.sizes], width=shape.width, batch=64)
+    with joined() as mesh:
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        makes = contenders(mesh, local, shape)
+        gate(mesh, makes, small)
+        bench = Bench(mesh, makes, shape)
+        rows = figures(bench, settings["rounds"], settings["steps"])
+        constants = network_constants(mesh, local, alone(mesh, shape))
+        if mesh.is_first:
+            Path(settings["out"]).write_text(json.dumps({"rows": rows, "constants": asdict(constants)}))
+    return 0
+
+
+if __name__ == "__main__":
+    give_everyone_good_memory()
+    sys.exit(main())

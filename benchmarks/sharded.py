@@ -1,0 +1,258 @@
+"""The same embedding tables over the same ranks, by our exchange and by TorchRec's.
+
+Every contender has an own copy of all tables and makes whole steps of the embedding part: ids to their owners, rows
+back, gradients the same way, row-wise Adagrad. Nothing is prepared ahead on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from benchmarks.contenders import EPS, RATE, Shape
+from benchmarks.registry import import_peer
+from stratarec.distributed.collection import ShardedCollection
+from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.planning import TableLoad, plan_sharding
+from stratarec.distributed.sharding import Place, Sharding
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
+from stratarec.embedding.torchrec import to_torchrec
+from stratarec.jagged import KeyedJagged
+
+# Tables with so few rows cost less as copies: their gradients are fewer bytes than the rows of a batch.
+_COPIED_ROWS = 1_000
+
+Gradients = Mapping[str, Tensor]
+"""``[B, D]`` of each feature."""
+
+
+def tables_of(shape: Shape) -> list[EmbeddingBagConfig]:
+    """One table a feature."""
+    return [
+        EmbeddingBagConfig(name=f"t{i}", num_embeddings=rows, embedding_dim=shape.width, feature_names=(f"f{i}",))
+        for i, rows in enumerate(shape.sizes)
+    ]
+
+
+def batch_of(shape: Shape, seed: int) -> KeyedJagged:
+    """The batch of one rank; one id a bag, int64."""
+    ids, _ = shape.bags(seed)
+    keys = tuple(f"f{i}" for i in range(len(shape.sizes)))
+    return KeyedJagged(keys=keys, values=ids, offsets=None, batch_size=shape.batch)
+
+
+def loads_of(shape: Shape, ranks: int) -> list[TableLoad]:
+    """What a batch of all ranks asks of each table, counted in one batch."""
+    ids, samples = batch_of(shape, 0).values.view(len(shape.sizes), -1), shape.batch * ranks
+    return [
+        TableLoad(
+            name=table.name, width=shape.width, bytes=table.num_embeddings * 4 * (shape.width + 1),
+            lookups=samples, bags=samples, distinct=float(len(found.unique())),
+        )
+        for table, found in zip(tables_of(shape), ids, strict=True)
+    ]  # fmt: skip
+
+
+class Ours:
+    """Our collection: `deduplicated` by the plan that `stratarec train` makes, or every table pooled by its owner."""
+
+    def __init__(self, shape: Shape, mesh: Mesh, deduplicated: bool) -> None:
+        tables = tables_of(shape)
+        places = plan_sharding(loads_of(shape, mesh.ranks), mesh.ranks).places
+        if not deduplicated:
+            whole = plan_sharding(loads_of(shape, mesh.ranks), mesh.ranks, "table").places
+            places = {name: Place(first=place.first) for name, place in whole.items()}
+        self.places, self.mesh = places, mesh
+        self.collection = ShardedCollection(
+            Sharding(tables, places, mesh.ranks), mesh, optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS)
+        )
+
+    def gradient(self, given: Gradients) -> Tensor:
+        """As the output lies."""
+        return torch.cat([given[key] for key in self.collection.pooled_keys], dim=1)
+
+    def step(self, batch: KeyedJagged, gradient: Tensor) -> Tensor:
+        pooled: Tensor = self.collection(batch).pooled
+        pooled.backward(gradient)
+        return pooled
+
+    def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
+        """By feature."""
+        parts = pooled.detach().split(self.collection.dims, dim=1)  # type: ignore[no-untyped-call]
+        return dict(zip(self.collection.pooled_keys, parts, strict=True))
+
+    def weights(self) -> dict[str, Tensor]:
+        """All rows of all tables, on every rank."""
+        return {table.name: self.collection.table(table.name)["weight"].clone() for table in self.collection.tables}
+
+    def close(self) -> None:
+        self.collection.close()
+
+
+class Theirs:
+    """TorchRec's `ShardedEmbeddingBagCollection` with FBGEMM's fused exact row-wise Adagrad.
+
+    Parameters
+    ----------
+    kinds : mapping
+        Of each table: ``row``, ``copied`` (a copy on every rank, gradients averaged by DDP), or the rank it lies on.
+    """
+
+    def __init__(self, shape: Shape, kinds: Mapping[str, str | int], ranks: int, local: int) -> None:
+        sharding = import_peer("torchrec.distributed.sharding_plan")
+        sharders = import_peer("torchrec.distributed.embeddingbag")
+        types = import_peer("torchrec.distributed.types")
+        kernels = import_peer("fbgemm_gpu.split_embedding_configs")
+        comms = import_peer("torchrec.distributed.comm_ops")
+        self._keyed = import_peer("torchrec.sparse.jagged_tensor").KeyedJaggedTensor
+        comms.set_gradient_division(False)  # gradients are sums over ranks, as ours
+        fused = {"optimizer": kernels.EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": RATE, "eps": EPS}
+        sharder = sharders.EmbeddingBagCollectionSharder(fused_params=fused)
+        modules = import_peer("torchrec.modules.embedding_modules")
+        tables = [to_torchrec(table) for table in tables_of(shape)]
+        whole = modules.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+        ways = {"row": lambda: sharding.row_wise(compute_kernel="fused"), "copied": sharding.data_parallel}
+        places = {
+            name: ways[kind]() if isinstance(kind, str) else sharding.table_wise(rank=kind, compute_kernel="fused")
+            for name, kind in kinds.items()
+        }
+        plan = sharding.construct_module_sharding_plan(
+            whole, places, sharder=sharder, local_size=local, world_size=ranks, device_type="cpu"
+        )
+        env = types.ShardingEnv.from_process_group(dist.group.WORLD)
+        self.collection = sharder.shard(whole, plan, env, device=torch.device("cpu"))
+        self._order: list[str] = []
+        self._copied = {f"f{name[1:]}" for name, kind in kinds.items() if kind == "copied"}
+        self._ranks, self._dense = ranks, self._optimizer_of_copies()
+
+    def _optimizer_of_copies(self) -> torch.optim.Optimizer | None:
+        rowwise = import_peer("torchrec.optim.rowwise_adagrad").RowWiseAdagrad
+        copies = [
+            weight
+            for name, weight in self.collection.named_parameters()
+            if f"f{name.split('.')[1][1:]}" in self._copied
+        ]
+        return rowwise(copies, lr=RATE, eps=EPS) if copies else None
+
+    def converted(self, batch: KeyedJagged) -> Any:
+        """As TorchRec takes it."""
+        lengths = torch.ones(len(batch.values), dtype=torch.int32)
+        return self._keyed(keys=list(batch.keys), values=batch.values, lengths=lengths)
+
+    def learn_order(self, batch: KeyedJagged) -> None:
+        """Which feature is where in the output; sharding may change it."""
+        with torch.no_grad():
+            self._order = list(self.collection(self.converted(batch)).wait().keys())
+
+    def gradient(self, given: Gradients) -> Tensor:
+        """See `Ours.gradient`; after `learn_order`. DDP divides by the ranks what it adds up."""
+        scale = {key: self._ranks if key in self._copied else 1 for key in self._order}
+        return torch.cat([given[key] * scale[key] for key in self._order], dim=1)
+
+    def step(self, batch: KeyedJagged, gradient: Tensor) -> Tensor:
+        if self._dense is not None:
+            self._dense.zero_grad(set_to_none=False)
+        pooled: Tensor = self.collection(self.converted(batch)).wait().values()
+        pooled.backward(gradient)
+        if self._dense is not None:
+            self._dense.step()
+        return pooled
+
+    def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
+        """See `Ours.outputs`."""
+        parts = pooled.detach().chunk(len(self._order), dim=1)  # type: ignore[no-untyped-call]
+        return dict(zip(self._order, parts, strict=True))
+
+    def shards(self) -> dict[str, list[tuple[int, Tensor]]]:
+        """This rank's rows of each table: number of the first, and the rows, which can be written."""
+        found = {}
+        for key, value in self.collection.state_dict().items():
+            shards = value.local_shards() if hasattr(value, "local_shards") else None
+            found[key.split(".")[1]] = (
+                [(0, value)] if shards is None
+                else [(shard.metadata.shard_offsets[0], shard.tensor) for shard in shards]
+            )  # fmt: skip
+        return found
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def balanced(shape: Shape, ranks: int) -> dict[str, int]:
+    """A rank for each table, by the rows it sends, as our own plan for whole tables."""
+    places = plan_sharding(loads_of(shape, ranks), ranks, "table").places
+    return {name: place.first for name, place in places.items()}
+
+
+def peer_kinds(shape: Shape, ranks: int) -> dict[str, dict[str, str | int]]:
+    """TorchRec's contenders: tables whole; row by row; the large ones row by row; the small ones on all ranks."""
+    whole = balanced(shape, ranks)
+    ordered = sorted(range(len(shape.sizes)), key=lambda i: shape.sizes[i])
+    large, small = {f"t{i}" for i in ordered[-4:]}, {f"t{i}" for i in ordered if shape.sizes[i] <= _COPIED_ROWS}
+    return {
+        "table_wise": dict(whole),
+        "row_wise": dict.fromkeys(whole, "row"),
+        "mixed": {name: "row" if name in large else rank for name, rank in whole.items()},
+        "copied": {name: "copied" if name in small else rank for name, rank in whole.items()},
+    }
+
+
+Contender = Ours | Theirs
+Make = Callable[[Shape], Contender]
+
+
+def contenders(mesh: Mesh, local: int, shape: Shape) -> dict[str, Make]:
+    """By name; all ranks make them in this order."""
+    found: dict[str, Make] = {
+        "ours": lambda given: Ours(given, mesh, deduplicated=True),
+        "ours_without_dedup": lambda given: Ours(given, mesh, deduplicated=False),
+    }
+    for name in peer_kinds(shape, mesh.ranks):
+
+        def make(given: Shape, name: str = name) -> Theirs:
+            return Theirs(given, peer_kinds(given, mesh.ranks)[name], mesh.ranks, local)
+
+        found[f"torchrec_{name}"] = make
+    return found
+
+
+def gradients_of(shape: Shape, seed: int) -> dict[str, Tensor]:
+    """Those of one rank's output."""
+    draws = torch.Generator().manual_seed(seed)
+    return {f"f{i}": 1e-3 * torch.randn(shape.batch, shape.width, generator=draws) for i in range(len(shape.sizes))}
+
+
+def gate(mesh: Mesh, makes: Mapping[str, Make], shape: Shape, steps: int = 5) -> None:
+    """From the same weights, all contenders give the same outputs and weights over some steps, or an error."""
+    made = {name: make(shape) for name, make in makes.items()}
+    ours = made["ours"]
+    assert isinstance(ours, Ours)
+    for peer in made.values():
+        if isinstance(peer, Theirs):
+            peer.learn_order(batch_of(shape, 0))
+            _each_shard(peer, ours.weights(), lambda shard, wanted: shard.copy_(wanted))
+    for step in range(steps):
+        batch = batch_of(shape, 1000 * mesh.rank + step)
+        given = gradients_of(shape, 1000 * mesh.rank + step)
+        outputs = {name: each.outputs(each.step(batch, each.gradient(given))) for name, each in made.items()}
+        for name, found in outputs.items():
+            for key, wanted in outputs["ours"].items():
+                torch.testing.assert_close(found[key], wanted, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    final = ours.weights()
+    for each in made.values():
+        if isinstance(each, Theirs):
+            _each_shard(
+                each, final, lambda shard, wanted: torch.testing.assert_close(shard, wanted, rtol=1e-5, atol=1e-6)
+            )
+        each.close()
+
+
+def _each_shard(peer: Theirs, weights: Mapping[str, Tensor], work: Callable[[Tensor, Tensor], object]) -> None:
+    with torch.no_grad():
+        for name, shards in peer.shards().items():
+            for first, rows in shards:
+                work(rows, weights[name][first : first + len(rows)])
