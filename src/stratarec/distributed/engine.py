@@ -107,8 +107,7 @@ class SharedEngine:
         # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
         self.resident = False
         self.step = self.batches = self.late_bytes = 0
-        overlap = mesh.hosts > 1 if config.overlap is None else config.overlap and mesh.ranks > 1
-        self._early = Early(self.own, self.flight, mesh.early) if overlap else None
+        self._early = Early(self.own, self.flight, mesh.early) if config.overlap and mesh.ranks > 1 else None
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
 
     # A step
