@@ -23,7 +23,8 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight
 from stratarec.errors import RankError, TrainingError
 
-NARROW: dict[str, Any] = {"wire": "int8", "gradient_wire": "int8"}
+EARLY = DistributedConfig(overlap=True)
+NARROW = DistributedConfig(overlap=True, wire="int8", gradient_wire="int8")
 
 
 def same(one: Any, other: Any) -> bool:
@@ -47,12 +48,12 @@ def counted(mesh: Mesh, *arguments: Any) -> tuple[dict[str, Any], int]:
 @pytest.mark.parametrize(
     ("count", "depth", "setup"),
     [
-        (2, 1, Setup("whole", home="dram", codec="int8")),
-        (2, 2, Setup("whole", singles=True)),
-        (2, 4, Setup("split", home="log")),
-        (2, 2, Setup("mixed", home="log", codec="int8", exchange=DistributedConfig(**NARROW))),
-        (4, 2, Setup("mixed", home="dram", codec="int8", uneven=True, exchange=DistributedConfig(**NARROW))),
-        (2, 1, Setup("one", singles=True, uneven=True, exchange=DistributedConfig(wire="bf16"))),
+        (2, 1, Setup("whole", home="dram", codec="int8", exchange=EARLY)),
+        (2, 2, Setup("whole", singles=True, exchange=EARLY)),
+        (2, 4, Setup("split", home="log", exchange=EARLY)),
+        (2, 2, Setup("mixed", home="log", codec="int8", exchange=NARROW)),
+        (4, 2, Setup("mixed", home="dram", codec="int8", uneven=True, exchange=NARROW)),
+        (2, 1, Setup("one", singles=True, uneven=True, exchange=DistributedConfig(overlap=True, wire="bf16"))),
     ],
     ids=lambda value: f"{value.layout}-{value.home}-{value.codec}" if isinstance(value, Setup) else str(value),
 )
@@ -69,7 +70,7 @@ def test_early_rows_have_the_bits_of_late_ones(
 
 
 def test_without_lookahead_nothing_is_early(ranks: Ranks, tmp_path: Path) -> None:
-    setup = Setup("mixed", home="dram", steps=5)
+    setup = Setup("mixed", home="dram", steps=3, exchange=EARLY)
     assert [sent for _, sent in ranks.run(2, counted, setup, tmp_path, 0)] == [0, 0]
 
 
@@ -136,7 +137,7 @@ def handled(mesh: Mesh, setup: Setup) -> list[Any]:
 
 @pytest.mark.parametrize("layout", ["whole", "mixed"])
 def test_handles_in_any_order_give_the_same(ranks: Ranks, layout: str) -> None:
-    setup = Setup(layout, exchange=DistributedConfig(wire="int8"))
+    setup = Setup(layout, exchange=NARROW)
     without = replace(setup, exchange=replace(setup.exchange, overlap=False))
     assert same(ranks.run(2, handled, setup), ranks.run(2, handled, without))
 

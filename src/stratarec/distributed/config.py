@@ -26,9 +26,10 @@ class DistributedConfig:
     """Format of rows between ranks: ``fp32``, ``fp16``, ``bf16`` or ``int8``."""
     gradient_wire: WireKind = "fp32"
     """Format of gradients of rows between ranks."""
-    overlap: bool = True
+    overlap: bool = False
     """Send the rows of a batch that the batch before it does not change while that one trains; the bits are the same.
-    It needs batches that are prepared ahead (``memory.lookahead``)."""
+    It hides waits for a network and costs processor time, which ranks need to spare. It needs batches that are prepared
+    ahead (``memory.lookahead``)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.timeout <= 86_400:
