@@ -21,15 +21,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from recipes import DISK_BYTES
 
 SHARED_DATA = Path(os.environ.get("STRATAREC_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
+ONE_WORKER = ("cluster", "distributed")
+"""Folders of tests that share processes which take long to start."""
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first, so that no worker is left with one while the others have nothing."""
+    """Files with slow tests first, so that no worker is left with one while the others have nothing; a file's tests by
+    one worker, so that its fixtures are made once."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        place = item.path.relative_to(Path(__file__).parent)
+        group = place.parts[0] if place.parts[0] in ONE_WORKER else place.with_suffix("").as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
