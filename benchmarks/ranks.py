@@ -131,7 +131,7 @@ def started(
         process.communicate()
 
 
-def model(run: Path, *, network: bool = True) -> Model:
+def model(run: Path) -> Model:
     """Every row of every table with its state, and the network, as one process reads them."""
     with open_run(run) as found:
         embeddings = found.model.embeddings
@@ -140,7 +140,7 @@ def model(run: Path, *, network: bool = True) -> Model:
             for table in embeddings.tables
             for part, values in embeddings.rows(table.name, 0, table.num_embeddings).items()
         }
-        dense = found.model.network.state_dict() if network else {}
+        dense = found.model.network.state_dict()
         return {**rows, **{name: value.numpy().copy() for name, value in dense.items()}}
 
 
@@ -239,49 +239,13 @@ def ranks_of(pid: int) -> list[int]:
         return []
 
 
-def fewer_ranks(root: Path) -> list[dict[str, Any]]:
-    """Stop four ranks, go on with two: all rows are those that were stopped; and with four: the bits of a whole run."""
-    rows = []
-    for sharding in ("table", "row"):
-        cell = Cell(data="plain", home="log", precision="int8", sharding=sharding, ranks=4)
-        whole, cut = (root / "runs" / f"{kind}-{sharding}" for kind in ("uncut", "cut"))
-        want = model(cell.train(root, run=str(whole)))
-        cell.train(root, run=str(cut), max_steps=50)
-        before = model(cut)
-        made = cell.recipe(root, run=str(cut))
-        stopped = root / "runs" / f"stopped-{sharding}"
-        shutil.copytree(cut, stopped)
-        _resume(cell.recipe(root, run=str(stopped), max_steps=51), root, 2)
-        _resume(made, root, 4)
-        moved = sum(int((now != before[name]).any(axis=-1).sum()) for name, now in _rows(model(stopped)).items())
-        rows.append({"sharding": sharding, "rows_that_one_step_changed": moved})
-        rows[-1]["resumed_with_four"] = farthest(model(cut), want)
-        print(rows[-1], file=sys.stderr, flush=True)
-        _require(not rows[-1]["resumed_with_four"], f"{sharding}: other bits after going on")
-        _require(moved <= 256 * 26, f"{sharding}: {moved} rows changed in one step of two ranks")
-    return rows
-
-
-def _rows(found: Model) -> Model:
-    return {name: values.reshape(len(values), -1) for name, values in found.items() if name.endswith(".weights")}
-
-
-def _resume(made: dict[str, Any], root: Path, ranks: int) -> None:
-    path = root / "recipes" / "resumed.yaml"
-    path.write_text(yaml.safe_dump(made))
-    command = [*COMMAND, "--nproc-per-node", str(ranks), "-m", "stratarec", "train", str(path), "-q", "--resume"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, cwd=root, text=True, capture_output=True, check=False)
-    _require(done.returncode == 0, done.stderr[-2000:])
-
-
 def _require(fine: bool, message: str) -> None:
     if not fine:
         raise Failed(message)
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """32 cells, 20 kills; `quick` has 8 and 2."""
+    """16 cells, 20 kills; `quick` has 4 and 2."""
     count = 2 if quick else 20
     with tempfile.TemporaryDirectory(prefix="ranks-", dir="/var/tmp") as folder:
         root = Path(folder)
@@ -291,7 +255,6 @@ def run(quick: bool) -> dict[str, Any]:
             prepare(Recipe.from_dict(content).data)
         rows = exactness(root, quick)
         killed = kills(root, count)
-        resumed = [] if quick else fewer_ranks(root)
     return {
         "config": {"steps": STEPS, "batch_size": 256, "portions": 4, "timeout_seconds": TIMEOUT},
         "metrics": {
@@ -302,5 +265,5 @@ def run(quick: bool) -> dict[str, Any]:
             "kills": sum(row["killed"] for row in killed),
             "seconds_after_a_kill": max(row["seconds_to_the_end"] for row in killed),
         },
-        "samples": {"rows": rows, "kills": killed, "resumed": resumed},
+        "samples": {"rows": rows, "kills": killed},
     }

@@ -9,7 +9,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,31 @@ def joined(address: str) -> Iterator[Any]:
         When there is no such cluster, or no Ray.
     """
     processors = _processors(address)
-    os.environ.update(_QUIET)  # read when Ray is loaded
-    if processors:
-        # Whoever reaches a cluster can run anything in it, and Ray listens on all interfaces.
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    ray = import_ray()
-    with _own_folder(processors) as own:
+    # Whoever reaches a cluster can run anything in it, and Ray listens on all interfaces.
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if processors else {}
+    with _environment({**_QUIET, **token}), _own_folder(processors) as own:
+        ray = import_ray()  # it reads the environment when it is loaded
         try:
             _init(ray, address, own)
             yield ray
         finally:
             with suppress(Exception):  # what went wrong before is what matters
                 ray.shutdown()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a while: another cluster that this process joins later has another token, or none."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -65,9 +65,13 @@ class Partitions:
 
     def memory(self, number: int) -> int:
         """About how many bytes it takes to work with a partition."""
-        stored, held = self._stored, sum(chunk.frame_bytes for chunk in self.chunks)
-        share = sum(stored[part] for part in self._parts[number]) / max(stored.total(), 1)
-        return _PROCESS_BYTES + _COPIES * int(share * held)
+        stored = sum(self._stored[part] for part in self._parts[number])
+        return _PROCESS_BYTES + _COPIES * int(stored * self._growth)
+
+    @cached_property
+    def _growth(self) -> float:
+        """Bytes of rows in memory over spilled ones."""
+        return sum(chunk.frame_bytes for chunk in self.chunks) / max(self._stored.total(), 1)
 
     @cached_property
     def _stored(self) -> Counter[int]:

@@ -41,15 +41,21 @@ def share(length, mean):
     return np.float32(1.0) / np.float32(length) if mean and length > 1 else np.float32(1.0)
 
 
+@njit(**BODY)
+def span(bags, key):
+    """First and last (not included) lookup of the feature that is number `key` of the batch."""
+    begin, end = key * bags.batch, (key + 1) * bags.batch
+    if not bags.singles:
+        begin, end = bags.offsets[begin], bags.offsets[end]
+    return begin, end
+
+
 @njit(nogil=True, cache=True)
 def mark_rows(bags, key, base, bits):
     """Set the bit of every row that the batch looks up."""
     bags = Bags(*bags)
     for f in range(len(key)):
-        shift = key[f] * bags.batch
-        begin, end = (shift, shift + bags.batch)
-        if not bags.singles:
-            begin, end = bags.offsets[begin], bags.offsets[end]
+        begin, end = span(bags, key[f])
         for i in range(U(begin), U(end)):
             row = U(base[f] + bags.values[i])
             bits[row >> U(3)] |= np.uint8(1) << np.uint8(row & U(7))
@@ -60,10 +66,7 @@ def clear_rows(bags, key, base, bits):
     """Clear the bytes of all rows that the batch looks up."""
     bags = Bags(*bags)
     for f in range(len(key)):
-        shift = key[f] * bags.batch
-        begin, end = (shift, shift + bags.batch)
-        if not bags.singles:
-            begin, end = bags.offsets[begin], bags.offsets[end]
+        begin, end = span(bags, key[f])
         for i in range(U(begin), U(end)):
             bits[U(base[f] + bags.values[i]) >> U(3)] = np.uint8(0)
 
@@ -73,10 +76,7 @@ def marked_rows(bags, key, base, bits, out):
     """out[i] = whether the bit of the row of lookup i is set."""
     bags = Bags(*bags)
     for f in range(len(key)):
-        shift = key[f] * bags.batch
-        begin, end = (shift, shift + bags.batch)
-        if not bags.singles:
-            begin, end = bags.offsets[begin], bags.offsets[end]
+        begin, end = span(bags, key[f])
         for i in range(U(begin), U(end)):
             row = U(base[f] + bags.values[i])
             out[i] = bits[row >> U(3)] >> np.uint8(row & U(7)) & np.uint8(1)
