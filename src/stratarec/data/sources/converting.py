@@ -71,7 +71,8 @@ class Converter:
         for name in (schema.session, schema.user):
             if name:
                 columns[name] = self.category(frame[name], kinds.get(name, "auto"))
-                self.require(frame[name], frame[name].is_not_null(), "a value")
+                # Of the converted: what is missing may be written as NaN, which is not null.
+                self.require(frame[name], columns[name].is_not_null(), "a value")
         return self.good(columns)
 
     def require(self, raw: pl.Series, fine: pl.Series, expected: str) -> None:
