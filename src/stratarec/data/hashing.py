@@ -8,9 +8,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from stratarec.errors import DataError
+from stratarec.kernels.random.reference import mix
 from stratarec.kernels.random.vector import mix_array
 
 _SEED = np.uint64(0x5DEECE66D)
+_MASK = (1 << 64) - 1
 
 
 def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
@@ -25,10 +27,20 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
     if values.dtype != pl.String:
         raise DataError(f"column {values.name!r} is {values.dtype}, expected integers or text")
     distinct = values.unique()
-    hashes = [xxhash.xxh3_64_intdigest(value.encode()) if value is not None else 0 for value in distinct]
+    hashes = [hash_text(value) if value is not None else 0 for value in distinct]
     codes = pl.DataFrame({"value": distinct, "hash": pl.Series(hashes, dtype=pl.UInt64)})
     joined = values.to_frame("value").join(codes, on="value", how="left", maintain_order="left", nulls_equal=True)
     return joined["hash"].to_numpy()
+
+
+def hash_text(value: str) -> int:
+    """`stable_hash` of one text."""
+    return xxhash.xxh3_64_intdigest(value.encode())
+
+
+def hash_integer(value: int) -> int:
+    """`stable_hash` of one integer."""
+    return mix((value + int(_SEED)) & _MASK)
 
 
 def unit_interval(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:

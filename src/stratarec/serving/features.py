@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.transforms import Moments, transform
+from stratarec.data.transforms import Spread, Standard, transform
 from stratarec.data.vocabulary import MISSING, Vocabulary
 from stratarec.errors import DataError
 from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.serving.cells import CellEncoder
 from stratarec.serving.frames import read_frame
 from stratarec.serving.values import ValueIndex
 
@@ -30,16 +31,17 @@ class FeatureEncoder:
     Parameters
     ----------
     schema : Schema
-    moments : mapping of str to Moments
+    moments : mapping of str to Spread
         Of each dense column.
     vocabularies : mapping of str to Vocabulary
     """
 
-    def __init__(self, schema: Schema, moments: Mapping[str, Moments], vocabularies: Mapping[str, Vocabulary]) -> None:
+    def __init__(self, schema: Schema, moments: Mapping[str, Spread], vocabularies: Mapping[str, Vocabulary]) -> None:
         whole = (replace(f, max_length=_WHOLE, separator="") if f.kind == "history" else f for f in schema.sparse)
         self._schema, self._moments = schema, moments
         self._read = replace(schema, sparse=tuple(whole))
         self._index = {name: ValueIndex(vocabulary) for name, vocabulary in vocabularies.items()}
+        self._cells = CellEncoder(schema, Standard(schema.dense, moments), self._index)
 
     def encode(self, frame: Any) -> tuple[Tensor, KeyedJagged]:
         """``[N, F_dense]`` numbers, and the ids of every sparse feature in the order of the schema.
@@ -49,7 +51,8 @@ class FeatureEncoder:
         DataError
             Where a column is missing or holds what it does not hold in a log.
         """
-        return self.encode_columns(read_frame(frame, self._read), "the frame")
+        few = self._cells.encode(frame)
+        return few if few is not None else self.encode_columns(read_frame(frame, self._read), "the frame")
 
     def encode_columns(self, columns: Mapping[str, pl.Series], origin: str) -> tuple[Tensor, KeyedJagged]:
         """The same for columns that have the types that a source gives; messages call where they are from `origin`."""

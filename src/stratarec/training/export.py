@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pydantic
-import torch
-from torch import Tensor
 
 from stratarec.artifacts import describe, own_file
 from stratarec.data.dataset import Dataset
-from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
 from stratarec.files import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory
@@ -32,17 +27,14 @@ from stratarec.serving.manifest import (
     TABLES,
     ExportedFile,
     ExportedMoments,
-    ExportedTable,
     ExportedVocabulary,
     Manifest,
     inputs,
 )
-from stratarec.tensors import Pieces, write_tensors
+from stratarec.tensors import write_tensors
 from stratarec.training.program import program_bytes
 from stratarec.training.run import TrainedModel
-
-# Of a table, at a time.
-_PIECE_BYTES = 8 << 20
+from stratarec.training.tables import TableWriter, finite
 
 
 def check_new(folder: Path) -> None:
@@ -89,14 +81,16 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool) -> None:
     # Who scores by an export need not know that negatives were left out.
     if trained.model.network.correction:
         weights["score.out.bias"] = weights["score.out.bias"] + trained.model.network.correction
-    write_tensors(folder / NETWORK, {key: _finite(value, key) for key, value in weights.items()})
-    write_tensors(folder / TABLES, {table.name: _pieces(trained, table.name) for table in collection.tables})
+    write_tensors(folder / NETWORK, {key: finite(value, key) for key, value in weights.items()})
+    writers = {table.name: TableWriter(trained, table) for table in collection.tables}
+    write_tensors(folder / TABLES, {name: each for table in writers.values() for name, each in table.tensors().items()})
     vocabularies = _copy_vocabularies(trained.dataset, folder)
     if program:
         (folder / PROGRAM).write_bytes(program_bytes(trained))
     (folder / README).write_text(_readme(program=program), encoding="utf-8")
     try:
-        manifest = Manifest(**_describe(trained, vocabularies), files=_files(folder))
+        tables = {name: table.about for name, table in writers.items()}
+        manifest = Manifest(**_describe(trained), tables=tables, vocabularies=vocabularies, files=_files(folder))
     except pydantic.ValidationError as error:
         raise CheckpointError(f"{trained.checkpoint} cannot be exported: {describe(error)}") from error
     manifest.write(folder)
@@ -110,44 +104,21 @@ def _files(folder: Path) -> dict[str, ExportedFile]:
     }
 
 
-def _describe(trained: TrainedModel, vocabularies: Mapping[str, ExportedVocabulary]) -> dict[str, Any]:
-    """The manifest but for its list of files."""
+def _describe(trained: TrainedModel) -> dict[str, Any]:
+    """The manifest but for tables, vocabularies and its list of files."""
     dataset, recipe, configs = trained.dataset, trained.recipe, trained.model.embeddings.tables
     pooled, sequences = inputs(configs, dataset.schema)
-    moments, kept = dataset.about.moments, [field.name for field in fields(Moments)]
     return {
         "model": recipe.model,
         "precision": recipe.train.precision,
         "columns": dataset.schema,
-        "moments": {name: ExportedMoments(**{key: getattr(moments[name], key) for key in kept}) for name in moments},
+        "moments": {
+            name: ExportedMoments(mean=each.mean, deviation=each.deviation)
+            for name, each in dataset.about.moments.items()
+        },
         "pooled": pooled,
         "sequences": sequences,
-        "tables": {
-            table.name: ExportedTable(rows=table.num_embeddings, width=table.embedding_dim, dtype="float32")
-            for table in configs
-        },
-        "vocabularies": dict(vocabularies),
     }
-
-
-def _finite(tensor: Tensor, name: str) -> Tensor:
-    if not torch.isfinite(tensor).all():
-        raise CheckpointError(f"{name} has a weight that is no finite number: export an earlier checkpoint of the run")
-    return tensor
-
-
-def _pieces(trained: TrainedModel, name: str) -> Pieces:
-    """A table as it is in memory or at home, some rows at a time."""
-    collection = trained.model.embeddings
-    table = next(table for table in collection.tables if table.name == name)
-    step = max(_PIECE_BYTES // (4 * table.embedding_dim), 1)
-
-    def parts() -> Iterator[Tensor]:
-        for first in range(0, table.num_embeddings, step):
-            rows = collection.rows(name, first, min(first + step, table.num_embeddings))
-            yield _finite(rows["weight"], f"table {name!r}")
-
-    return Pieces(dtype=torch.float32, shape=(table.num_embeddings, table.embedding_dim), parts=parts)
 
 
 def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVocabulary]:
