@@ -22,8 +22,7 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
     """
     if values.dtype.is_integer():
         signed = values.reinterpret(signed=True) if values.dtype == pl.UInt64 else values.cast(pl.Int64)
-        keys = signed.fill_null(-1).to_numpy().view(np.uint64)
-        return mix_array(keys + _SEED)
+        return hash_integers(signed.fill_null(-1).to_numpy())
     if values.dtype != pl.String:
         raise DataError(f"column {values.name!r} is {values.dtype}, expected integers or text")
     distinct = values.unique()
@@ -31,6 +30,11 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
     codes = pl.DataFrame({"value": distinct, "hash": pl.Series(hashes, dtype=pl.UInt64)})
     joined = values.to_frame("value").join(codes, on="value", how="left", maintain_order="left", nulls_equal=True)
     return joined["hash"].to_numpy()
+
+
+def hash_integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`stable_hash` of integers of 64 bits."""
+    return mix_array(values.view(np.uint64) + _SEED)
 
 
 def hash_text(value: str) -> int:

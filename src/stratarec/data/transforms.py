@@ -100,7 +100,7 @@ def _bounded(squashed: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 class Standard:
-    """`transform` of several columns at once, for a few rows."""
+    """`transform` of several columns at once, to the bit."""
 
     def __init__(self, features: Sequence[DenseFeature], moments: Mapping[str, Spread]) -> None:
         self._log = np.array([[feature.transform == "log1p"] for feature in features], dtype=bool).reshape(-1, 1)

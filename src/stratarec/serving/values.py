@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.hashing import hash_integer, hash_text
+from stratarec.data.hashing import hash_integer, hash_integers, hash_text
 from stratarec.data.vocabulary import MISSING, Vocabulary
 
 # Texts whose hashes are made at once.
@@ -65,20 +66,23 @@ class ValueIndex:
         return len(self._values) + hashed % self._vocabulary.tail_buckets
 
     def _present(self, values: pl.Series) -> NDArray[np.int32]:
-        if not len(self._keys):
-            return self._vocabulary.tail_ids(values).astype(np.int32)
         keys = _hashes(values) if self.is_text else values.to_numpy()
+        if not len(self._keys):
+            return self._tail(keys)
         place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         found: NDArray[np.int32] = self._ids[place]
-        strange = np.flatnonzero(self._keys[place] != keys)
-        if self.is_text:
-            strange = np.flatnonzero((self._values[found] != values).to_numpy())
-        if len(strange):
-            found[strange] = self._vocabulary.tail_ids(values[strange])
+        wrong = (self._values[found] != values).to_numpy() if self.is_text else self._keys[place] != keys
+        strange = np.flatnonzero(wrong)
+        found[strange] = self._tail(keys[strange])
         if self._same_hash:
             for at in strange.tolist():
                 found[at] = self._same_hash.get(values[at], found[at])
         return found
+
+    def _tail(self, keys: NDArray[Any]) -> NDArray[np.int32]:
+        hashes = keys if self.is_text else hash_integers(keys)
+        buckets = np.uint64(self._vocabulary.tail_buckets)
+        return len(self._values) + (hashes % buckets).astype(np.int32)
 
 
 def _hashes(texts: pl.Series) -> NDArray[np.uint64]:
