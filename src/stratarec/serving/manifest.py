@@ -6,10 +6,11 @@
                                @rows/<table>: [K] int64 and @float32/<table>: [K, D], rows that are float32 as well
     vocabulary/0000-x.parquet  value, id and count of a vocabulary; the manifest says which one
     README.txt                 this, for people
-    program.pt2                only on request: a program that torch.export made
+    program.pt2, network.onnx  only on request: the network as torch.export wrote it, or as ONNX
 
 All of it but the program is data. An export may come from somebody else, so nothing of it is used before it was
-checked, and `program.pt2` is never opened: torch unpickles parts of it, and a pickle runs whatever its writer put in.
+checked, and those two are never opened by `Scorer`: torch unpickles parts of a program, and a pickle runs whatever its
+writer put in.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from stratarec.models.base import build_tables
 from stratarec.tensors import Spec
 
 FORMAT: Literal[2] = 2
-MANIFEST, NETWORK, TABLES, README, PROGRAM = (
-    "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "program.pt2",
+MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX = (
+    "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "program.pt2", "network.onnx",
 )  # fmt: skip
 ADVICE = "export the model again"
 # Of each kind; a number of nine digits would otherwise be built before any weight is missed.
@@ -190,8 +191,8 @@ class Manifest(Model):
     def _files(self) -> Iterator[str]:
         paths = [entry.path for entry in self.vocabularies.values()]
         needed = {NETWORK, TABLES, README, *paths}
-        if len(set(paths)) != len(paths) or set(self.files) - {PROGRAM} != needed:
-            yield f"files: {sorted(self.files)}, expected {sorted(needed)} and {PROGRAM} at most"
+        if len(set(paths)) != len(paths) or set(self.files) - {PROGRAM, ONNX} != needed:
+            yield f"files: {sorted(self.files)}, expected {sorted(needed)}, and {PROGRAM} and {ONNX} at most"
 
     def configs(self) -> list[EmbeddingBagConfig]:
         """The tables as a collection takes them."""

@@ -22,6 +22,7 @@ from stratarec.files import check_output, file_hash, storage_error, sync, sync_t
 from stratarec.naming import file_name
 from stratarec.serving.manifest import (
     NETWORK,
+    ONNX,
     PROGRAM,
     README,
     TABLES,
@@ -31,8 +32,9 @@ from stratarec.serving.manifest import (
     Manifest,
     inputs,
 )
+from stratarec.serving.page import page
 from stratarec.tensors import write_tensors
-from stratarec.training.program import program_bytes
+from stratarec.training.program import check_onnx, onnx_bytes, program_bytes
 from stratarec.training.run import TrainedModel
 from stratarec.training.tables import TableWriter, finite
 
@@ -44,25 +46,29 @@ def check_new(folder: Path) -> None:
     check_output(folder)
 
 
-def export(trained: TrainedModel, folder: Path, *, program: bool = False) -> Path:
+def export(trained: TrainedModel, folder: Path, *, program: bool = False, onnx: bool = False) -> Path:
     """Write the exported model into `folder`, which must not exist; returns it.
 
     Parameters
     ----------
-    program : bool
-        Write ``program.pt2``, too.
+    program, onnx : bool
+        Write ``program.pt2``, or ``network.onnx``, too.
 
     Raises
     ------
+    ConfigError
+        When what ONNX takes is not installed.
     StorageError
         When it cannot be written; nothing of it is left then.
     CheckpointError, DatasetError
         When a weight is not finite, or a vocabulary of the data set is not what its manifest says.
     """
     check_new(folder)
+    if onnx:
+        check_onnx()
     temporary = temporary_directory(folder)
     try:
-        _write(trained, temporary, program=program)
+        _write(trained, temporary, program=program, onnx=onnx)
         sync_tree(temporary)
         # A directory that came here in the meantime is in the way, unless it is empty.
         os.rename(temporary, folder)
@@ -76,7 +82,7 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False) -> Pat
     return folder
 
 
-def _write(trained: TrainedModel, folder: Path, *, program: bool) -> None:
+def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) -> None:
     collection, weights = trained.model.embeddings, trained.model.network.state_dict()
     # Who scores by an export need not know that negatives were left out.
     if trained.model.network.correction:
@@ -87,7 +93,9 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool) -> None:
     vocabularies = _copy_vocabularies(trained.dataset, folder)
     if program:
         (folder / PROGRAM).write_bytes(program_bytes(trained))
-    (folder / README).write_text(_readme(program=program), encoding="utf-8")
+    if onnx:
+        (folder / ONNX).write_bytes(onnx_bytes(trained))
+    (folder / README).write_text(page(program=program, onnx=onnx), encoding="utf-8")
     try:
         tables = {name: table.about for name, table in writers.items()}
         manifest = Manifest(**_describe(trained), tables=tables, vocabularies=vocabularies, files=_files(folder))
@@ -142,35 +150,3 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
             digest=info.digest,
         )
     return found
-
-
-_README = """\
-A click model that StrataRec exported. In Python:
-
-    scorer = stratarec.Scorer.open("this directory")
-    scores = scorer.score(frame)
-
-`frame` has a column for each feature that manifest.json names under "schema", with values as the log had them; a
-history is a list of the values that came before, oldest first.
-
-manifest.json              how the model is built; bytes and hash (xxh3_128) of the other files
-network.safetensors        weights of the network
-tables.safetensors         a table of float32 rows for each vocabulary
-vocabulary/                value, id (the row of its table) and count; values that are not there share the rows behind
-
-These files are data. Scorer checks all of them, and runs nothing that is in them.
-"""
-
-_PROGRAM = """
-program.pt2                the network as torch.export wrote it: (dense [B, F], pooled rows side by side [B, P * D] in
-                           the order of "pooled" in manifest.json, then rows [B, L, D] and mask [B, L] of each of
-                           "sequences") -> probabilities [B]
-
-OPENING program.pt2 RUNS CODE. torch.export.load unpickles parts of it, and a pickle does whatever its writer wanted.
-Open it only if you made this export yourself, or trust whoever did as you would trust a program of theirs. Scorer
-never opens it.
-"""
-
-
-def _readme(*, program: bool) -> str:
-    return _README + _PROGRAM if program else _README
