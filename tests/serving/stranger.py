@@ -51,7 +51,7 @@ class Stranger:
         pooled = []
         for entry in self.about["pooled"]:
             rows = self.rows(*bags[entry["feature"]])
-            pooled.append((rows.mean(0) if entry["pooling"] == "mean" and len(rows) else rows.sum(0)))
+            pooled.append(rows.mean(0) if entry["pooling"] == "mean" and len(rows) else rows.sum(0))
         order, vectors = [entry["feature"] for entry in self.about["pooled"]], list(pooled)
         for s, entry in enumerate(self.about["sequences"]):
             rows, target = self.rows(*bags[entry["feature"]]), pooled[order.index(places[entry["feature"]]["of"])]

@@ -17,9 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from serving.stranger import Stranger
 
 from recipes import tiny
-from serving.stranger import Stranger
 from stratarec import Scorer
 from stratarec.data.prepare import prepare
 from stratarec.data.vocabulary import Vocabulary, VocabularyLimits

@@ -31,7 +31,8 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
    the file "path", of which the first "values" rows have values; any other value has the id
        values + hash mod tail_buckets
    where hash is, of text, XXH3_64 with seed 0 of its bytes in UTF-8, and of an integer (64 bits, two's complement)
-       z = v + 0x5DEECE66D;  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;  z = (z ^ z >> 27) * 0x94D049BB133111EB;  z ^ z >> 31
+       z = v + 0x5DEECE66D;  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;  z = (z ^ z >> 27) * 0x94D049BB133111EB;
+       z ^ z >> 31;
    all of it modulo 2^64. By "kind":
    single   one value; where it is missing, no id.
    multi    a list, or text that is split at "separator", without empty parts; nulls are left out, then the first
@@ -43,12 +44,12 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
    [rows, record bytes] uint8, little-endian, a record being
        fp16, bf16   D numbers of 2 bytes (bf16: the upper half of a float32)
        int8         D codes of a byte, then scale and offset
-       int4         H = (D + 1) // 2 bytes, then scale and offset; code p < H is the lower half of byte p, code H + p the
-                    upper half of byte p
+       int4         H = (D + 1) // 2 bytes, then scale and offset; code p < H is the lower half of byte p, code H + p
+                    its upper half
    with scale and offset of the type "parameters" (fp16 or fp32), and the weight offset + code * scale in float32. Where
    "float32_rows" is not 0, row @rows/<table>[k] is @float32/<table>[k] instead of what its record gives.
 
-4. POOLED [B, P * D]: side by side, for each of "pooled", the sum, or the mean, of the rows of its ids; zeros without ids.
+4. POOLED [B, P * D]: side by side, for each of "pooled", the sum, or the mean, of the rows of its ids; zeros without.
    Each of "sequences" is not pooled here: its rows, oldest first, go to the network.
 
 5. THE NETWORK, float32 throughout ("precision" bf16: it was trained and is run by StrataRec with torch.autocast, so
@@ -58,14 +59,15 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
    rows R [L, D] and of t, the vector in POOLED of the feature "of":
    target_attention   n = poolings.s: weight of row r = linear(mlp([t, r, t - r, t * r], n.score), n.out);
                       the sum of weight * r
-   transformer        n = poolings.s: R + n.position[L - 1, ..., 1, 0], cut to n.position's length, through "layers" blocks
+   transformer        n = poolings.s: R + n.position[L - 1, ..., 0] (the last row gets place 0), through "layers" blocks
                       n.blocks.k:  R += linear(attention(layer_norm(R, before)), join);
                       R += linear(gelu(linear(layer_norm(R, between), feed.0)), feed.2);  then the mean of the rows.
                       attention: query, key, value are the thirds of linear(., project), each in "heads" heads side by
                       side, softmax(q k^T / sqrt(D / heads)) v. layer_norm: epsilon 1e-5. gelu: by erf.
    An empty history gives zeros.
-   dlrm    f = mlp(DENSE, score.bottom), the first of the vectors, V behind it (no f where F is 0); products i . j of all
-           pairs j < i, in the order (1,0) (2,0) (2,1) (3,0) ...; logit = linear(mlp([f, products], score.top), score.out)
+   dlrm    f = mlp(DENSE, score.bottom), the first of the vectors, V behind it (no f where F is 0); products i . j of
+           all pairs j < i, in the order (1,0) (2,0) (2,1) (3,0) ...;
+           logit = linear(mlp([f, products], score.top), score.out)
    dcnv2   x = [DENSE, V]; c = x, then for each layer k: c = x * linear(c, score.cross.layers.k) + c, where with a
            "low_rank" the layer is linear(c score.cross.layers.k.0.weight^T, score.cross.layers.k.1).
            "structure" parallel: logit = linear([c, mlp(x, score.deep)], score.out); stacked:
