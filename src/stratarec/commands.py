@@ -79,7 +79,7 @@ def plan(args: argparse.Namespace) -> None:
     from stratarec.recipe import Recipe
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    with joined(recipe.distributed) as mesh:
+    with joined(recipe.distributed, recipe.towers) as mesh:
         mesh.first(lambda: _plan(args, recipe, args.ranks or mesh.ranks))
 
 
@@ -148,7 +148,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.training.trainer import Trainer
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    with joined(recipe.distributed) as mesh:
+    with joined(recipe.distributed, recipe.towers) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
         trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)

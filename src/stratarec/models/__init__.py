@@ -77,7 +77,8 @@ def build_model(
         if collection is None:
             collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
         embeddings = collection(tables)
-        network = build_network(config, schema, embeddings.pooled_keys)
+        # Of all tables; a collection may look up those of its own host alone.
+        network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
         initialize(network, seed)
     if click_rate is not None and 0 < click_rate < 1:
         assert isinstance(network.score, Score)
