@@ -27,7 +27,7 @@ from stratarec.jagged import KeyedJagged
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
 from stratarec.recipe import Recipe
 from stratarec.training.disaggregated import DisaggregatedModel
-from stratarec.training.shared import Together
+from stratarec.training.together import Together
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from stratarec.errors import ConfigError
 from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
+from stratarec.models.tower_modules import DotTower
 from stratarec.models.tower_network import TowerNetwork
-from stratarec.models.towers import DotTower, tied
+from stratarec.models.towers import tied
 
 PLAN = (("place",), ("history", "item"), ("tags",))
 CONFIGS: list[ModelConfig] = [

@@ -23,8 +23,9 @@ from stratarec.models.dcn import DCNv2Config, DCNv2Score
 from stratarec.models.dlrm import DLRMConfig, DLRMScore
 from stratarec.models.layers import initialize
 from stratarec.models.sequence import HistoryConfig
+from stratarec.models.tower_modules import CrossTower, DotTower
 from stratarec.models.tower_network import Build, TowerNetwork
-from stratarec.models.towers import CrossTower, DotTower, TowersConfig
+from stratarec.models.towers import TowersConfig
 
 ModelConfig: TypeAlias = Annotated[DLRMConfig | DCNv2Config, Field(discriminator="kind")]
 

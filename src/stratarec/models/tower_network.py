@@ -16,7 +16,8 @@ from stratarec.data.schema import Schema
 from stratarec.models.base import Network, Score, VectorsConfig
 from stratarec.models.history import History
 from stratarec.models.runs import Runs
-from stratarec.models.towers import Plain, TowerModule, TowersConfig, check_plan
+from stratarec.models.tower_modules import Plain, TowerModule
+from stratarec.models.towers import TowersConfig, check_plan
 
 Build: TypeAlias = Callable[[TowersConfig, int, int], TowerModule]
 

@@ -14,7 +14,7 @@ from stratarec.training import checkpoint
 from stratarec.training.config import TrainConfig
 from stratarec.training.directory import RunDirectory
 from stratarec.training.position import Position
-from stratarec.training.shared import gather_towers
+from stratarec.training.tower_state import gather_towers
 
 SETTLED = "settled"
 """Noted once a run has a checkpoint of its own: what starts again goes on from there, and overwrites nothing more."""

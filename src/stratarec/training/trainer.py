@@ -38,9 +38,10 @@ from stratarec.training.position import Position, best
 from stratarec.training.records import Result, read_plan, read_result, write_plan, write_recipe
 from stratarec.training.run import check_identity, identity, new_model, new_plan
 from stratarec.training.settings import torch_settings
-from stratarec.training.shared import Peers, SharedStages, Together
+from stratarec.training.shared import SharedStages
 from stratarec.training.starting import check_validation, remarks, take_up
 from stratarec.training.stopping import StopRequest
+from stratarec.training.together import Peers, Together
 from stratarec.training.validation import Validation
 from stratarec.training.warmup import warm_up
 
