@@ -23,6 +23,8 @@ class TowerModule(nn.Module):
 
     vectors: int
     numbers: int
+    opened = False
+    """Whether whoever hears the numbers makes one more vector of them, by a linear map of his own."""
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         """``[B, vectors * D + numbers]`` float32."""
@@ -52,7 +54,8 @@ class DotTower(TowerModule):
         vectors_v = sum over f of A_vf E_f + (M z + m)_v
         numbers   = z, where they fit, else C z + c
 
-    V is as many as leave room for the pairs, and one where there is room for one vector. The paper (section 4.2) has
+    V is as many as leave room for the pairs, and one where there is room for one vector. Where there is none, the
+    numbers are a map of E and z, and those who hear them make a vector of them. The paper (section 4.2) has
     combinations of the vectors beside a linear map of all their columns. The map of products instead is ours: pairs
     inside a tower then count for as much as in a DLRM, and a column costs P products, not F D.
     """
@@ -61,23 +64,28 @@ class DotTower(TowerModule):
         super().__init__()
         columns, self.pairs = config.columns(count, width), count * (count - 1) // 2
         self.vectors = max((columns - self.pairs) // width, int(columns >= width))
-        self.numbers = min(columns - self.vectors * width, self.pairs or columns)
+        self.opened = not self.vectors
+        self.numbers = columns if self.opened else min(columns - self.vectors * width, self.pairs)
         self.mixtures = nn.Linear(count, self.vectors, bias=False) if self.vectors else None
         self.map = nn.Linear(self.pairs, self.vectors * width) if self.vectors and self.pairs else None
-        exact = self.numbers in (0, self.pairs)
-        self.selection = None if exact else nn.Linear(self.pairs or count * width, self.numbers)
+        given = count * width + self.pairs if self.opened else self.pairs
+        exact = not self.opened and self.numbers in (0, self.pairs)
+        self.selection = None if exact else nn.Linear(given, self.numbers)
 
     def told(self, vectors: Tensor) -> Tensor:
         """See `TowerModule.told`."""
         products = dot_interaction(None, vectors.contiguous())[:, : self.pairs] if self.pairs else None
         parts = []
         if self.mixtures is not None:
-            mixed = self.mixtures(vectors.transpose(1, 2)).transpose(1, 2).flatten(1)
+            # As a linear layer of the transposed vectors, but without transposing them: thrice as fast.
+            mixed = torch.einsum("vf,bfd->bvd", self.mixtures.weight, vectors).flatten(1)
             parts.append(mixed if self.map is None else mixed + self.map(products))
+        given = [products] if products is not None else []
         if self.selection is not None:
-            parts.append(self.selection(vectors.flatten(1) if products is None else products))
-        elif self.numbers and products is not None:
-            parts.append(products)
+            given = [*given, vectors.flatten(1)] if self.opened else given
+            parts.append(self.selection(torch.cat([part.to(vectors.dtype) for part in given], dim=1)))
+        elif self.numbers:
+            parts += given
         return torch.cat([part.float() for part in parts], dim=1)
 
 
