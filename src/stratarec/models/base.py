@@ -17,6 +17,7 @@ from stratarec.models.history import History, Windows
 from stratarec.models.request import Request
 from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig, build_pooling
+from stratarec.models.towers import TowersConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class VectorsConfig:
     """How multi-valued features are pooled."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
     """How histories are pooled."""
+    towers: TowersConfig | None = None
+    """Groups of features that tell the rest of the model less than their vectors; null for none."""
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
@@ -58,7 +61,8 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
 class Score(nn.Module):
     """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``.
 
-    A third argument says which vectors samples share, or is None.
+    A third argument says which vectors samples share, or is None; a fourth are numbers ``[B, N]`` that interact with
+    nothing else before the last layers, or None.
     """
 
     out: nn.Linear
@@ -73,7 +77,7 @@ class Network(nn.Module):
         config: VectorsConfig,
         schema: Schema,
         pooled_keys: tuple[str, ...],
-        score: Callable[[int, int], Score],
+        score: Callable[[int, int], nn.Module],
     ) -> None:
         super().__init__()
         self.width = config.embedding_dim
@@ -128,6 +132,9 @@ class Network(nn.Module):
             vectors = torch.cat([vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1)
             runs = runs and runs.beside(len(extra))
         logits: Tensor = self.score(dense, vectors, runs)
+        return self._corrected(logits)
+
+    def _corrected(self, logits: Tensor) -> Tensor:
         return logits.float() if self.training or not self.correction else logits.float() + self.correction
 
 
