@@ -61,7 +61,9 @@ def assign(costs: Floats, limits: Limits) -> Labels | None:
     for weight, least, most in zip(limits.weights.T, limits.least, limits.most, strict=True):
         # Bytes are up to 10^15: as shares, their coefficients are of one size with the others.
         scale = max(float(weight.max()), 1e-300)
-        taken = csr_array((np.repeat(weight / scale, clusters), (np.tile(np.arange(clusters), items), variables.ravel())))
+        taken = csr_array(
+            (np.repeat(weight / scale, clusters), (np.tile(np.arange(clusters), items), variables.ravel()))
+        )
         constraints.append(LinearConstraint(taken, least / scale, most / scale))
     spread = max(float(costs.max() - costs.min()), 1e-300)
     with quiet():
@@ -76,9 +78,9 @@ def assign(costs: Floats, limits: Limits) -> Labels | None:
 
 
 def balanced_clusters(points: Floats, sizes: Floats, clusters: int, limits: Limits, seed: int) -> Labels | None:
-    """The clusters ``[n]`` of points ``[n, d]`` with the least sum of squared distances to their means, within `limits`.
+    """The clusters ``[n]`` of points ``[n, d]`` with a small sum of squared distances to their means, within `limits`.
 
-    The best of several starts, each a local optimum; None where `limits` cannot be met.
+    The best of several local optima; None where `limits` cannot be met.
 
     Parameters
     ----------

@@ -19,21 +19,6 @@ DIMENSIONS = 8
 """Of the points. In two or three, clusters that are all equally far from each other have no room; see docs/log.md."""
 
 
-def normalized(matrix: Floats) -> Floats:
-    """Interactions ``[F, F]`` as numbers from 0 to 1, each beside what its two features have with others.
-
-    A feature of many rows, or one that a model makes much of, has stronger differences with everything. So the matrix is
-    divided by s_i and s_j such that every row has a mean of one (Sinkhorn and Knopp 1967), and x becomes x / (1 + x).
-    """
-    count = len(matrix)
-    scale, floor = np.ones(count), 1e-9 * max(float(matrix.max()), 1e-300)
-    kept = np.where(np.eye(count, dtype=bool), 0, np.maximum(matrix, floor))
-    for _ in range(100):
-        scale *= np.sqrt((kept / np.outer(scale, scale)).sum(1) / max(count - 1, 1)) if count > 1 else 1
-    found = kept / np.outer(scale, scale)
-    return found / (1 + found)
-
-
 def distances(matrix: Floats, goal: Goal) -> Floats:
     """``coherent``: 1 - I, near are features that interact strongly; ``diverse``: I, near are those that do not."""
     found = 1 - matrix if goal == "coherent" else matrix.copy()
@@ -42,7 +27,7 @@ def distances(matrix: Floats, goal: Goal) -> Floats:
 
 
 def embed(wanted: Floats, seed: int, dimensions: int = DIMENSIONS) -> Floats:
-    """Points ``[F, d]`` whose distances come near to `wanted`: the sum of squared errors, by gradient descent (Adam)."""
+    """Points ``[F, d]`` whose distances come near to `wanted`: least squared errors, by gradient descent (Adam)."""
     given = torch.from_numpy(wanted)
     points = torch.randn(len(wanted), dimensions, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     points = (points * 0.1).requires_grad_()

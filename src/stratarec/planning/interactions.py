@@ -1,11 +1,11 @@
 """How strongly the sparse features of a model interact: a matrix ``[F, F]``, symmetric, with a diagonal of zeros.
 
-Two measures. ``mixed`` asks the model: what does replacing feature i's vector by another sample's change in what
-replacing feature j's does to the logit? This is the mixed second difference of the logit, exact in i and to first order in
-j, so a batch costs F + 1 backward passes of the network and no look-up; the root mean square over samples counts. ``cosine``
-is what the paper of the towers takes (arXiv 2403.00877): the absolute cosine of the vectors of two features, mean over
-samples. It needs no network, and sees what vectors have in common, which is an interaction only where the network
-multiplies them as they are.
+Two measures. ``mixed`` asks the model: what does another sample's vector in place of feature i's change in what another
+sample's in place of feature j's does to the logit? This mixed second difference is exact in i and of first order in j,
+so a batch costs F + 1 backward passes of the network and no look-up; its root mean square over samples counts, beside
+what the two features have with all others (`normalized`). ``cosine`` is what the paper of the towers takes (arXiv
+2403.00877): the absolute cosine of the vectors of two features, mean over samples that have both. It needs no network,
+and sees what vectors have in common, which is an interaction only where the network multiplies them as they are.
 
 Shapes: B samples, F sparse features, D width.
 """
@@ -33,7 +33,7 @@ def feature_keys(model: CTRModel) -> tuple[str, ...]:
 
 
 def measure(model: CTRModel, batches: Iterable[Batch], kind: Measure = "mixed") -> Matrix:
-    """Interactions between the features of a trained model, in the order of `feature_keys`.
+    """Interactions, 0 to 1, between the features of a trained model, in the order of `feature_keys`.
 
     Parameters
     ----------
@@ -47,11 +47,27 @@ def measure(model: CTRModel, batches: Iterable[Batch], kind: Measure = "mixed") 
     finally:
         model.train(training)
     sums, weights = (np.sum([part[place] for part in found], axis=0) for place in (0, 1))
-    mean = sums / np.maximum(weights, 1)
-    matrix: Matrix = np.sqrt(mean) if kind == "mixed" else mean
-    matrix = (matrix + matrix.T) / 2
-    np.fill_diagonal(matrix, 0)
-    return matrix
+    mean: Matrix = sums / np.maximum(weights, 1)
+    if kind == "mixed":
+        root = np.sqrt(mean)
+        return normalized((root + root.T) / 2)
+    np.fill_diagonal(mean, 0)
+    return mean
+
+
+def normalized(matrix: Matrix) -> Matrix:
+    """Interactions ``[F, F]`` as numbers from 0 to 1, each beside what its two features have with others.
+
+    A feature that a model makes much of has stronger interactions with everything. So the matrix is divided by s_i and
+    s_j such that every row has a mean of one (Sinkhorn and Knopp 1967), and x becomes x / (1 + x).
+    """
+    count = len(matrix)
+    scale, floor = np.ones(count), 1e-9 * max(float(matrix.max()), 1e-300)
+    kept = np.where(np.eye(count, dtype=bool), 0, np.maximum(matrix, floor))
+    for _ in range(100):
+        scale *= np.sqrt((kept / np.outer(scale, scale)).sum(1) / max(count - 1, 1)) if count > 1 else 1
+    found = kept / np.outer(scale, scale)
+    return found / (1 + found)
 
 
 def _inputs(model: CTRModel, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -98,7 +98,7 @@ class SyntheticConfig:
         return tuple(min(max(int(rows * self.scale), min(rows, 3)), cap) for rows in CRITEO_ROWS)
 
     def feature_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of the features, 0 to 25, that interact with each other; one block of all where none were asked for."""
+        """Numbers of the features, 0 to 25, that interact with each other; one block of all where none is asked for."""
         features = np.arange(len(CRITEO_ROWS))
         if not self.blocks:
             return (tuple(features.tolist()),)
