@@ -45,9 +45,9 @@ class TowerBounds:
 
     def __post_init__(self) -> None:
         if self.towers < 2:
-            raise ConfigError(f"{self.towers} towers, expected at least 2: a model of one tower is the model itself")
+            raise ConfigError(f"--towers is {self.towers}, expected at least 2: one tower is the model itself")
         if not 1 <= self.ratio <= 1000:
-            raise ConfigError(f"a balance of {self.ratio:g}, expected 1 to 1000")
+            raise ConfigError(f"--balance is {self.ratio:g}, expected 1 to 1000")
 
     def features(self, count: int) -> tuple[int, int]:
         """The fewest and the most features of a tower, of `count` in all."""

@@ -51,7 +51,7 @@ class TowerRequest:
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 1_000_000:
-            raise ConfigError(f"a probe of {self.steps} steps, expected 1 to 1000000")
+            raise ConfigError(f"--steps is {self.steps}, expected 1 to 1000000")
 
     @property
     def source(self) -> str:
