@@ -187,7 +187,6 @@ def joined(config: DistributedConfig | None = None, towers: int = 0) -> Iterator
     """
     config, size = config or DistributedConfig(), _number("WORLD_SIZE", 1)
     if size == 1:
-        config.by_towers(towers, 1)
         yield Mesh.alone()
         return
     rank = _number("RANK", -1)
