@@ -72,6 +72,7 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
            "low_rank" the layer is linear(c score.cross.layers.k.0.weight^T, score.cross.layers.k.1).
            "structure" parallel: logit = linear([c, mlp(x, score.deep)], score.out); stacked:
            linear(mlp(c, score.deep), score.out)
+   A model with "towers" is not told here: take Scorer, or network.onnx of `stratarec export --onnx`.
    The score is 1 / (1 + exp(-logit)).
    Sums are taken in another order elsewhere: expect the scores of `stratarec predict` to 2e-6 of themselves.
 """
