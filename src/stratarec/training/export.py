@@ -20,7 +20,9 @@ from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
 from stratarec.files import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory
 from stratarec.naming import file_name
+from stratarec.opening import hold_directory, leftover_directories
 from stratarec.serving.manifest import (
+    MANIFEST,
     NETWORK,
     ONNX,
     PROGRAM,
@@ -37,6 +39,8 @@ from stratarec.tensors import write_tensors
 from stratarec.training.program import check_onnx, onnx_bytes, program_bytes
 from stratarec.training.run import TrainedModel
 from stratarec.training.tables import TableWriter, finite
+
+_PARTS = {MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX, "vocabulary"}
 
 
 def check_new(folder: Path) -> None:
@@ -66,7 +70,12 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False, onnx: 
     check_new(folder)
     if onnx:
         check_onnx()
+    for left in leftover_directories(folder):
+        # Nothing but what an export consists of: whoever made a directory of such a name himself keeps it.
+        if {entry.name for entry in left.iterdir()} <= _PARTS:
+            shutil.rmtree(left, ignore_errors=True)
     temporary = temporary_directory(folder)
+    held = hold_directory(temporary)
     try:
         _write(trained, temporary, program=program, onnx=onnx)
         sync_tree(temporary)
@@ -78,6 +87,7 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False, onnx: 
     except OSError as error:
         raise storage_error(folder, error) from error
     finally:
+        os.close(held)
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 

@@ -83,7 +83,7 @@ class TableWriter:
             kept = np.ascontiguousarray(records[:, : codec.record_bytes])
             others = np.flatnonzero(~home)
             source = FloatRows(
-                weights=weights.contiguous().reshape(-1).numpy(),
+                weights=weights.contiguous().reshape(-1).cpu().numpy(),
                 row_state=np.zeros(1, dtype=np.float32),
                 full_state=np.zeros(1, dtype=np.float32),
                 width=codec.width,
