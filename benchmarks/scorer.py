@@ -131,12 +131,12 @@ def gate(contenders: Mapping[str, Any], batch: Columns) -> float:
 
 
 def batches(frame: pl.DataFrame, size: int, count: int) -> list[Columns]:
-    return [frame[first * size : (first + 1) * size].to_dict(as_series=False) for first in range(count)]
+    return [frame.sample(size, with_replacement=True, seed=seed).to_dict(as_series=False) for seed in range(count)]
 
 
 def single_rows(scorer: Scorer, frame: pl.DataFrame, rounds: int) -> dict[str, list[float]]:
     """Milliseconds of a row, in each kind of frame that it may come in."""
-    frames = [frame[place : place + 1] for place in range(200)]
+    frames = [frame.sample(1, seed=seed) for seed in range(200)]
     kinds: dict[str, Sequence[Any]] = {
         "dict": [each.to_dict(as_series=False) for each in frames],
         "polars": frames,

@@ -355,8 +355,8 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
         "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history",
         "model.pooling",
         "model",
-        "moments.price.mean", "moments.price.squares", "moments.price.count", "moments.price.least",
-        "moments.price.most", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
+        "moments.price.mean", "moments.price.deviation", "model.towers", "tables.city.float32_rows",
+        "tables.item.float32_rows", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
         "files.program.pt2.bytes", "files.program.pt2.hash",
     }  # fmt: skip
     assert accepted <= free
