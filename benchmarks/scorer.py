@@ -3,8 +3,8 @@
 All begin with raw columns as Python lists and end with probabilities. What stands around the peers' network is what a
 team would write by the export's README.txt: a dictionary for each vocabulary, and rows of NumPy arrays. Their
 dictionaries are made beforehand, take some hundred bytes a value, which a vocabulary that outgrows memory does not
-allow, and nothing is checked on the way. All use as many threads, and
-they take turns.
+allow, and nothing is checked on the way. Each uses one thread, as
+a service does that scores several requests at once, and they take turns.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def single_rows(scorer: Scorer, frame: pl.DataFrame, rounds: int) -> dict[str, l
 
 def run(quick: bool) -> dict[str, Any]:
     """Rows one at a time, 100 and 1,000 at once."""
-    threads = torch.get_num_threads()
+    threads = 1
+    torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         frame = make_log(root / "log.parquet", 50_000 if quick else 300_000)
