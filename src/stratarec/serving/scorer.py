@@ -33,8 +33,9 @@ class Scorer:
 
     Notes
     -----
-    Threads may share a scorer. Where they do, or where rows come one at a time, `torch.set_num_threads(1)` is the fastest:
-    threads of torch that wait for each other take longer than the network of a row. Tables stay in their file, which must not change while the scorer is in use.
+    Threads may share a scorer. Where they do, or where rows come one at a time, `torch.set_num_threads(1)` is fastest:
+    threads of torch that wait for each other take longer than the network of a row. Tables stay in their file, which
+    must not change while the scorer is in use.
     """
 
     def __init__(self, manifest: Manifest, encoder: FeatureEncoder, tables: ReadOnlyTables, network: Network) -> None:
