@@ -30,6 +30,8 @@ BENCHMARKS = {
     "ranks": "benchmarks.ranks",
     "simulator": "benchmarks.simulator",
     "tiers": "benchmarks.tiers",
+    "tower_quality": "benchmarks.tower_quality",
+    "towers": "benchmarks.towers",
     "train": "benchmarks.train",
 }
 

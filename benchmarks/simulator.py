@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from stratarec.distributed.calibration import Collective
-from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time
+from stratarec.distributed.machines import Calibration, Cluster, Exchange, Workload
+from stratarec.distributed.simulate import step_time
 from stratarec.distributed.wire import WireKind
 
 GPUS = (16, 32, 64, 128, 256, 512, 1024)

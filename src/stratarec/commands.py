@@ -83,7 +83,7 @@ def plan(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     _check_kind(args)
     run = _plan if args.towers is None else _plan_towers
-    with joined(recipe.distributed) as mesh:
+    with joined(recipe.distributed, recipe.towers) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
             mesh.first(lambda: _plan_cluster(args, recipe, network))
@@ -121,11 +121,12 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
 
     from stratarec.data.dataset import Dataset
     from stratarec.data.matching import check_prepared
-    from stratarec.distributed.simulate import Cluster
+    from stratarec.distributed.machines import Cluster
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.scaling import print_steps
     from stratarec.sizes import parse_rate
-    from stratarec.training.scaling import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
+    from stratarec.training.scaling import assumptions, fastest, predictions
+    from stratarec.training.workloads import ASSUMED, calibrate, inside_rate
 
     hosts, ranks = args.hosts
     between = parse_rate(args.network, "--network")
@@ -249,7 +250,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.training.trainer import Trainer
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    with joined(recipe.distributed) as mesh:
+    with joined(recipe.distributed, recipe.towers) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
         trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)

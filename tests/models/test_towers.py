@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from stratarec.errors import ConfigError
 from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
+from stratarec.models.tower_modules import DotTower
 from stratarec.models.tower_network import TowerNetwork
-from stratarec.models.towers import DotTower, tied
+from stratarec.models.towers import tied
 
 PLAN = (("place",), ("history", "item"), ("tags",))
 CONFIGS: list[ModelConfig] = [
@@ -68,7 +69,9 @@ def test_a_tower_tells_no_more_than_its_share_and_everything_is_trained(
     assert all(not torch.equal(before[name], model.embeddings.table(name)["weight"]) for name in ROWS)
 
 
-@pytest.mark.parametrize(("count", "width", "compression"), [(13, 16, 2.0), (13, 16, 4.0), (3, 8, 1.0), (1, 8, 2.0)])
+@pytest.mark.parametrize(
+    ("count", "width", "compression"), [(13, 16, 2.0), (13, 16, 4.0), (3, 8, 1.0), (1, 8, 2.0), (3, 8, 4.0)]
+)
 def test_what_a_dot_tower_tells_follows_its_formula(count: int, width: int, compression: float) -> None:
     torch.manual_seed(0)
     module = DotTower(TowersConfig(plan=PLAN, compression=compression), count, width)
@@ -83,8 +86,9 @@ def test_what_a_dot_tower_tells_follows_its_formula(count: int, width: int, comp
             mixed = mixed + module.map(products).view(mixed.shape)
         expected.append(mixed.flatten(1))
     if module.numbers:
-        given = products if module.pairs else vectors.flatten(1)
+        given = torch.cat([products, vectors.flatten(1)], dim=1) if module.opened else products
         expected.append(given if module.selection is None else module.selection(given))
+    assert module.opened == (count * width / compression < width)
     torch.testing.assert_close(told, torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
     assert told.shape[1] == module.vectors * width + module.numbers <= count * width / compression
 

@@ -59,7 +59,7 @@ def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.Captur
     options = ["--towers", "3", "--steps", "2", "--write", "--report", str(report), "-q"]
     assert main(["plan", str(link), *options]) == 0
     out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
+    assert max(len(line.rstrip()) for line in out.splitlines() if str(tmp_path) not in line) <= 80
     assert "tower 2: " in out
     assert "in a probe of 2 steps" in " ".join(out.split())
     assert link.is_symlink()
@@ -175,7 +175,7 @@ def test_a_plan_is_written_and_the_rest_stays(model: str, kept: list[str]) -> No
         assert after.startswith(mark + HEAD.replace("\n", line_end))
         assert after.count("#") == before.count("#")
         assert after.count("\r\n") == (after.count("\n") if mark else 0)
-        assert set(kept) <= set(after.splitlines())
+        assert set(kept) <= set(after.removeprefix(mark).splitlines())
         content = yaml.safe_load(after.lstrip("\ufeff"))
         assert content["model"]["towers"]["plan"] == PLAN
         assert ("compression" in model) == (content["model"]["towers"].get("compression") == 4)

@@ -23,8 +23,9 @@ from stratarec.models.dcn import DCNv2Config, DCNv2Score
 from stratarec.models.dlrm import DLRMConfig, DLRMScore
 from stratarec.models.layers import initialize
 from stratarec.models.sequence import HistoryConfig
+from stratarec.models.tower_modules import CrossTower, DotTower
 from stratarec.models.tower_network import Build, TowerNetwork
-from stratarec.models.towers import CrossTower, DotTower, TowersConfig
+from stratarec.models.towers import TowersConfig
 
 ModelConfig: TypeAlias = Annotated[DLRMConfig | DCNv2Config, Field(discriminator="kind")]
 
@@ -77,7 +78,8 @@ def build_model(
         if collection is None:
             collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
         embeddings = collection(tables)
-        network = build_network(config, schema, embeddings.pooled_keys)
+        # Of all tables; a collection may look up those of its own host alone.
+        network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
         initialize(network, seed)
     if click_rate is not None and 0 < click_rate < 1:
         assert isinstance(network.score, Score)

@@ -170,16 +170,28 @@ class CTRModel(nn.Module):
         """The ids that the tables will be asked for, each distinct value of a group once."""
         return Request.of(batch, self.network.sequence_keys)
 
+    def nothing(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
+        """A zero that depends on what is looked up: for a batch without samples of which others have some."""
+        found = self.embeddings(prepared or (request or self.request(batch)).features)
+        total: Tensor = found.pooled.sum() + sum(bags.values.sum() for bags in found.sequences.values())
+        return total
+
     def vectors(
         self, batch: Batch, request: Request, prepared: Handle | None = None
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
+        return batch.dense, *self.looked_up(request, batch.size, self.network.sequence_keys, prepared)
+
+    def looked_up(
+        self, request: Request, size: int, sequences: Sequence[str], prepared: Handle | None = None
+    ) -> tuple[Tensor, list[History], Runs | None]:
+        """As `vectors`, of so many samples."""
         found = self.embeddings(prepared or request.features)
         histories = []
-        for key in self.network.sequence_keys:
+        for key in sequences:
             bags = found.sequences[key]
             windows = request.windows.get(key) or Windows(start=bags.offsets[:-1], length=bags.lengths())
             histories.append(History(rows=bags.values, windows=windows))
         # A group may have more distinct values than there are samples.
-        pooled = found.pooled if len(found.pooled) == batch.size else found.pooled[: batch.size]
-        return batch.dense, pooled, histories, Runs.of(request, found.pooled_keys)
+        pooled = found.pooled if len(found.pooled) == size else found.pooled[:size]
+        return pooled, histories, Runs.of(request, found.pooled_keys)

@@ -16,7 +16,8 @@ from stratarec.data.schema import Schema
 from stratarec.models.base import Network, Score, VectorsConfig
 from stratarec.models.history import History
 from stratarec.models.runs import Runs
-from stratarec.models.towers import Plain, TowerModule, TowersConfig, check_plan
+from stratarec.models.tower_modules import Plain, TowerModule
+from stratarec.models.towers import TowersConfig, check_plan
 
 Build: TypeAlias = Callable[[TowersConfig, int, int], TowerModule]
 
@@ -74,8 +75,12 @@ class TowerNetwork(Network):
         self._pooled = [[pooled_keys.index(key) for key in tower.pooled_keys] for tower in self.each]
         self._sequences = [[self.sequence_keys.index(key) for key in tower.sequence_keys] for tower in self.each]
         self._order = self._places(len(pooled_keys)) if plan.compression is None else None
+        self.openings = nn.ModuleDict({
+            str(number): nn.Linear(tower.columns, self.width)
+            for number, tower in enumerate(self.each) if tower.score.opened
+        })  # fmt: skip
         vectors, numbers = (sum(getattr(tower.score, name) for tower in self.each) for name in ("vectors", "numbers"))
-        self.score = score(len(schema.dense), vectors, numbers)
+        self.score = score(len(schema.dense), vectors + len(self.openings), numbers)
 
     @property
     def each(self) -> list[Tower]:
@@ -115,8 +120,10 @@ class TowerNetwork(Network):
     def combined(self, dense: Tensor, told: Sequence[Tensor]) -> Tensor:
         """``[B]`` logits from what each tower told, ``[B, W_t]``."""
         vectors, numbers = [], []
-        for tower, columns in zip(self.each, told, strict=True):
+        for number, (tower, columns) in enumerate(zip(self.each, told, strict=True)):
             count = tower.score.vectors
+            if tower.score.opened:
+                vectors.append(self.openings[str(number)](columns).unsqueeze(1).to(columns.dtype))
             if count:
                 vectors.append(columns[:, : count * self.width].reshape(len(columns), count, self.width))
             if tower.score.numbers:

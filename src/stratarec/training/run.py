@@ -27,6 +27,7 @@ from stratarec.planning.planner import make_plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.directory import RECIPE
+from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.records import read_plan, read_recipe, read_result
 from stratarec.training.sharing import shared_collection
 
@@ -105,6 +106,8 @@ def new_model(
         collection=collection,
     )
     model.network.correction = math.log(recipe.data.split.negatives)
+    if mesh is not None and mesh.between is not None:
+        return DisaggregatedModel(model, mesh, recipe.distributed, recipe.train.seed)
     return model
 
 
