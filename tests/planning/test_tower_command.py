@@ -183,8 +183,18 @@ def test_a_plan_is_written_and_the_rest_stays(model: str, kept: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "model", ["base: &b {kind: dlrm}\nmodel: *b\n", "base: &b {towers: {plan: [[a], [b]]}}\nmodel: {<<: *b}\n"]
+    "model",
+    [
+        "base: &b {kind: dlrm}\nmodel: *b\n",
+        "base: &b {towers: {compression: 4}}\nmodel: {kind: dlrm, <<: *b}\n",
+        "base: &b {kind: dlrm, towers: &t {plan: [[a], [b]]}}\nmodel: {kind: dlrm, towers: *t}\n",
+    ],
 )
 def test_a_plan_behind_an_alias_is_left_to_its_writer(model: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"cannot tell where model.towers.plan belongs .* add it by hand"):
         with_towers(HEAD + model, PLAN)
+
+
+def test_a_plan_is_written_beside_what_is_merged() -> None:
+    after = with_towers(HEAD + "base: &b {embedding_dim: 8}\nmodel:\n  <<: *b\n  kind: dlrm\n", PLAN)
+    assert yaml.safe_load(after)["model"] == {"embedding_dim": 8, "kind": "dlrm", "towers": {"plan": PLAN}}
