@@ -141,7 +141,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
     with dataset.held():
         calibration = calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED)
         found = predictions(recipe, dataset, cluster, calibration)
-    lines = assumptions(recipe, cluster, calibration, measured=network is not None)
+    lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
     rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
     if args.json:
         print(json.dumps({"steps": rows, "fastest": best, "assumed": lines}, indent=1, allow_nan=False))

@@ -144,6 +144,8 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
     assert max(map(len, out.splitlines())) <= 80
     for text in ("flat", "sptt", "int8", "fastest, same results", "4 towers of ratio", "not measured", "even loads"):
         assert text in out
+    assert plan(home, "--hosts", "32x1", "--network", "100Mbit") == 0
+    assert "no towers: 32 hosts need one each, and 26 sets" in capsys.readouterr().out
     assert plan(home, "--hosts", "4x2", "--network", "100Mbit", "--json") == 0
     steps = json.loads(capsys.readouterr().out)["steps"]
     flat = next(row for row in steps if (row["exchange"], row["wire"]) == ("flat", "fp32"))
