@@ -279,10 +279,13 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
         early, late = found["early_bytes"], found["late_bytes"]
         print(
             f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
-            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its steps waiting for others "
-            f"({hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden, "
-            f"{early / max(early + late, 1):.0%} of the rows early)"
+            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its time waiting"
         )
+        if early:
+            print(
+                f"                 {hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden, "
+                f"{early / (early + late):.0%} of the rows early"
+            )
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison
 
