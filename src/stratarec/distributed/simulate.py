@@ -113,5 +113,9 @@ def _reduction(cluster: Cluster, workload: Workload, calibration: Calibration) -
     inside = shared * (ranks - 1) / (ranks if cluster.adds_by_host else everyone) + own * (ranks - 1) / ranks
     between = shared * (cluster.hosts - 1) / cluster.hosts * (1 if cluster.adds_by_host else ranks)
     wires = calibration.between if cluster.hosts > 1 else calibration.inside
-    latency = wires.latency(everyone - 1) + (calibration.inside.latency(ranks - 1) if own else 0.0)
+    latency = wires.latency(everyone - 1)
+    if cluster.adds_by_host:
+        latency = calibration.inside.latency(ranks - 1) + calibration.between.latency(cluster.hosts - 1)
+    elif own:
+        latency += calibration.inside.latency(ranks - 1)
     return inside / cluster.inside_bytes_per_second + between / cluster.between_bytes_per_second + 2 * latency
