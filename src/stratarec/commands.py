@@ -161,8 +161,9 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
     from stratarec.reporting.towers import print_towers, write_towers_report
     from stratarec.training.partitioning import TowerRequest, make_towers
 
-    if args.report:
-        check_output(Path(args.report))
+    for path in (args.report, args.recipe if args.write else None):
+        if path:
+            check_output(Path(path).resolve())
     options = {
         "method": args.method, "measure": args.interaction, "run": args.run, "steps": args.steps,
         "balance": args.balance,
