@@ -12,7 +12,7 @@ from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET, MANIFEST
 from stratarec.data.names import LABEL
-from stratarec.embedding.saving import saved_rows
+from stratarec.embedding.taking import saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.ownership import kind_of
 from stratarec.planning.plan import Plan

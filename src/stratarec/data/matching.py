@@ -114,17 +114,23 @@ def settings_difference(
 
 def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
     """Why a model with the inputs `trained_on` cannot read `dataset`; empty when it can. See `Dataset.inputs`."""
-    mine = dataset.inputs()
-    for name, entry in mine["vocabularies"].items():
+    for name, entry in dataset.inputs()["vocabularies"].items():
         theirs = trained_on["vocabularies"].get(name, entry)
         if theirs != entry:
             counts = [f"{each['values']:,} values and {each['tail_buckets']} tail buckets" for each in (entry, theirs)]
             alike = counts[0] == counts[1]
             detail = "other values, or the same in another order" if alike else " instead of ".join(counts)
             return f"vocabulary {name!r} has {detail}, so that ids mean other values than in training"
+    return feature_difference(dataset, trained_on)
+
+
+def feature_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
+    """As `input_difference`, of features and figures alone: values of vocabularies may differ."""
+    mine = dataset.inputs()
     if len(mine["dense"]) == len(trained_on["dense"]):
         mine["dense"] = list(map(_same_figures, mine["dense"], trained_on["dense"]))
-    found = first_difference(mine, trained_on)
+    wanted, known = ({part: each[part] for part in ("sparse", "dense")} for each in (mine, trained_on))
+    found = first_difference(wanted, known)
     return "" if found is None else f"{found.field} is {found.want!r}, and was {found.have!r} in training"
 
 
