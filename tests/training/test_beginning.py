@@ -33,7 +33,7 @@ from stratarec.training.trainer import Trainer
 MEMORIES: dict[str, dict[str, Any]] = {
     "memory": {},
     "int8": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}},
-    "log": {"precision": "fp32", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}},
+    "log": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}},
 }
 Rows = dict[Any, tuple[np.ndarray[Any, Any], ...]]
 
@@ -77,7 +77,7 @@ def content(root: Path, day: int, run: Path, memory: str = "memory", **train: An
 
 
 def placed(made: Recipe) -> Plan | None:
-    """The plan of a recipe; tables of a memory with a log are at home there, which a planner would not do."""
+    """The plan of a recipe; with a block device, tables are at home there in float32, which a planner would not do."""
     dataset = Dataset.open(made.data.path)
     plan = new_plan(made, dataset)
     if plan is None or made.memory.block is None:
