@@ -24,6 +24,7 @@ from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models import CTRModel
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
 from stratarec.tensors import read_tensors
 from stratarec.training import checkpoint
 from stratarec.training.beginning import beginning
@@ -169,6 +170,8 @@ def test_a_run_begins_goes_on_and_leaves_the_earlier_one(home: Path, tmp_path: P
     assert {state["tables"]["earlier"] for state in steps} == {6}
     assert main(["train", "-q", str(tmp_path / "2.yaml"), "--from", str(runs[1])]) == 0
     assert checkpoint.read_state(last(runs[2]))["tables"]["earlier"] == 12
+    assert main(["export", "-q", str(runs[2]), "-o", str(tmp_path / "export")]) == 0
+    assert Scorer.open(tmp_path / "export").manifest.vocabularies["item"].inherited > 0
     # The middle one stopped at its first checkpoint, and goes on without the run that it began with.
     shutil.copytree(runs[1], tmp_path / "whole")
     shutil.move(runs[0], tmp_path / "elsewhere")
