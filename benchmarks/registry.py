@@ -31,6 +31,8 @@ BENCHMARKS = {
     "precision_quality_globo": "benchmarks.precision_quality_globo",
     "ranks": "benchmarks.ranks",
     "tiers": "benchmarks.tiers",
+    "tower_quality": "benchmarks.tower_quality",
+    "towers": "benchmarks.towers",
     "train": "benchmarks.train",
 }
 

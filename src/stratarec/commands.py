@@ -79,8 +79,62 @@ def plan(args: argparse.Namespace) -> None:
     from stratarec.recipe import Recipe
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    with joined(recipe.distributed) as mesh:
-        mesh.first(lambda: _plan(args, recipe, args.ranks or mesh.ranks))
+    _check_towers(args)
+    run = _plan if args.towers is None else _plan_towers
+    with joined(recipe.distributed, recipe.towers) as mesh:
+        mesh.first(lambda: run(args, recipe, args.ranks or mesh.ranks))
+
+
+def _check_towers(args: argparse.Namespace) -> None:
+    """Refuse options of the other kind of plan."""
+    from stratarec.errors import ConfigError
+
+    of_towers = {
+        "method": args.method, "interaction": args.interaction, "from": args.run, "steps": args.steps,
+        "balance": args.balance, "write": args.write or None,
+    }  # fmt: skip
+    of_tables = {"output": args.output, "measure": args.measure or None}
+    given = [name for name, value in (of_towers if args.towers is None else of_tables).items() if value is not None]
+    if given and args.towers is None:
+        raise ConfigError(f"--{given[0]} is of towers: say how many, as in --towers 4")
+    if given:
+        raise ConfigError(f"--{given[0]} is of tables, and --towers plans towers: leave one of them out")
+
+
+def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
+    """Which features share a tower."""
+    import json
+
+    from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
+    from stratarec.drafting.rewriting import write_towers
+    from stratarec.files import check_output
+    from stratarec.reporting.progress import make_progress
+    from stratarec.reporting.towers import print_towers, write_towers_report
+    from stratarec.training.partitioning import TowerRequest, make_towers
+
+    if args.report:
+        check_output(Path(args.report))
+    options = {
+        "method": args.method, "measure": args.interaction, "run": args.run, "steps": args.steps,
+        "balance": args.balance,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    request = TowerRequest(towers=args.towers, ranks=ranks, **given)
+    dataset = Dataset.open(recipe.data.path, verify="used")
+    check_prepared(recipe.data, dataset)
+    with dataset.held():
+        made = make_towers(recipe, dataset, request, make_progress(quiet=args.quiet))
+    if args.json:
+        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_towers(made.to_dict(), request.source)
+    if args.report:
+        write_towers_report(Path(args.report), recipe.name, made.to_dict(), request.source)
+    if args.write:
+        write_towers(Path(args.recipe), made.plan)
+        if not args.json:
+            _say(f"written to {args.recipe}")
 
 
 def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
@@ -148,7 +202,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.training.trainer import Trainer
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    with joined(recipe.distributed) as mesh:
+    with joined(recipe.distributed, recipe.towers) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
         trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)

@@ -60,6 +60,30 @@ def make_parser() -> argparse.ArgumentParser:
             "overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
         )
 
+    def add_towers(group: argparse._ArgumentGroup) -> None:
+        group.add_argument("--towers", type=int, metavar="N", help="deal the sparse features to N towers")
+        group.add_argument(
+            "--method",
+            choices=("coherent", "diverse", "random", "round_robin"),
+            help="what shares a tower: features that interact strongly (default), or weakly; or to compare with",
+        )
+        group.add_argument(
+            "--interaction",
+            choices=("mixed", "cosine"),
+            help="of two features: mixed differences of the logit (default), or the cosine of their vectors",
+        )
+        group.add_argument("--from", dest="run", metavar="RUN", help="ask the model of this run, instead of a probe")
+        group.add_argument(
+            "--steps", type=int, help="steps of the probe that is trained and thrown away (default: 200)"
+        )
+        group.add_argument(
+            "--balance",
+            type=float,
+            metavar="R",
+            help="most and fewest features of a tower, over the mean (default: 1.5)",
+        )
+        group.add_argument("--write", action="store_true", help="write the towers into the recipe; comments stay")
+
     command = add(
         "init",
         commands.init,
@@ -104,6 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
     command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
     command.add_argument("--report", help="also write tables and a picture as HTML to this file")
+    add_towers(command.add_argument_group("towers of features (model.towers.plan), instead of the tables"))
 
     command = add(
         "profile",

@@ -23,12 +23,25 @@ from stratarec.models.dcn import DCNv2Config, DCNv2Score
 from stratarec.models.dlrm import DLRMConfig, DLRMScore
 from stratarec.models.layers import initialize
 from stratarec.models.sequence import HistoryConfig
+from stratarec.models.tower_modules import CrossTower, DotTower
+from stratarec.models.tower_network import Build, TowerNetwork
+from stratarec.models.towers import TowersConfig
 
 ModelConfig: TypeAlias = Annotated[DLRMConfig | DCNv2Config, Field(discriminator="kind")]
 
-_SCORES: dict[str, Callable[[Any, int, int], Score]] = {"dlrm": DLRMScore, "dcnv2": DCNv2Score}
+_SCORES: dict[str, Callable[..., Score]] = {"dlrm": DLRMScore, "dcnv2": DCNv2Score}
+_TOWERS: dict[str, Build] = {"dlrm": DotTower, "dcnv2": CrossTower}
 
-__all__ = ["CTRModel", "DCNv2Config", "DLRMConfig", "HistoryConfig", "ModelConfig", "build_model", "build_network"]
+__all__ = [
+    "CTRModel",
+    "DCNv2Config",
+    "DLRMConfig",
+    "HistoryConfig",
+    "ModelConfig",
+    "TowersConfig",
+    "build_model",
+    "build_network",
+]
 
 
 def build_model(
@@ -65,9 +78,11 @@ def build_model(
         if collection is None:
             collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
         embeddings = collection(tables)
-        network = build_network(config, schema, embeddings.pooled_keys)
+        # Of all tables; a collection may look up those of its own host alone.
+        network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
         initialize(network, seed)
     if click_rate is not None and 0 < click_rate < 1:
+        assert isinstance(network.score, Score)
         with torch.no_grad():
             network.score.out.bias.fill_(math.log(click_rate / (1 - click_rate)))
     return CTRModel(embeddings, network)
@@ -75,4 +90,7 @@ def build_model(
 
 def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, ...]) -> Network:
     """The part of a model that a dense optimizer trains; its weights are torch's own draws."""
-    return Network(config, schema, pooled_keys, partial(_SCORES[config.kind], config))
+    score = partial(_SCORES[config.kind], config)
+    if config.towers is None:
+        return Network(config, schema, pooled_keys, score)
+    return TowerNetwork(config, schema, pooled_keys, _TOWERS[config.kind], score)

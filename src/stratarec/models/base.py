@@ -17,6 +17,7 @@ from stratarec.models.history import History, Windows
 from stratarec.models.request import Request
 from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig, build_pooling
+from stratarec.models.towers import TowersConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class VectorsConfig:
     """How multi-valued features are pooled."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
     """How histories are pooled."""
+    towers: TowersConfig | None = None
+    """Groups of features that tell the rest of the model less than their vectors; null for none."""
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
@@ -58,7 +61,8 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
 class Score(nn.Module):
     """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``.
 
-    A third argument says which vectors samples share, or is None.
+    A third argument says which vectors samples share, or is None; a fourth are numbers ``[B, N]`` that interact with
+    nothing else before the last layers, or None.
     """
 
     out: nn.Linear
@@ -73,7 +77,7 @@ class Network(nn.Module):
         config: VectorsConfig,
         schema: Schema,
         pooled_keys: tuple[str, ...],
-        score: Callable[[int, int], Score],
+        score: Callable[[int, int], nn.Module],
     ) -> None:
         super().__init__()
         self.width = config.embedding_dim
@@ -128,6 +132,9 @@ class Network(nn.Module):
             vectors = torch.cat([vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1)
             runs = runs and runs.beside(len(extra))
         logits: Tensor = self.score(dense, vectors, runs)
+        return self._corrected(logits)
+
+    def _corrected(self, logits: Tensor) -> Tensor:
         return logits.float() if self.training or not self.correction else logits.float() + self.correction
 
 
@@ -163,16 +170,28 @@ class CTRModel(nn.Module):
         """The ids that the tables will be asked for, each distinct value of a group once."""
         return Request.of(batch, self.network.sequence_keys)
 
+    def nothing(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
+        """A zero that depends on what is looked up: for a batch without samples of which others have some."""
+        found = self.embeddings(prepared or (request or self.request(batch)).features)
+        total: Tensor = found.pooled.sum() + sum(bags.values.sum() for bags in found.sequences.values())
+        return total
+
     def vectors(
         self, batch: Batch, request: Request, prepared: Handle | None = None
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
+        return batch.dense, *self.looked_up(request, batch.size, self.network.sequence_keys, prepared)
+
+    def looked_up(
+        self, request: Request, size: int, sequences: Sequence[str], prepared: Handle | None = None
+    ) -> tuple[Tensor, list[History], Runs | None]:
+        """As `vectors`, of so many samples."""
         found = self.embeddings(prepared or request.features)
         histories = []
-        for key in self.network.sequence_keys:
+        for key in sequences:
             bags = found.sequences[key]
             windows = request.windows.get(key) or Windows(start=bags.offsets[:-1], length=bags.lengths())
             histories.append(History(rows=bags.values, windows=windows))
         # A group may have more distinct values than there are samples.
-        pooled = found.pooled if len(found.pooled) == batch.size else found.pooled[: batch.size]
-        return batch.dense, pooled, histories, Runs.of(request, found.pooled_keys)
+        pooled = found.pooled if len(found.pooled) == size else found.pooled[:size]
+        return pooled, histories, Runs.of(request, found.pooled_keys)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stratarec.batch import Batch
 from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.reduction import reduce_gradients
 from stratarec.embedding import Handle
 from stratarec.models.request import Request
-from stratarec.training.cadence import Seen
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.pipeline import Stages, Trained, refuse_loss
 from stratarec.training.waits import Waits
@@ -33,20 +29,15 @@ class SharedStages(Stages):
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The sum of the losses of this rank's samples."""
         if not batch.size:
-            return self._nothing(batch, request, prepared)
+            return self.model.nothing(batch, request, prepared)
         return super().forward(batch, request, prepared)
-
-    def _nothing(self, batch: Batch, request: Request | None, prepared: Handle | None) -> Tensor:
-        """A loss of zero that depends on what was looked up: this rank's rows are asked for all the same."""
-        found = self.model.embeddings(prepared or (request or self.request(batch)).features)
-        total: Tensor = found.pooled.sum() + sum(bags.values.sum() for bags in found.sequences.values())
-        return total
 
     def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
         """See `Stages.train`; loss and samples are those of all ranks."""
         with self.waits:
             loss = self.forward(batch, request, prepared)
-            parts = self.mesh.rows.figures([loss.item(), batch.size])
+            found = self.mesh.rows.figures([loss.item(), batch.size])
+            parts = [found[rank] for rank in self.mesh.order]
             samples = sum(int(size) for _, size in parts)
             value = sum(part for part, _ in parts) / samples
             if not math.isfinite(value):
@@ -73,19 +64,3 @@ class SharedStages(Stages):
             {name: value if name.endswith("seconds") else round(value) for name, value in zip(mine, found, strict=True)}
             for found in mesh.rows.figures(list(mine.values()))
         ]
-
-
-class Together:
-    """The `Reduction` and the `Agreement` of several processes: sums in the order of ranks, one stops all."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-
-    def reduce(self, weights: Iterable[torch.nn.Parameter]) -> None:
-        """See `Reduction.reduce`."""
-        reduce_gradients(self._mesh.rows, list(weights))
-
-    def agree(self, seen: Seen) -> Seen:
-        """Rank 0 has the clock; whoever was asked to stop stops all."""
-        found = self._mesh.rows.figures([seen.checkpoint_age_seconds, seen.stop])
-        return Seen(checkpoint_age_seconds=found[0][0], stop=any(stop for _, stop in found))
