@@ -260,6 +260,7 @@ def train(args: argparse.Namespace) -> None:
         result = trainer.train(
             resume=settled or args.resume or (restarted() and not args.overwrite),
             overwrite=args.overwrite and not settled,
+            earlier=args.earlier,
         )
     if mesh.is_first:
         _print_result(trainer.run, result)

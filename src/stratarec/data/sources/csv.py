@@ -222,7 +222,8 @@ def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[
 def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     """What each column is read as at first: text, where it stands in several places of the schema that differ."""
     schema = view.schema
-    roles: list[tuple[str, type[pl.DataType]]] = [(schema.label_column, pl.Float64)]
+    plain = isinstance(schema.label, str)  # whole numbers are parsed faster; others are read as text first
+    roles: list[tuple[str, type[pl.DataType]]] = [(schema.label_column, pl.UInt8 if plain else pl.Float64)]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
     roles += [(f.name, pl.Int64 if f.type == "integer" and f.kind == "single" else pl.String) for f in schema.sparse]
     kinds = dict(roles)
