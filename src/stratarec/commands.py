@@ -213,7 +213,7 @@ def evaluate(args: argparse.Namespace) -> None:
             return
         for split in args.split or ["test"]:
             precision = trained.recipe.train.precision
-            found_split, _, _ = evaluate_split(
+            found_split, _ = evaluate_split(
                 trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
             )
             if mesh.is_first:

@@ -204,7 +204,7 @@ def test_a_run_that_is_there_is_refused_on_all_ranks(ranks: Ranks, home: Path, t
 
 def scored(mesh: Mesh, run: Path, output: Path) -> dict[str, Any]:
     with open_run(run, mesh=mesh) as found:
-        metrics, _, _ = evaluate_split(
+        metrics, _ = evaluate_split(
             found.model, found.dataset, "test", precision="float32", progress=SilentProgress(), mesh=mesh
         )
         return {"metrics": metrics.to_dict(), "rows": predict(found, "valid", output, SilentProgress())}

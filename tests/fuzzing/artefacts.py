@@ -175,7 +175,7 @@ class _Run:
     def __call__(self, path: Path, _: Path) -> dict[str, str]:
         found = {}
         with open_run(path) as trained:
-            metrics, _, _ = evaluate_split(
+            metrics, _ = evaluate_split(
                 trained.model, trained.dataset, "test", precision="float32", progress=SilentProgress()
             )
             found["evaluated"] = json.dumps(metrics.to_dict())

@@ -33,6 +33,7 @@ def empty(dataset: Dataset) -> Batch:
         label=torch.empty(0),
         dense=torch.empty(0, len(dataset.schema.dense)),
         sparse=_keyed(keys, np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64), 0),
+        weight=torch.empty(0) if dataset.schema.weight else None,
     )
 
 
@@ -40,20 +41,21 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
     samples, size = buffer.samples, len(rows)
     singles, room = len(samples.sparse) - len(samples.lists), sum(part.ids(rows) for part in samples.lists)
     words, missing = spread_rows(samples.ids, rows, paired=buffer.users, ids=singles, room=room)
-    front = 2 * buffer.users * size
-    label, *pointers = words[front : front + (1 + len(buffer.tables)) * size].reshape(-1, size)
-    tables = dict(zip(buffer.tables, pointers, strict=True))
-    values = words[front + (1 + len(pointers)) * size :]
+    front, marks = 2 * buffer.users * size, 1 + bool(dataset.schema.weight)
+    columns = words[front : front + (marks + len(buffer.tables)) * size].reshape(-1, size)
+    tables = dict(zip(buffer.tables, columns[marks:], strict=True))
+    values = words[front + columns.size :]
     dense = _dense(buffer, rows, tables, len(dataset.schema.dense))
     # From here on pointers are numbers of the batch's own.
     shared = [name for name in dataset.groups if buffer.tables[name].columns.sparse]
     groups = [_group(buffer.tables[name], tables[name]) for name in shared]
     return Batch(
-        label=torch.from_numpy(label.view(np.float32)),
+        label=torch.from_numpy(columns[0].view(np.float32)),
         dense=torch.from_numpy(dense),
         sparse=_keyed(samples.sparse, *end_bags(values, singles, missing, samples.lists, rows), size),
         groups=(*groups, *(_history(name, buffer.tables[name], tables[name]) for name in dataset.windows)),
         user=torch.from_numpy(words[:front].view(np.int64)) if buffer.users else None,
+        weight=torch.from_numpy(columns[1].view(np.float32)) if dataset.schema.weight else None,
     )
 
 

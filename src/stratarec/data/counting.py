@@ -56,7 +56,8 @@ class Counts:
             write_atomic(self._values(number, place, name), counted.write_parquet)
         moments = {feature.name: asdict(part.moments(feature.name)) for feature in self._schema.dense}
         positives = [part.positives(split) for split in range(len(SPLITS))]
-        return {"moments": moments, "positives": positives, "repeats": self._repeats(part).to_dict()}
+        repeats = self._repeats(part).to_dict()
+        return {"moments": moments, "positives": positives, "weight": part.weight(), "repeats": repeats}
 
     def _repeats(self, part: Partition) -> Repeats:
         return part.repeats() if self._count_repeats else Repeats.none(self._schema)
@@ -102,6 +103,10 @@ class Counts:
                 for name, count in zip(SPLITS, read_json(path)["positives"], strict=True):
                     total[name] += count
         return total
+
+    def weight(self) -> float:
+        """Of all training samples together."""
+        return sum(float(read_json(path)["weight"]) for path in self._notes())
 
     def _notes(self) -> Iterator[Path]:
         return (note_of(self._folder, number) for number in range(self._shards))

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from stratarec.artifacts import own_file
 from stratarec.data.layout import Layout
 from stratarec.data.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
-from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER
+from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER, WEIGHT
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.row_group import RowGroup
 from stratarec.data.schema import DenseFeature
@@ -230,7 +230,7 @@ class Dataset:
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
         """One row group with a column for every feature, nothing deduplicated."""
         columns = self.row_group(split, shard, group).expand(self.groups, self.windows)
-        names = [LABEL, *self.schema.names]
+        names = [LABEL, *([WEIGHT] if self.schema.weight else []), *self.schema.names]
         names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})
 

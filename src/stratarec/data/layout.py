@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stratarec.data.manifest import Manifest, Shard
-from stratarec.data.names import LABEL, ROW, SESSION, SESSIONS, TIME, USER, events, pointer, stored_name
+from stratarec.data.names import LABEL, ROW, SESSION, SESSIONS, TIME, USER, WEIGHT, events, pointer, stored_name
 from stratarec.data.row_group import RowGroup
 from stratarec.kernels.batches import least_and_total, outside, outside_windows
 
@@ -46,7 +46,7 @@ class Layout:
         features = _features(manifest)
         histories = [feature.name for feature in schema.histories]
         grouped = {name for names in (groups or {}).values() for name in names}
-        samples = {LABEL: pa.uint8()}
+        samples = {LABEL: pa.uint8(), **({WEIGHT: _FLOATS} if schema.weight else {})}
         apart = grouped | set(histories if manifest.deduplicated else ())
         samples.update({name: kind for name, kind in features.items() if name not in apart})
         samples.update({TIME: pa.int64()} if schema.time else {})
@@ -86,6 +86,8 @@ class Layout:
         label = row_group.samples[LABEL].to_numpy()
         if len(label) and label.max() > 1:
             yield f"a label is {label.max()}, expected 0 or 1"
+        if WEIGHT in self.samples and (row_group.samples[WEIGHT].to_numpy() < 0).any():
+            yield "a weight is negative"
         for table in (
             row_group.samples,
             *(row_group.tables[name] for name in self.pointed if name not in self.windows),

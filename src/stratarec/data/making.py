@@ -76,6 +76,8 @@ class Making:
         )
         shards = encode_shards(workspace.folder("encoded"), partitions, wanted, self._executor, self._progress)
         self._check_splits(partitions, shards, counts.positives())
+        if not counts.weight():
+            raise DataError(f"column {self._schema.weight!r}: every weight of the training split is 0, expected others")
         return Manifest(
             name=name,
             columns=self._schema,

@@ -18,13 +18,13 @@ from stratarec.errors import ConfigError
 MARK = "@"
 
 # Columns of samples.
-LABEL, TIME, USER, SESSION, ROW = "@label", "@time", "@user", "@session", "@row"
+LABEL, WEIGHT, TIME, USER, SESSION, ROW = "@label", "@weight", "@time", "@user", "@session", "@row"
 # Columns of spilled rows, beside those that the schema names.
 FILE, SPLIT, PARTITION, PLACE = "@file", "@split", "@partition", "@place"
 # The table of the sessions of a row group.
 SESSIONS = "@sessions"
 
-_OWN = (LABEL, TIME, USER, SESSION, ROW, FILE, SPLIT, PARTITION, PLACE, SESSIONS)
+_OWN = (LABEL, WEIGHT, TIME, USER, SESSION, ROW, FILE, SPLIT, PARTITION, PLACE, SESSIONS)
 # safetensors keeps a name for itself.
 _TAKEN = "__metadata__"
 _MOST_BYTES = 200

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.groups import Repeats
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import LABEL, PLACE, ROW, SESSION, SPLIT, TIME, USER, column
+from stratarec.data.names import LABEL, PLACE, ROW, SESSION, SPLIT, TIME, USER, WEIGHT, column
 from stratarec.data.row_group import Encoded, GroupValues, WindowValues, slices
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
@@ -69,6 +69,12 @@ class Partition:
     def positives(self, split: int) -> int:
         """Rows of a split whose label is 1."""
         return int(self.frame.filter(pl.Series(self.split == split))[self._schema.label_column].sum())
+
+    def weight(self, training: int = 0) -> float:
+        """Of all training rows."""
+        if not self._schema.weight:
+            return float(np.count_nonzero(self.split == training))
+        return float(self.frame[self._schema.weight].to_numpy()[self.split == training].sum())
 
     def count(self, vocabulary: str, training: int = 0) -> pl.DataFrame:
         """Columns `value` and `count`: how often training rows look each value up."""
@@ -124,7 +130,9 @@ class Partition:
         rows = self.frame[chosen]
         grouped = {name for names in (groups or {}).values() for name in names}
         columns: dict[str, pa.Array] = {LABEL: pa.array(rows[self._schema.label_column].to_numpy(), pa.uint8())}
-        windows = {}
+        if self._schema.weight:
+            columns[WEIGHT] = pa.array(rows[self._schema.weight].to_numpy().astype(np.float32))
+        front, windows = tuple(columns), {}
         for name in self._schema.names:
             if name in self.windows:
                 windows[name] = self._encode_windows(name, chosen, encoder)
@@ -132,7 +140,7 @@ class Partition:
                 columns[name] = encoder.column(name, rows[name])
         if groups is None:
             columns.update({name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()})
-            columns = {name: columns[name] for name in (LABEL, *self._schema.names)}
+            columns = {name: columns[name] for name in (*front, *self._schema.names)}
         if self._schema.time:
             columns[TIME] = pa.array(rows[self._schema.time].to_numpy(), pa.int64())
         if keep_rows:

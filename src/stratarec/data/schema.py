@@ -87,6 +87,9 @@ class Schema:
 
     label: str | LabelRule = "label"
     """Column of 0 and 1, or of truth values; or a rule such as ``{column: rating, at_least: 4}``."""
+    weight: str = ""
+    """Column of sample weights, finite numbers of 0 or more: how much each sample counts in the loss of training and in
+    every metric. Empty where all count alike."""
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...] = ()
     time: str = ""
@@ -150,6 +153,17 @@ class Schema:
                 raise ConfigError(f"schema.{key} is {name!r}, which is the label column; name another column")
             if name in lists:
                 raise ConfigError(f"schema.{key} is {name!r}, a feature of several values; name a column of one")
+        self._check_weight()
+
+    def _check_weight(self) -> None:
+        if not self.weight:
+            return
+        check_column("schema.weight", self.weight)
+        others = {feature.name for feature in self.sparse} | {self.label_column, self.time, self.session, self.user}
+        if self.weight in others:
+            raise ConfigError(
+                f"schema.weight is {self.weight!r}, which is the label, a key or a sparse feature; name another column"
+            )
 
     def _check_histories(self) -> None:
         singles = {feature.name for feature in self.sparse if feature.kind == "single"}

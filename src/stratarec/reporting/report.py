@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
+from stratarec.reporting.curve import Curve
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes, write_html
 from stratarec.reporting.metrics import LABELS, Figures, show, shown
 from stratarec.reporting.placement import COMPARED, comparison_rows
@@ -28,7 +29,7 @@ def write_report(
     dataset: Dataset,
     position: Mapping[str, Any],
     result: Mapping[str, Any],
-    curve: tuple[NDArray[Any], NDArray[Any]] | None,
+    curve: Curve | None,
 ) -> None:
     """Write the report of a finished run.
 
@@ -38,8 +39,8 @@ def write_report(
         Losses and evaluations of the run.
     result : mapping
         What ``result.json`` holds.
-    curve : tuple of ndarray or None
-        Labels and probabilities of the test split.
+    curve : Curve or None
+        The test split.
     """
     charts = [chart for chart in (_loss(position), _validation(position), _calibration(curve)) if chart is not None]
     write_html(
@@ -126,19 +127,15 @@ def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[n
     return Chart(title=title, note=note, figure=figure)
 
 
-def _calibration(curve: tuple[NDArray[Any], NDArray[Any]] | None) -> Chart | None:
-    """Click rate against prediction, in bins of equally many samples; None where there are too few for two bins."""
-    if curve is None or len(curve[0]) < 2 * _LEAST_BIN:
+def _calibration(curve: Curve | None) -> Chart | None:
+    """Click rate against prediction; None where there are too few samples for two bins."""
+    predicted, observed = curve.bins(_BINS, _LEAST_BIN) if curve else ([], [])
+    if len(predicted) < 2:
         return None
-    label, probability = curve
-    bins = min(len(label) // _LEAST_BIN, _BINS)
-    parts = np.array_split(np.argsort(probability, kind="stable"), bins)
-    predicted = [float(probability[part].mean()) for part in parts]
-    observed = [float(label[part].mean()) for part in parts]
     figure, axes = new_axes(3.6, 2.5)
     top = max(*predicted, *observed, 1e-3) * 1.05
     axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1)
     axes.plot(predicted, observed, color=ACCENT, marker="o", markersize=3, linewidth=1.5)
     axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
     axes.grid(color=LINE)
-    return Chart(title="Calibration", note=f"test split, {bins} bins", figure=figure)
+    return Chart(title="Calibration", note=f"test split, {len(predicted)} bins", figure=figure)

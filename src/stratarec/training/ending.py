@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
@@ -19,7 +18,8 @@ from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation import evaluate_split
+from stratarec.reporting.curve import Curve
+from stratarec.training.evaluation import Scored, evaluate_split
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics
 from stratarec.training.position import Position
@@ -64,11 +64,11 @@ class Ending:
         }
         if self.mesh.ranks > 1:
             result["ranks"] = self.figures()
-        curve: tuple[Any, Any] | None = None
+        curve: Curve | None = None
         if self.dataset.samples("test"):
-            metrics, label, score = self._test(path)
+            metrics, found = self._test(path)
             result["test"] = metrics.to_dict()
-            curve = (label, 1 / (1 + np.exp(-score.astype(np.float64))))
+            curve = Curve(found.label, 1 / (1 + np.exp(-found.logit.astype(np.float64))), found.weight)
         result["peak_rss_bytes"] = peak_rss_bytes()
 
         def write() -> None:
@@ -81,7 +81,7 @@ class Ending:
         self.mesh.first(write)
         return result
 
-    def _test(self, path: Path) -> tuple[Metrics, NDArray[np.float32], NDArray[np.float32]]:
+    def _test(self, path: Path) -> tuple[Metrics, Scored]:
         try:
             return evaluate_split(
                 self.model,

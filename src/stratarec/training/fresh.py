@@ -47,6 +47,8 @@ class FreshRows:
     kept: pl.DataFrame
     """Columns that are passed through, as the file has them."""
     label: NDArray[np.float32] | None
+    weight: NDArray[np.float32] | None
+    """Where the log was opened to be evaluated and the schema names one."""
     logits: NDArray[np.float32]
     user: NDArray[np.int64] | None
     """Who is told from whom; None where the log does not say."""
@@ -87,10 +89,14 @@ class FreshLogs:
         names, path = first.column_names(), first.files[0]
         self.labelled = self._schema.label_column in names
         if labelled:
-            check_there(names, self._schema.label_column, path)
+            needed = (self._schema.label_column, self._schema.weight)
+            for name in filter(None, needed):
+                check_there(names, name, path)
         for name in keep:
             check_there(names, name, path)
         self._earlier = tuple(earlier)
+        # Nobody asks how much a row counts that is only scored.
+        self._weight = self._schema.weight if labelled else ""
         self._given = self._given_histories(names, path)
         schema, self._user = self._read_schema(), self._schema.user if self._schema.user in names else ""
         self.keep = tuple(dict.fromkeys(keep))
@@ -119,7 +125,7 @@ class FreshLogs:
 
     def _read_schema(self) -> Schema:
         """The schema of what is read: keys only where histories are made by them; given histories are lists."""
-        schema = replace(self._schema, session="")
+        schema = replace(self._schema, session="", weight=self._weight)
         if schema.histories and not self._given:
             return schema
         lists = tuple(
@@ -153,7 +159,7 @@ class FreshLogs:
         schema = self._schema
         needed = {feature.of for feature in schema.histories}
         sparse = tuple(f for f in schema.sparse if f.name in needed or f.kind == "history")
-        view = View(schema=replace(schema, dense=(), sparse=sparse, session=""))
+        view = View(schema=replace(schema, dense=(), sparse=sparse, session="", weight=""))
         logs = [self._earlier] if self._earlier else []
         logs += [self._source.files] if self.labelled else []
         return Events(
@@ -176,6 +182,7 @@ class FreshLogs:
             rows=chunk.rows,
             kept=kept.select(kept[name] for name in self.keep),
             label=label,
+            weight=frame[self._weight].to_numpy().astype(np.float32) if self._weight else None,
             logits=self._logits(dense, sparse),
             user=user,
         )

@@ -19,11 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from stratarec.batch import Batch
 from stratarec.data.loader import Loader, run_ahead
@@ -34,6 +33,7 @@ from stratarec.models import CTRModel
 from stratarec.models.outputs import autocast
 from stratarec.models.request import Request
 from stratarec.training.config import TrainConfig
+from stratarec.training.objective import mean_loss
 
 Item = tuple[Batch, Request]
 
@@ -109,9 +109,6 @@ class Stages:
     reduction : Reduction
     """
 
-    loss_of: ClassVar[str] = "mean"
-    """What the loss is of the losses of samples."""
-
     def __init__(
         self,
         model: CTRModel,
@@ -151,7 +148,11 @@ class Stages:
         """The loss of a batch, a scalar."""
         with autocast(self._config.precision):
             logits = self.model(batch, request, prepared)
-        return functional.binary_cross_entropy_with_logits(logits, batch.label, reduction=self.loss_of)
+        return self.loss(logits, batch)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """What `forward` gives for the logits of a batch."""
+        return mean_loss(logits, batch)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the network, and one optimizer step of the rows."""

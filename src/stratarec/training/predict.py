@@ -54,7 +54,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
                 progress=progress,
                 mesh=trained.mesh,
             )
-            for label, score, _ in map(Scored.joined, parts):
+            for label, score, *_ in map(Scored.joined, parts):
                 writer.write_table(pa.table([*keys.take(len(label)), label, probabilities(score)], schema=schema))
                 rows += len(label)
 

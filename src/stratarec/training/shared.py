@@ -17,6 +17,7 @@ from stratarec.embedding import Handle
 from stratarec.models.request import Request
 from stratarec.training.cadence import Seen
 from stratarec.training.memory import peak_rss_bytes
+from stratarec.training.objective import sum_loss, total_weight
 from stratarec.training.pipeline import Stages, Trained, refuse_loss
 from stratarec.training.waits import Waits
 
@@ -24,17 +25,19 @@ from stratarec.training.waits import Waits
 class SharedStages(Stages):
     """The stages of a step of one rank of a mesh: its samples count as much as those of the others."""
 
-    loss_of = "sum"
-
     def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
         super().__init__(*stages, **others)
         self.mesh, self.waits = mesh, Waits(mesh)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """The sum of the losses of this rank's samples."""
+        """See `loss`."""
         if not batch.size:
             return self._nothing(batch, request, prepared)
         return super().forward(batch, request, prepared)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The weighted sum of the losses of this rank's samples."""
+        return sum_loss(logits, batch)
 
     def _nothing(self, batch: Batch, request: Request | None, prepared: Handle | None) -> Tensor:
         """A loss of zero that depends on what was looked up: this rank's rows are asked for all the same."""
@@ -46,14 +49,14 @@ class SharedStages(Stages):
         """See `Stages.train`; loss and samples are those of all ranks."""
         with self.waits:
             loss = self.forward(batch, request, prepared)
-            parts = self.mesh.rows.figures([loss.item(), batch.size])
-            samples = sum(int(size) for _, size in parts)
-            value = sum(part for part, _ in parts) / samples
+            parts = self.mesh.rows.figures([loss.item(), total_weight(batch), batch.size])
+            weight = sum(each for _, each, _ in parts) or float("inf")
+            value = sum(part for part, _, _ in parts) / weight
             if not math.isfinite(value):
                 refuse_loss(value, step)
-            self.backward(loss / samples)
+            self.backward(loss / weight)
             self.update(step)
-        return Trained(value, samples)
+        return Trained(value, sum(int(size) for _, _, size in parts))
 
     def figures(self) -> list[dict[str, float]]:
         """`RankFigures` of all ranks."""

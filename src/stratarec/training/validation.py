@@ -44,7 +44,7 @@ class Validation:
         if not self.dataset.samples("valid"):
             return False
         try:
-            metrics, _, _ = evaluate_split(
+            metrics, _ = evaluate_split(
                 self.model,
                 self.dataset,
                 "valid",

@@ -15,6 +15,8 @@ from stratarec.data.sources.times import read_times
 from stratarec.data.sources.whole import from_floats, from_text, from_text_expr
 from stratarec.errors import DataError
 
+# Float32 holds a little more.
+_MOST = 3.0e38
 _TEXT = (pl.String, pl.Categorical, pl.Enum)
 
 
@@ -58,6 +60,8 @@ class Converter:
         columns = {}
         if schema.label_column in frame.columns:
             columns[schema.label_column] = self.label(frame[schema.label_column], schema.label)
+        if schema.weight:
+            columns[schema.weight] = self.weight(frame[schema.weight])
         for dense in schema.dense:
             columns[dense.name] = self.number(frame[dense.name])
         for sparse in schema.sparse:
@@ -111,7 +115,13 @@ class Converter:
         """``Float64``; null where missing."""
         value = self._numeric(raw, "numbers for a dense feature").fill_nan(None)
         missing = raw.is_null() if raw.dtype in _TEXT else value.is_null()
-        self.require(raw, missing | (value.abs() <= 3.0e38), "a finite number or nothing")
+        self.require(raw, missing | (value.abs() <= _MOST), "a finite number or nothing")
+        return value
+
+    def weight(self, raw: pl.Series) -> pl.Series:
+        """``Float64``, 0 or more."""
+        value = self._numeric(raw, "numbers for a weight")
+        self.require(raw, value.is_between(0.0, _MOST), "a finite number of 0 or more")
         return value
 
     def category(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:

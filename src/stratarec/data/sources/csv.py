@@ -224,6 +224,7 @@ def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     schema = view.schema
     roles: list[tuple[str, type[pl.DataType]]] = [(schema.label_column, pl.Float64)]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
+    roles += [(schema.weight, pl.Float64)]
     roles += [(f.name, pl.Int64 if f.type == "integer" and f.kind == "single" else pl.String) for f in schema.sparse]
     kinds = dict(roles)
     roles += [(name, kinds.get(name, pl.String)) for name in (schema.user, schema.session)]
