@@ -145,7 +145,10 @@ class Dataset:
         """
         kept = ("name", "kind", "vocabulary", "of", "max_length")
         return {
-            "sparse": [{key: getattr(feature, key) for key in kept} for feature in self.schema.sparse],
+            "sparse": [
+                {key: getattr(feature, key) for key in (*kept, *(["beside"] if feature.beside else []))}
+                for feature in self.schema.sparse
+            ],
             "dense": [self._dense_input(feature) for feature in self.schema.dense],
             "vocabularies": {
                 name: {"values": info.values, "tail_buckets": info.tail_buckets, "digest": info.digest}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stratarec.data.manifest import Manifest, Shard
@@ -39,6 +40,8 @@ class Layout:
     """Groups and histories, which samples point at."""
     windows: tuple[str, ...]
     """Histories that are stored as windows."""
+    sequences: tuple[tuple[str, ...], ...]
+    """The columns of each sequence that has several."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Layout:
@@ -70,6 +73,9 @@ class Layout:
             ids={feature.name: manifest.vocabularies[feature.vocabulary].rows for feature in schema.sparse},
             pointed=pointed,
             windows=tuple(histories) if manifest.deduplicated else (),
+            sequences=tuple(
+                tuple(feature.name for feature in columns) for columns in schema.sequences.values() if len(columns) > 1
+            ),
         )
 
     @property
@@ -93,6 +99,7 @@ class Layout:
             *(row_group.tables[name] for name in self.pointed if name not in self.windows),
         ):
             yield from self._values(table)
+            yield from self._unequal(table)
         yield from self._pointers(row_group)
 
     def _values(self, table: pa.Table) -> Iterator[str]:
@@ -106,6 +113,12 @@ class Layout:
                     yield from _ids_outside(name, values.to_numpy(), rows)
                 elif values.type == _FLOATS and not np.isfinite(values.to_numpy()).all():
                     yield f"column {name!r} has a value that is not finite"
+
+    def _unequal(self, table: pa.Table) -> Iterator[str]:
+        for main, *others in self.sequences:
+            for name in others if main in table.column_names else ():
+                if not pc.list_value_length(table[name]).equals(pc.list_value_length(table[main])):
+                    yield f"columns {main!r} and {name!r} have lists of different lengths"
 
     def _pointers(self, row_group: RowGroup) -> Iterator[str]:
         for name in self.pointed:

@@ -191,6 +191,10 @@ class Manifest(Model):
         known = set(self.columns.names) - {feature.name for feature in self.columns.histories}
         if len(set(members)) != len(members) or not set(members) <= known:
             yield f"groups of {sorted(members)}, expected each of {sorted(known)} at most once"
+        for columns in self.columns.sequences.values():
+            names = {feature.name for feature in columns}
+            if any(names & set(group) not in (set(), names) for group in (self.groups or {}).values()):
+                yield f"a group has some columns of the sequence {columns[0].name!r} and not others"
         own = {*(self.groups or {}), *(feature.name for feature in self.columns.histories)}
         if own & {SESSIONS, *map(pointer, own), *map(events, own)}:
             yield "a group with the name of a table of another"

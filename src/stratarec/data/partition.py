@@ -85,8 +85,8 @@ class Partition:
                 parts.append(_window_counts(self.windows[feature.name], chosen))
                 continue
             values = self.frame[feature.name].filter(pl.Series(chosen))
-            if feature.kind == "multi":
-                values = values.list.head(feature.max_length).explode(empty_as_null=False)
+            if feature.kind != "single":
+                values = _shortened(values, feature).explode(empty_as_null=False)
             parts.append(values.drop_nulls().rename("value").value_counts(name="count"))
         return merge_counts(parts)
 
@@ -202,7 +202,7 @@ class _Encoder:
     def column(self, name: str, values: pl.Series) -> pa.Array:
         if name in self._dense:
             return pa.array(transform(values, self._dense[name], self._moments[name]))
-        if self._sparse[name].kind == "multi":
+        if self._sparse[name].kind != "single":
             return _encode_lists(values, self._sparse[name], self._vocabularies[self._sparse[name].vocabulary])
         return pa.array(self.ids(name, values))
 
@@ -248,8 +248,13 @@ def _window_counts(windows: Windows, chosen: NDArray[np.bool_]) -> pl.DataFrame:
     return covered.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
 
 
+def _shortened(lists: pl.Series, feature: SparseFeature) -> pl.Series:
+    most = feature.max_length
+    return lists.list.tail(most) if feature.kind == "sequence" else lists.list.head(most)
+
+
 def _encode_lists(values: pl.Series, feature: SparseFeature, vocabulary: Vocabulary) -> pa.Array:
-    lists = values.list.head(feature.max_length)
+    lists = _shortened(values, feature)
     lengths = lists.list.len().fill_null(0).to_numpy()
     flat = lists.drop_nulls().explode(empty_as_null=False)
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)

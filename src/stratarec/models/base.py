@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ class VectorsConfig:
     pooling: Literal["mean", "sum"] = "mean"
     """How multi-valued features are pooled."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
-    """How histories are pooled."""
+    """How histories and sequences are pooled."""
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
@@ -36,11 +37,11 @@ class VectorsConfig:
 
 
 def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int]) -> list[EmbeddingBagConfig]:
-    """One table a vocabulary; histories that need every row are looked up without pooling."""
+    """One table a vocabulary; histories and sequences that need every row are looked up without pooling."""
     unpooled = config.history.pooling != "mean"
 
     def is_sequence(feature: SparseFeature) -> bool:
-        return unpooled and feature.kind == "history"
+        return unpooled and feature.kind in ("history", "sequence")
 
     return [
         EmbeddingBagConfig(
@@ -66,7 +67,11 @@ class Score(nn.Module):
 
 
 class Network(nn.Module):
-    """The dense part of a model: pools histories, then leaves the rest to `score`."""
+    """The dense part of a model: pools histories and sequences, then leaves the rest to `score`.
+
+    An event of a sequence is the sum of the rows of its columns, and what attention compares it with is the sum of the
+    vectors of the features that these are of: that takes no weights of its own, and leaves both in one space.
+    """
 
     def __init__(
         self,
@@ -77,13 +82,24 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.width = config.embedding_dim
-        sequences = schema.histories if config.history.pooling != "mean" else ()
-        self.sequence_keys = tuple(feature.name for feature in sequences)
-        self.targets = tuple(pooled_keys.index(feature.of) for feature in sequences)
-        self.poolings = nn.ModuleList(
-            build_pooling(self.width, feature.max_length, config.history) for feature in sequences
+        behaviours = tuple(schema.behaviours.values()) if config.history.pooling != "mean" else ()
+        self.columns = tuple(tuple(feature.name for feature in columns) for columns in behaviours)
+        """The columns of each history and sequence."""
+        self.sequence_keys = tuple(name for columns in self.columns for name in columns)
+        self.targets = tuple(
+            tuple(pooled_keys.index(feature.of) for feature in columns if feature.of) for columns in behaviours
         )
-        self.score = score(len(schema.dense), len(pooled_keys) + len(sequences))
+        """Which pooled vectors each is compared with."""
+        for columns, targets in zip(self.columns, self.targets, strict=True):
+            if config.history.pooling == "target_attention" and not targets:
+                raise ConfigError(
+                    f"model.history.pooling is target_attention, and sparse feature {columns[0]!r} has no `of` to "
+                    "compare its events with: name it in the schema, or take another pooling"
+                )
+        self.poolings = nn.ModuleList(
+            build_pooling(self.width, columns[0].max_length, config.history) for columns in behaviours
+        )
+        self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
         self.correction = 0.0
         """Added to logits wherever the network is not trained: the logarithm of the share of negatives that it saw."""
 
@@ -99,29 +115,35 @@ class Network(nn.Module):
         pooled : Tensor
             ``[B, F * D]`` pooled embeddings; may be overwritten.
         histories : sequence of History
-            Unpooled histories.
+            The unpooled features, those of `sequence_keys`.
         runs : Runs
             Which pooled embeddings samples share; by default none.
         """
         vectors = pooled.view(len(pooled), -1, self.width)
-        if runs is not None and any(runs.shared[target] for target in self.targets):
+        if runs is not None and any(runs.shared[place] for targets in self.targets for place in targets):
             vectors, runs = runs.expand(vectors), None
         extra = [
-            pooling(vectors[:, target], history)
-            for pooling, target, history in zip(self.poolings, self.targets, histories, strict=True)
+            pooling(_query(vectors, targets), _joined(columns))
+            for pooling, targets, columns in zip(self.poolings, self.targets, self._by_column(histories), strict=True)
         ]
         return self._logits(dense, vectors, extra, runs)
 
     def padded(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
         """As `forward` from tensors alone, for export: rows ``[B, L, D]`` and mask ``[B, L]`` of each history."""
         vectors = pooled.view(pooled.shape[0], -1, self.width)
+        parts = zip(
+            self.poolings, self.targets, self._by_column(sequences[::2]), self._by_column(sequences[1::2]), strict=True
+        )
         extra = [
-            pooling.padded(vectors[:, target], rows, mask)  # type: ignore[operator]
-            for pooling, target, rows, mask in zip(
-                self.poolings, self.targets, sequences[::2], sequences[1::2], strict=True
-            )
+            pooling.padded(_query(vectors, targets), _sum(rows), masks[0])  # type: ignore[operator]
+            for pooling, targets, rows, masks in parts
         ]
         return self._logits(dense, vectors, extra)
+
+    def _by_column(self, found: Sequence[Any]) -> list[Sequence[Any]]:
+        """What there is for each of `sequence_keys`, by history and sequence."""
+        ends = list(accumulate(len(columns) for columns in self.columns))
+        return [found[end - len(columns) : end] for columns, end in zip(self.columns, ends, strict=True)]
 
     def _logits(self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor], runs: Runs | None = None) -> Tensor:
         if extra:
@@ -129,6 +151,21 @@ class Network(nn.Module):
             runs = runs and runs.beside(len(extra))
         logits: Tensor = self.score(dense, vectors, runs)
         return logits.float() if self.training or not self.correction else logits.float() + self.correction
+
+
+def _query(vectors: Tensor, targets: Sequence[int]) -> Tensor:
+    """``[B, D]`` from ``[B, F, D]``: what a history or sequence is compared with."""
+    return vectors[:, targets[0]] if len(targets) == 1 else vectors[:, list(targets)].sum(1)
+
+
+def _joined(columns: Sequence[History]) -> History:
+    """Events of several columns, whose windows are the same."""
+    return columns[0] if len(columns) == 1 else replace(columns[0], rows=_sum([column.rows for column in columns]))
+
+
+def _sum(rows: Sequence[Tensor]) -> Tensor:
+    """Of tensors of one shape, in their order."""
+    return sum(rows[1:], rows[0])
 
 
 class CTRModel(nn.Module):
@@ -171,7 +208,9 @@ class CTRModel(nn.Module):
         histories = []
         for key in self.network.sequence_keys:
             bags = found.sequences[key]
-            windows = request.windows.get(key) or Windows(start=bags.offsets[:-1], length=bags.lengths())
+            # Behind the batch's samples there may be empty bags.
+            offsets = bags.offsets[: batch.size + 1]
+            windows = request.windows.get(key) or Windows(start=offsets[:-1], length=offsets.diff())
             histories.append(History(rows=bags.values, windows=windows))
         # A group may have more distinct values than there are samples.
         pooled = found.pooled if len(found.pooled) == batch.size else found.pooled[: batch.size]

@@ -101,7 +101,7 @@ class PooledInput(Model):
 
 
 class SequenceInput(Model):
-    """A history that the network is given row by row."""
+    """A history, or a column of a sequence, that the network is given row by row."""
 
     feature: str
     table: str
@@ -203,5 +203,5 @@ def inputs(
         for name in table.feature_names
     )
     unpooled = {name: table.name for table in configs for name in table.sequence_features}
-    histories = [feature.name for feature in schema.histories if feature.name in unpooled]
-    return pooled, tuple(SequenceInput(feature=name, table=unpooled[name]) for name in histories)
+    behaviours = [feature.name for columns in schema.behaviours.values() for feature in columns]
+    return pooled, tuple(SequenceInput(feature=name, table=unpooled[name]) for name in behaviours if name in unpooled)

@@ -40,10 +40,11 @@ def _program(trained: TrainedModel) -> torch.export.ExportedProgram:
     pooled = len(trained.model.embeddings.pooled_keys) * width
     inputs: list[Tensor] = [torch.zeros(3, len(trained.dataset.schema.dense)), torch.zeros(3, pooled)]
     shapes: list[dict[int, Any]] = [{0: batch}, {0: batch}]
-    for number, _ in enumerate(network.sequence_keys):
+    for number, columns in enumerate(network.columns):
         longest = torch.export.Dim(f"length_{number}", min=1)
-        inputs += [torch.zeros(3, 5, width), torch.ones(3, 5, dtype=torch.bool)]
-        shapes += [{0: batch, 1: longest}, {0: batch, 1: longest}]
+        for _ in columns:
+            inputs += [torch.zeros(3, 5, width), torch.ones(3, 5, dtype=torch.bool)]
+            shapes += [{0: batch, 1: longest}, {0: batch, 1: longest}]
     extra = [tuple(shapes[2:])] if len(shapes) > 2 else []
     model = _Probability(network).eval()
     return torch.export.export(model, tuple(inputs), dynamic_shapes=(*shapes[:2], *extra))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.names import column
 from stratarec.data.schema import LabelRule, Schema, SparseFeature, TimeUnit, ValueType
+from stratarec.data.sources.aligned import complete
 from stratarec.data.sources.text import BadRows
 from stratarec.data.sources.times import read_times
 from stratarec.data.sources.whole import from_floats, from_text, from_text_expr
@@ -69,6 +71,8 @@ class Converter:
                 columns[sparse.name] = self.category(frame[sparse.name], sparse.type)
             elif sparse.kind == "multi":
                 columns[sparse.name] = self.values(frame[sparse.name], sparse)
+        for features in schema.sequences.values():
+            columns |= self.sequence([frame[feature.name] for feature in features], features)
         kinds = {feature.name: feature.type for feature in schema.sparse if feature.kind == "single"}
         if schema.time:
             columns[schema.time] = self.time(frame[schema.time], schema.time_unit, schema.time_format)
@@ -151,17 +155,41 @@ class Converter:
 
     def values(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
         """Lists of what `category` gives, none of it missing; the first `max_length` of each."""
+        found = self._lists(raw, feature).list.drop_nulls()
+        return self._typed_lists(raw, found, feature.type).list.head(feature.max_length)
+
+    def sequence(self, raw: Sequence[pl.Series], features: Sequence[SparseFeature]) -> dict[str, pl.Series]:
+        """Lists of the columns of one sequence, as long as each other, none of it missing; the last `max_length`."""
+        lists = [
+            self._typed_lists(part, self._lists(part, feature), feature.type)
+            for part, feature in zip(raw, features, strict=True)
+        ]
+        lengths = [part.list.len().fill_null(0).to_numpy() for part in lists]
+        for feature, length in zip(features[1:], lengths[1:], strict=True):
+            self._require_as_long(feature.name, length, features[0].name, lengths[0])
+        # Of bad rows nothing is used, and those of unequal lists would put all others out of step.
+        good = pl.DataFrame(lists).select(pl.when(pl.Series(self._good)).then(pl.all()))
+        found = complete(good.get_columns())
+        return {feature.name: part.list.tail(feature.max_length) for feature, part in zip(features, found, strict=True)}
+
+    def _require_as_long(self, name: str, length: NDArray[Any], main: str, expected: NDArray[Any]) -> None:
+        wrong = (length != expected) & self._good
+        for row in np.flatnonzero(wrong):
+            problem = (
+                f"column {name!r}: got a list of {length[row]}, expected {expected[row]} values, as many as "
+                f"{main!r} has, which it is beside"
+            )
+            self._bad.add(self._path, int(self._numbers[row]), problem, unit=self._unit)
+        self._good &= ~wrong
+
+    def _lists(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
+        """A column of lists; null in them is what is missing."""
         if feature.separator:
             if raw.dtype not in (*_TEXT, pl.Null):
                 raise self._type_error(raw, f"text to split at {feature.separator!r}")
-            parts = raw.cast(pl.String).str.split(feature.separator)
-            found = parts.list.eval(pl.element().filter(pl.element() != ""))
-        else:
-            found = self._lists(raw)
-        return self._typed_lists(raw, found, feature.type).list.head(feature.max_length)
-
-    def _lists(self, raw: pl.Series) -> pl.Series:
-        """A column of lists, without what is missing in them."""
+            texts = raw.cast(pl.String)
+            parts = texts.set(texts == "", None).str.split(feature.separator)
+            return parts.list.eval(pl.when(pl.element() != "").then(pl.element()))
         if raw.dtype == pl.Null:
             raw = raw.cast(pl.List(pl.Int64))
         if raw.dtype.base_type() != pl.List:
@@ -170,7 +198,7 @@ class Converter:
         if not (inner.is_integer() or inner in (pl.String, pl.Categorical, pl.Null)):
             raise self._type_error(raw, "lists of integers or text")
         text, kept = inner in (pl.String, pl.Categorical), inner == pl.UInt64
-        return (raw if kept else raw.cast(pl.List(pl.String if text else pl.Int64))).list.drop_nulls()
+        return raw if kept else raw.cast(pl.List(pl.String if text else pl.Int64))
 
     def _typed_lists(self, raw: pl.Series, lists: pl.Series, type: ValueType) -> pl.Series:
         inner = lists.dtype.inner  # type: ignore[attr-defined]
@@ -179,11 +207,9 @@ class Converter:
         if type != "integer" or inner != pl.String:
             return lists
         whole = lists.list.eval(from_text_expr(pl.element()))
-        kept = whole.list.drop_nulls()
-        self.require(
-            raw, raw.is_null() | (kept.list.len() == whole.list.len()), "whole numbers, as its type is integer"
-        )
-        return kept
+        read, given = (each.list.drop_nulls().list.len() for each in (whole, lists))
+        self.require(raw, raw.is_null() | (read == given), "whole numbers, as its type is integer")
+        return whole
 
     def time(self, raw: pl.Series, unit: TimeUnit, form: str = "") -> pl.Series:
         """``Int64`` in `unit`.

@@ -137,7 +137,7 @@ class CsvSource:
             names = names_in(content)
             for name in self._names if names else ():
                 check_there(names, name, file.path)
-            lists = frozenset(f.name for f in self.schema.sparse if f.kind == "multi" and not f.separator)
+            lists = frozenset(f.name for f in self.schema.sparse if f.kind in ("multi", "sequence") and not f.separator)
             return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
         delimiter = _delimiter(config, file)
         if delimiter == config.quote:
