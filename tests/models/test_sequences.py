@@ -19,15 +19,15 @@ SEQUENCES = [[1, 2, 3], [], [4], [5, 6, 7, 8, 9], [11, 12]] * 3
 
 
 def schema(*, of: bool = True) -> Schema:
-    target = {"of": "item"} if of else {"vocabulary": "item"}
+    def same(name: str) -> dict[str, str]:
+        return {"of" if of else "vocabulary": name}
+
     return Schema(
         sparse=(
             SparseFeature(name="item"),
             SparseFeature(name="kind"),
-            SparseFeature(name="last", kind="sequence", max_length=6, **target),  # type: ignore[arg-type]
-            SparseFeature(
-                name="last_kind", kind="sequence", beside="last", **{"of": "kind"} if of else {"vocabulary": "kind"}
-            ),  # type: ignore[arg-type]  # fmt: skip
+            SparseFeature(name="last", kind="sequence", max_length=6, **same("item")),  # type: ignore[arg-type]
+            SparseFeature(name="last_kind", kind="sequence", beside="last", **same("kind")),  # type: ignore[arg-type]
             SparseFeature(name="last_dwell", kind="sequence", beside="last", vocabulary="dwell"),
         )
     )

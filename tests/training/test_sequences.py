@@ -133,8 +133,8 @@ def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: st
     np.testing.assert_allclose(exported[known["row"].to_numpy() - 1], scores, rtol=1e-4)
     changed = frame.with_columns(last_kind=pl.col("last_kind").list.reverse())
     assert not np.allclose(Scorer.open(tmp_path / "export").score(changed), exported, rtol=1e-4)
+    pair = {"item": [1, 2], "kind": ["k1", "k2"], "last": [[3], [4, 5]], "last_kind": [["k3"], ["k4"]]}
     with pytest.raises(DataError, match=r"row 2: column 'last_kind': got a list of 1, expected 2 values, as many as"):
-        pair = {"item": [1, 2], "kind": ["k1", "k2"], "last": [[3], [4, 5]], "last_kind": [["k3"], ["k4"]]}
         Scorer.open(tmp_path / "export").score(pair)
 
 
