@@ -14,12 +14,12 @@ from stratarec.jagged import KeyedJagged, to_device
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """B samples.
+    """B samples, with T labels.
 
     Parameters
     ----------
     label : Tensor
-        ``[B]`` float32 in {0, 1}.
+        ``[B]`` float32 in {0, 1}; ``[B, T]`` where there are several, NaN where one is not known.
     dense : Tensor
         ``[B, F_dense]`` float32, transformed; F_dense may be 0.
     sparse : KeyedJagged
@@ -41,7 +41,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        return self.label.numel()
+        return self.label.shape[0]
 
     def to(self, device: torch.device | str) -> Batch:
         """The same samples on `device`."""

@@ -24,7 +24,7 @@ from stratarec.reporting.curve import Curve
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.fresh import FreshLogs
 from stratarec.training.metrics import evaluate_logits
-from stratarec.training.objective import mean_loss, sum_loss, total_weight
+from stratarec.training.objective import Objective
 from stratarec.training.run import open_run
 from stratarec.training.slices import evaluate_logs
 from stratarec.training.trainer import Trainer
@@ -117,15 +117,17 @@ def gradient(loss: Any, label: torch.Tensor, logit: torch.Tensor, weight: torch.
 def test_the_loss_of_a_weighted_batch_is_that_of_repeated_rows() -> None:
     label, logit, weight = (torch.tensor(weighted(37)[place]).float() for place in (0, 1, 3))
     rows = torch.repeat_interleave(torch.arange(37), weight.long())
-    found = gradient(mean_loss, label, logit, weight)
-    expected = torch.zeros(37).index_add(0, rows, gradient(mean_loss, label[rows], logit[rows], None))
+    found = gradient(Objective().mean, label, logit, weight)
+    expected = torch.zeros(37).index_add(0, rows, gradient(Objective().mean, label[rows], logit[rows], None))
     torch.testing.assert_close(found, expected)
-    total = total_weight(batch_of(label, weight))
-    torch.testing.assert_close(gradient(sum_loss, label, logit, weight) / total, expected)
+    (total,) = Objective().weights(batch_of(label, weight))
+    torch.testing.assert_close(gradient(Objective().sums, label, logit, weight) / total, expected)
     # The unit does not matter, nor that there is nothing to learn from.
-    torch.testing.assert_close(gradient(mean_loss, label, logit, weight / 7), expected)
-    assert not gradient(mean_loss, label, logit, torch.zeros(37)).any()
-    assert torch.equal(gradient(mean_loss, label, logit, torch.ones(37)), gradient(mean_loss, label, logit, None))
+    torch.testing.assert_close(gradient(Objective().mean, label, logit, weight / 7), expected)
+    assert not gradient(Objective().mean, label, logit, torch.zeros(37)).any()
+    assert torch.equal(
+        gradient(Objective().mean, label, logit, torch.ones(37)), gradient(Objective().mean, label, logit, None)
+    )
 
 
 @pytest.mark.parametrize("groups", ["declared", "none"])
@@ -154,17 +156,17 @@ def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -
         assert_same_model(last(other.run), last(none.run))
     with open_run(other.run) as run:
         whole, found = evaluate_split(run.model, dataset, "test", precision="float32", progress=SilentProgress())
-        assert whole.auc == pytest.approx(roc_auc_score(found.label, found.logit, sample_weight=found.weight))
+        assert whole["click"].auc == pytest.approx(roc_auc_score(found.label, found.logit, sample_weight=found.weight))
         # Of raw logs, too, which need no weights to be scored.
         log = FreshLogs(run, [str(tmp_path / "log.parquet")], labelled=True, keep=["shop"])
         metrics, slices = evaluate_logs(log, SilentProgress())
         rows = pl.read_parquet(tmp_path / "log.parquet")
         scores = np.concatenate([part.logits for part in log.scored(SilentProgress())])
-        assert metrics.auc == pytest.approx(roc_auc_score(rows["click"], scores, sample_weight=rows["weight"]))
+        assert metrics["click"].auc == pytest.approx(roc_auc_score(rows["click"], scores, sample_weight=rows["weight"]))
         value, part = slices["shop"][0]
         chosen = rows["shop"] == int(value)
         known = [column.filter(chosen) for column in (rows["click"], pl.Series(scores), rows["weight"])]
-        assert part.auc == pytest.approx(roc_auc_score(*known[:2], sample_weight=known[2]))
+        assert part["click"].auc == pytest.approx(roc_auc_score(*known[:2], sample_weight=known[2]))
         rows.drop("weight").write_parquet(tmp_path / "bare.parquet")
         bare = FreshLogs(run, [str(tmp_path / "bare.parquet")])
         assert np.array_equal(np.concatenate([part.logits for part in bare.scored(SilentProgress())]), scores)

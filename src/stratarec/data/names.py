@@ -30,6 +30,11 @@ _TAKEN = "__metadata__"
 _MOST_BYTES = 200
 
 
+def label_names(labels: int) -> tuple[str, ...]:
+    """The columns of so many labels, the first label's first."""
+    return tuple(f"{LABEL}/{place}" if place else LABEL for place in range(labels))
+
+
 def pointer(name: str) -> str:
     """The table by which samples point at rows of the table `name`."""
     return f"@pointers/{name}"
@@ -69,7 +74,7 @@ def check_name(field: str, name: str) -> None:
 
 def check_column(field: str, name: str) -> None:
     """Refuse what the label, time, session or user column cannot be called: it is read, but stored under another."""
-    if name in _OWN:
+    if name in _OWN or name.startswith(f"{LABEL}/"):
         raise _refused(field, name, "that is none of StrataRec's own columns")
     _check_any(field, name)
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from stratarec.data.groups import Repeats
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import LABEL, PLACE, ROW, SESSION, SPLIT, TIME, USER, WEIGHT, column
+from stratarec.data.names import PLACE, ROW, SESSION, SPLIT, TIME, USER, WEIGHT, column, label_names
 from stratarec.data.row_group import Encoded, GroupValues, WindowValues, slices
-from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.schema import UNKNOWN, Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.vocabulary import Vocabulary, merge_counts
 
@@ -66,9 +66,11 @@ class Partition:
             stop=before,
         )
 
-    def positives(self, split: int) -> int:
-        """Rows of a split whose label is 1."""
-        return int(self.frame.filter(pl.Series(self.split == split))[self._schema.label_column].sum())
+    def labels(self, split: int) -> list[tuple[int, int]]:
+        """Of each label the rows of a split that have it, and those of which it is 1."""
+        chosen = self.split == split
+        columns = (self.frame[name].to_numpy()[chosen] for name in self._schema.label_columns)
+        return [(int((column != UNKNOWN).sum()), int((column == 1).sum())) for column in columns]
 
     def weight(self, training: int = 0) -> float:
         """Of all training rows."""
@@ -129,7 +131,11 @@ class Partition:
         chosen = np.flatnonzero(self.split == split)
         rows = self.frame[chosen]
         grouped = {name for names in (groups or {}).values() for name in names}
-        columns: dict[str, pa.Array] = {LABEL: pa.array(rows[self._schema.label_column].to_numpy(), pa.uint8())}
+        labels = self._schema.label_columns
+        columns: dict[str, pa.Array] = {
+            name: pa.array(rows[label].to_numpy(), pa.uint8())
+            for name, label in zip(label_names(len(labels)), labels, strict=True)
+        }
         if self._schema.weight:
             columns[WEIGHT] = pa.array(rows[self._schema.weight].to_numpy().astype(np.float32))
         front, windows = tuple(columns), {}

@@ -15,6 +15,9 @@ DenseTransform = Literal["log1p", "none"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 ValueType = Literal["auto", "integer", "text"]
 
+UNKNOWN = 2
+"""What stands for a label that is not known, where samples have several."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRule:
@@ -97,6 +100,10 @@ class Schema:
 
     label: str | LabelRule = "label"
     """Column of 0 and 1, or of truth values; or a rule such as ``{column: rating, at_least: 4}``."""
+    labels: tuple[str | LabelRule, ...] = ()
+    """Several labels of each sample in place of `label`, such as ``[click, like]``: columns or rules, of which a row
+    may lack some. The model has a logit for each. The first is the one by which rows are positive events of histories,
+    and by whose metrics training may stop early."""
     weight: str = ""
     """Column of sample weights, finite numbers of 0 or more: how much each sample counts in the loss of training and in
     every metric. Empty where all count alike."""
@@ -115,6 +122,7 @@ class Schema:
     """Column that names the user; needed by ``history`` features and used for grouped AUC."""
 
     def __post_init__(self) -> None:
+        self._take_labels()
         vocabularies = {feature.name: feature.vocabulary for feature in self.sparse}
         types = {feature.name: feature.type for feature in self.sparse}
         filled = (
@@ -125,6 +133,19 @@ class Schema:
         self._check_names()
         self._check_keys()
         self._check_events()
+
+    def _take_labels(self) -> None:
+        if not self.labels:
+            return
+        if self.label not in (Schema.label, self.labels[0]):
+            raise ConfigError(f"schema.label is {self.label!r}, and schema.labels names others; leave one of them out")
+        if len(self.labels) == 1:
+            raise ConfigError("schema.labels has one entry; name it in schema.label, or name another label, too")
+        object.__setattr__(self, "label", self.labels[0])
+        columns = self.label_columns
+        repeated = next((name for name in columns if columns.count(name) > 1), None)
+        if repeated is not None:
+            raise ConfigError(f"schema.labels: column {repeated!r} stands there twice, expected different columns")
 
     def _beside(self, feature: SparseFeature) -> SparseFeature:
         """A column of a sequence has its length and its group."""
@@ -152,8 +173,9 @@ class Schema:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
-        if self.label_column in names:
-            raise ConfigError(f"schema: the label column {self.label_column!r} is also a feature")
+        for label in self.label_columns:
+            if label in names:
+                raise ConfigError(f"schema: the label column {label!r} is also a feature")
         clash = sorted(set(self.groups) & set(names))
         if clash:
             raise ConfigError(f"schema: a group cannot have the name of a feature: {', '.join(clash)}")
@@ -172,13 +194,14 @@ class Schema:
 
     def _check_keys(self) -> None:
         lists = {feature.name for feature in self.sparse if feature.kind in ("multi", "sequence")}
-        check_column("schema.label", self.label_column)
+        for label in self.label_columns:
+            check_column("schema.labels" if self.labels else "schema.label", label)
         for key in ("time", "session", "user"):
             name = getattr(self, key)
             if not name:
                 continue
             check_column(f"schema.{key}", name)
-            if name == self.label_column:
+            if name in self.label_columns:
                 raise ConfigError(f"schema.{key} is {name!r}, which is the label column; name another column")
             if name in lists:
                 raise ConfigError(f"schema.{key} is {name!r}, a feature of several values; name a column of one")
@@ -188,7 +211,7 @@ class Schema:
         if not self.weight:
             return
         check_column("schema.weight", self.weight)
-        others = {feature.name for feature in self.sparse} | {self.label_column, self.time, self.session, self.user}
+        others = {feature.name for feature in self.sparse} | {*self.label_columns, self.time, self.session, self.user}
         if self.weight in others:
             raise ConfigError(
                 f"schema.weight is {self.weight!r}, which is the label, a key or a sparse feature; name another column"
@@ -207,8 +230,18 @@ class Schema:
 
     @property
     def label_column(self) -> str:
-        """The column that the label is made of."""
-        return self.label if isinstance(self.label, str) else self.label.column
+        """The column that the label is made of, the first one where there are several."""
+        return self.label_columns[0]
+
+    @property
+    def label_rules(self) -> tuple[str | LabelRule, ...]:
+        """Every label."""
+        return self.labels or (self.label,)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns that labels are made of, by which they are called."""
+        return tuple(rule if isinstance(rule, str) else rule.column for rule in self.label_rules)
 
     @property
     def names(self) -> tuple[str, ...]:

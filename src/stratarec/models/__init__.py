@@ -21,6 +21,7 @@ from stratarec.embedding.tiers import TierConfig
 from stratarec.models.base import CTRModel, Network, Score, build_tables
 from stratarec.models.dcn import DCNv2Config, DCNv2Score
 from stratarec.models.dlrm import DLRMConfig, DLRMScore
+from stratarec.models.heads import HeadsConfig, last_biases
 from stratarec.models.layers import initialize
 from stratarec.models.sequence import HistoryConfig
 
@@ -28,7 +29,16 @@ ModelConfig: TypeAlias = Annotated[DLRMConfig | DCNv2Config, Field(discriminator
 
 _SCORES: dict[str, Callable[[Any, int, int], Score]] = {"dlrm": DLRMScore, "dcnv2": DCNv2Score}
 
-__all__ = ["CTRModel", "DCNv2Config", "DLRMConfig", "HistoryConfig", "ModelConfig", "build_model", "build_network"]
+__all__ = [
+    "CTRModel",
+    "DCNv2Config",
+    "DLRMConfig",
+    "HeadsConfig",
+    "HistoryConfig",
+    "ModelConfig",
+    "build_model",
+    "build_network",
+]
 
 
 def build_model(
@@ -38,7 +48,7 @@ def build_model(
     *,
     optimizer: RowOptimizerConfig | None = None,
     seed: int = 0,
-    click_rate: float | None = None,
+    click_rates: Sequence[float] = (),
     tiers: TierConfig | None = None,
     collection: Callable[[Sequence[EmbeddingBagConfig]], EmbeddingCollection[Any]] | None = None,
 ) -> CTRModel:
@@ -52,8 +62,8 @@ def build_model(
         Vocabulary -> rows, as `Dataset.table_rows` gives.
     optimizer : RowOptimizerConfig
         For the embedding tables.
-    click_rate : float
-        Share of positives; the model starts at its log-odds.
+    click_rates : sequence of float
+        Share of positives of each label; the model starts at their log-odds.
     tiers : TierConfig
         Tables whose rows are at home outside level 0; by default none.
     collection : callable
@@ -67,9 +77,10 @@ def build_model(
         embeddings = collection(tables)
         network = build_network(config, schema, embeddings.pooled_keys)
         initialize(network, seed)
-    if click_rate is not None and 0 < click_rate < 1:
-        with torch.no_grad():
-            network.score.out.bias.fill_(math.log(click_rate / (1 - click_rate)))
+    with torch.no_grad():
+        for rate, bias in zip(click_rates, last_biases(network.score.out), strict=False):
+            if 0 < rate < 1:
+                bias.fill_(math.log(rate / (1 - rate)))
     return CTRModel(embeddings, network)
 
 

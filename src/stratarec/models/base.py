@@ -14,6 +14,7 @@ from stratarec.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
+from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, Windows
 from stratarec.models.request import Request
 from stratarec.models.runs import Runs
@@ -30,6 +31,8 @@ class VectorsConfig:
     """How multi-valued features are pooled."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
     """How histories and sequences are pooled."""
+    heads: HeadsConfig = field(default_factory=HeadsConfig)
+    """How several labels share the network."""
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
@@ -57,13 +60,14 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
 
 
 class Score(nn.Module):
-    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``.
+    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``, or
+    ``[B, T]`` where there are T labels.
 
     A third argument says which vectors samples share, or is None.
     """
 
-    out: nn.Linear
-    """The last layer."""
+    out: nn.Linear | SharedBottom | MMoE
+    """The last layer, or what several labels have in its place."""
 
 
 class Network(nn.Module):
@@ -100,13 +104,17 @@ class Network(nn.Module):
             build_pooling(self.width, columns[0].max_length, config.history) for columns in behaviours
         )
         self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
+        self.labels = schema.label_columns
+        if len(self.labels) > 1:
+            assert isinstance(self.score.out, nn.Linear)
+            self.score.out = build_heads(self.score.out.in_features, len(self.labels), config.heads)
         self.correction = 0.0
         """Added to logits wherever the network is not trained: the logarithm of the share of negatives that it saw."""
 
     def forward(
         self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
     ) -> Tensor:
-        """``[B]`` logits.
+        """``[B]`` logits; ``[B, T]`` of several labels.
 
         Parameters
         ----------
@@ -185,7 +193,7 @@ class CTRModel(nn.Module):
         self.network = network
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """``[B]`` float32 logits.
+        """``[B]`` float32 logits; ``[B, T]`` of several labels.
 
         Parameters
         ----------

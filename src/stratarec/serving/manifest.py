@@ -139,7 +139,8 @@ class Manifest(Model):
         config = self.model
         lists = [config.deep_mlp] if isinstance(config, DCNv2Config) else [config.bottom_mlp, config.top_mlp]
         layers = [config.cross_layers] if isinstance(config, DCNv2Config) else []
-        layers += [config.history.layers, *(len(sizes) for sizes in (*lists, config.history.attention_mlp))]
+        lists += [config.history.attention_mlp, config.heads.tower_mlp, config.heads.expert_mlp]
+        layers += [config.history.layers, config.heads.experts, *map(len, (*lists, self.columns.labels))]
         if max(layers) > _MOST_LAYERS:
             yield f"model: {max(layers)} layers, expected at most {_MOST_LAYERS}"
         for feature in self.columns.sparse:

@@ -17,7 +17,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.models.outputs import autocast
 from stratarec.progress import Progress
-from stratarec.training.metrics import Metrics, evaluate_logits
+from stratarec.training.metrics import Metrics, evaluate_labels
 
 _BATCH = 8192
 
@@ -26,7 +26,9 @@ class Scored(NamedTuple):
     """Samples and what the model says of them."""
 
     label: NDArray[np.float32]
+    """``[N]``, or ``[N, T]`` of several labels, NaN where one is not known."""
     logit: NDArray[np.float32]
+    """Likewise."""
     user: NDArray[np.int64]
     """Empty where samples have none."""
     weight: NDArray[np.float32]
@@ -83,15 +85,17 @@ def evaluate_split(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
     mesh: Mesh | None = None,
-) -> tuple[Metrics, Scored]:
-    """Metrics of a split, and its samples; see `logits`. Ranks have all of them: no metric is an estimate."""
+) -> tuple[dict[str, Metrics], Scored]:
+    """Metrics of each label on a split, and its samples; see `logits`. Ranks have all of them: no metric is an
+    estimate."""
     parts = logits(
         model, dataset, split, precision=precision, progress=progress, check=check, mesh=mesh,
         portions=1 if mesh is None else mesh.ranks,
     )  # fmt: skip
     # A rank's parts follow one another in storage, so sums have the order that one process gives them.
     found = Scored.joined(Scored.joined(of_rank) for of_rank in zip(*parts, strict=True))
-    metrics = evaluate_logits(
+    metrics = evaluate_labels(
+        dataset.schema.label_columns,
         found.label,
         found.logit,
         found.user if len(found.user) else None,
@@ -112,9 +116,10 @@ def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
     """What each rank has of a batch."""
     if mesh.ranks == 1:
         return [mine]
-    return [np.frombuffer(content, dtype=mine.dtype) for content in mesh.rows.gather(mine.tobytes())]
+    parts = mesh.rows.gather(mine.tobytes())
+    return [np.frombuffer(content, dtype=mine.dtype).reshape(-1, *mine.shape[1:]) for content in parts]
 
 
 def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
     model.embeddings(model.request(batch).features)
-    return np.empty(0, dtype=np.float32)
+    return np.empty(batch.label.shape, dtype=np.float32)

@@ -16,7 +16,7 @@ from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.events import Events
 from stratarec.data.hashing import stable_hash
-from stratarec.data.schema import Schema
+from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.sources import SourceConfig
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.columns import check_there
@@ -47,6 +47,7 @@ class FreshRows:
     kept: pl.DataFrame
     """Columns that are passed through, as the file has them."""
     label: NDArray[np.float32] | None
+    """``[N]``, or ``[N, T]`` of several labels, NaN where one is not known."""
     weight: NDArray[np.float32] | None
     """Where the log was opened to be evaluated and the schema names one."""
     logits: NDArray[np.float32]
@@ -87,10 +88,10 @@ class FreshLogs:
         self._schema = trained.dataset.schema
         first = self._open(files, View(schema=self._schema))
         names, path = first.column_names(), first.files[0]
-        self.labelled = self._schema.label_column in names
+        self.labels = self._schema.label_columns
+        self.labelled = set(self.labels) <= set(names)
         if labelled:
-            needed = (self._schema.label_column, self._schema.weight)
-            for name in filter(None, needed):
+            for name in filter(None, (*self.labels, self._schema.weight)):
                 check_there(names, name, path)
         for name in keep:
             check_there(names, name, path)
@@ -172,7 +173,6 @@ class FreshLogs:
         if events is not None:
             columns |= events.histories(frame)
         dense, sparse = encoder.encode_columns(columns, path)
-        label = frame[self._schema.label_column].to_numpy().astype(np.float32) if self.labelled else None
         assert chunk.rows is not None
         assert chunk.kept is not None or not (self.keep or self._user)
         kept = chunk.kept if chunk.kept is not None else pl.DataFrame()
@@ -181,11 +181,19 @@ class FreshLogs:
             file=path,
             rows=chunk.rows,
             kept=kept.select(kept[name] for name in self.keep),
-            label=label,
+            label=self._label(frame) if self.labelled else None,
             weight=frame[self._weight].to_numpy().astype(np.float32) if self._weight else None,
             logits=self._logits(dense, sparse),
             user=user,
         )
+
+    def _label(self, frame: pl.DataFrame) -> NDArray[np.float32]:
+        found = [frame[name].to_numpy().astype(np.float32) for name in self.labels]
+        if len(found) == 1:
+            return found[0]
+        label = np.stack(found, axis=1)
+        label[label == UNKNOWN] = np.nan
+        return label
 
     def _logits(self, dense: torch.Tensor, sparse: object) -> NDArray[np.float32]:
         model, parts = self._trained.model.eval(), []
@@ -194,7 +202,11 @@ class FreshLogs:
                 chosen = torch.arange(first, min(first + _BATCH, len(dense)))
                 batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))  # type: ignore[attr-defined]
                 parts.append(model(batch).cpu().numpy())
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+        return (
+            np.concatenate(parts)
+            if parts
+            else np.zeros((0, len(self.labels)) if len(self.labels) > 1 else 0, dtype=np.float32)
+        )
 
 
 def make_encoder(dataset: Dataset) -> FeatureEncoder:

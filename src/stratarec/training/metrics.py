@@ -6,7 +6,9 @@ A sample of weight w counts as w samples. A group's weight in the grouped AUC is
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +57,30 @@ def evaluate_logits(
         calibration=mean / rate if rate > 0 else float("nan"),
         grouped_auc=float("nan") if group is None else grouped_auc(truth, score, group, weight),
     )
+
+
+def evaluate_labels(
+    names: Sequence[str],
+    label: Floats,
+    logit: Floats,
+    group: NDArray[np.int64] | None = None,
+    weight: Floats | None = None,
+) -> dict[str, Metrics]:
+    """Metrics of each label: of ``[N]`` where there is one, else of columns of ``[N, T]``, NaN where not known."""
+    if label.ndim == 1:
+        return {names[0]: evaluate_logits(label, logit, group, weight)}
+    found = {}
+    for place, name in enumerate(names):
+        known = ~np.isnan(label[:, place])
+        others = (None if column is None else column[known] for column in (group, weight))
+        found[name] = evaluate_logits(label[known, place], logit[known, place], *others)  # type: ignore[arg-type]
+    return found
+
+
+def figures(found: Mapping[str, Metrics]) -> dict[str, Any]:
+    """As JSON data: the figures of the first label; of several, those of all under ``labels``."""
+    first = next(iter(found.values())).to_dict()
+    return first if len(found) == 1 else {**first, "labels": {name: each.to_dict() for name, each in found.items()}}
 
 
 def _entropy(rate: float) -> float:

@@ -33,7 +33,7 @@ from stratarec.models import CTRModel
 from stratarec.models.outputs import autocast
 from stratarec.models.request import Request
 from stratarec.training.config import TrainConfig
-from stratarec.training.objective import mean_loss
+from stratarec.training.objective import Objective
 
 Item = tuple[Batch, Request]
 
@@ -121,6 +121,7 @@ class Stages:
     ) -> None:
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
+        self.objective = Objective(config.loss_factors(model.network.labels))
 
     @property
     def epoch_steps(self) -> int:
@@ -152,7 +153,7 @@ class Stages:
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """What `forward` gives for the logits of a batch."""
-        return mean_loss(logits, batch)
+        return self.objective.mean(logits, batch)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the network, and one optimizer step of the rows."""

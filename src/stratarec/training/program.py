@@ -1,5 +1,5 @@
 """A network as a `torch.export` program: (dense ``[B, F]``, pooled ``[B, P * D]``, rows ``[B, L, D]`` and mask
-``[B, L]`` of each history) -> ``[B]`` probabilities.
+``[B, L]`` of each history) -> probabilities ``[B]``, or ``[B, T]`` of T labels.
 
 For use without StrataRec. torch unpickles parts of such a file, so opening one runs whatever its writer put in:
 StrataRec writes programs and never opens them.

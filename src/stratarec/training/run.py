@@ -100,7 +100,7 @@ def new_model(
         dataset.table_rows(),
         optimizer=recipe.train.embedding,
         seed=recipe.train.seed,
-        click_rate=dataset.positives["train"] / dataset.samples("train"),
+        click_rates=[count.positives / max(count.known, 1) for count in dataset.label_counts("train").values()],
         tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
         collection=collection,
     )

@@ -17,7 +17,6 @@ from stratarec.embedding import Handle
 from stratarec.models.request import Request
 from stratarec.training.cadence import Seen
 from stratarec.training.memory import peak_rss_bytes
-from stratarec.training.objective import sum_loss, total_weight
 from stratarec.training.pipeline import Stages, Trained, refuse_loss
 from stratarec.training.waits import Waits
 
@@ -36,27 +35,28 @@ class SharedStages(Stages):
         return super().forward(batch, request, prepared)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The weighted sum of the losses of this rank's samples."""
-        return sum_loss(logits, batch)
+        """``[T]`` weighted sums of the losses of this rank's samples, by label."""
+        return self.objective.sums(logits, batch)
 
     def _nothing(self, batch: Batch, request: Request | None, prepared: Handle | None) -> Tensor:
-        """A loss of zero that depends on what was looked up: this rank's rows are asked for all the same."""
+        """Losses of zero that depend on what was looked up: this rank's rows are asked for all the same."""
         found = self.model.embeddings(prepared or (request or self.request(batch)).features)
         total: Tensor = found.pooled.sum() + sum(bags.values.sum() for bags in found.sequences.values())
-        return total
+        return total.expand(len(self.model.network.labels))
 
     def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
         """See `Stages.train`; loss and samples are those of all ranks."""
         with self.waits:
-            loss = self.forward(batch, request, prepared)
-            parts = self.mesh.rows.figures([loss.item(), total_weight(batch), batch.size])
-            weight = sum(each for _, each, _ in parts) or float("inf")
-            value = sum(part for part, _, _ in parts) / weight
+            losses = self.forward(batch, request, prepared)
+            mine = (*losses.tolist(), *self.objective.weights(batch), batch.size)
+            *sums, samples = map(sum, zip(*self.mesh.rows.figures(mine), strict=True))
+            weights = sums[len(losses) :]
+            value = self.objective.joined(torch.tensor(sums[: len(losses)], dtype=torch.float64), weights).item()
             if not math.isfinite(value):
                 refuse_loss(value, step)
-            self.backward(loss / weight)
+            self.backward(self.objective.joined(losses, weights))
             self.update(step)
-        return Trained(value, sum(int(size) for _, _, size in parts))
+        return Trained(value, int(samples))
 
     def figures(self) -> list[dict[str, float]]:
         """`RankFigures` of all ranks."""

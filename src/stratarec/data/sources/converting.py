@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.data.names import column
-from stratarec.data.schema import LabelRule, Schema, SparseFeature, TimeUnit, ValueType
+from stratarec.data.schema import UNKNOWN, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
 from stratarec.data.sources.aligned import complete
 from stratarec.data.sources.text import BadRows
 from stratarec.data.sources.times import read_times
@@ -58,10 +58,10 @@ class Converter:
         return chosen if self._good.all() else chosen.filter(pl.Series(self._good))
 
     def convert(self, frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-        """Every column of `schema`, the label where there is one."""
-        columns = {}
+        """Every column of `schema`, labels where there are some."""
+        columns: dict[str, pl.Series] = {}
         if schema.label_column in frame.columns:
-            columns[schema.label_column] = self.label(frame[schema.label_column], schema.label)
+            columns |= self.labels(frame, schema)
         if schema.weight:
             columns[schema.weight] = self.weight(frame[schema.weight])
         for dense in schema.dense:
@@ -96,15 +96,30 @@ class Converter:
     def _type_error(self, raw: pl.Series, expected: str) -> DataError:
         return DataError(f"{self._path}: column {raw.name!r} is {raw.dtype}, expected {expected}")
 
-    def label(self, raw: pl.Series, rule: str | LabelRule) -> pl.Series:
-        """``UInt8`` 0 or 1."""
+    def labels(self, frame: pl.DataFrame, schema: Schema) -> dict[str, pl.Series]:
+        """Every label; of several, those that are missing are `UNKNOWN`, but not all of a row."""
+        if not schema.labels:
+            return {schema.label_column: self.label(frame[schema.label_column], schema.label)}
+        names = schema.label_columns
+        found = {
+            name: self.label(frame[name], rule, optional=True) for name, rule in zip(names, schema.labels, strict=True)
+        }
+        known = np.logical_or.reduce([(column != UNKNOWN).to_numpy() for column in found.values()])
+        self.require(frame[names[0]], pl.Series(known), f"a label here or in {', '.join(names[1:])}")
+        return found
+
+    def label(self, raw: pl.Series, rule: str | LabelRule, *, optional: bool = False) -> pl.Series:
+        """``UInt8`` 0 or 1; `UNKNOWN` where it may be missing and is."""
         threshold = None if isinstance(rule, str) else rule.at_least
+        if optional and raw.dtype.is_float():
+            raw = raw.fill_nan(None)
         value = self._numeric(raw, "0 and 1, or booleans" if threshold is None else "numbers for a label", truth=True)
-        if threshold is not None:
-            self.require(raw, value.is_finite(), "a number")
-            return (value >= threshold).fill_null(False).cast(pl.UInt8)
-        self.require(raw, (value == 0) | (value == 1), self._expected_label(raw))
-        return (value == 1).fill_null(False).cast(pl.UInt8)
+        fine = value.is_finite() if threshold is not None else (value == 0) | (value == 1)
+        expected = "a number" if threshold is not None else self._expected_label(raw)
+        self.require(raw, fine | raw.is_null() if optional else fine, expected)
+        positive = value >= threshold if threshold is not None else value == 1
+        found = positive.fill_null(False).cast(pl.UInt8)
+        return found.set(raw.is_null(), UNKNOWN) if optional else found
 
     def _expected_label(self, raw: pl.Series) -> str:
         return "0 or 1"

@@ -222,7 +222,7 @@ def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[
 def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     """What each column is read as at first: text, where it stands in several places of the schema that differ."""
     schema = view.schema
-    roles: list[tuple[str, type[pl.DataType]]] = [(schema.label_column, pl.Float64)]
+    roles: list[tuple[str, type[pl.DataType]]] = [(name, pl.Float64) for name in schema.label_columns]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
     roles += [(schema.weight, pl.Float64)]
     roles += [(f.name, pl.Int64 if f.type == "integer" and f.kind == "single" else pl.String) for f in schema.sparse]
