@@ -177,7 +177,7 @@ class Converter:
         """Lists of the columns of one sequence, as long as each other, none of it missing; the last `max_length`."""
         lists = [
             self._typed_lists(part, self._lists(part, feature), feature.type)
-            for part, feature in zip(raw, features, strict=True)
+            for part, feature in zip(map(_without_empty, raw), features, strict=True)
         ]
         lengths = [part.list.len().fill_null(0).to_numpy() for part in lists]
         for feature, length in zip(features[1:], lengths[1:], strict=True):
@@ -202,8 +202,7 @@ class Converter:
         if feature.separator:
             if raw.dtype not in (*_TEXT, pl.Null):
                 raise self._type_error(raw, f"text to split at {feature.separator!r}")
-            texts = raw.cast(pl.String)
-            parts = texts.set(texts == "", None).str.split(feature.separator)
+            parts = raw.cast(pl.String).str.split(feature.separator)
             return parts.list.eval(pl.when(pl.element() != "").then(pl.element()))
         if raw.dtype == pl.Null:
             raw = raw.cast(pl.List(pl.Int64))
@@ -259,6 +258,11 @@ class TextConverter(Converter):
             return value
         words = {"true": 1.0, "false": 0.0}
         return value.fill_null(text.str.to_lowercase().replace_strict(words, default=None, return_dtype=pl.Float64))
+
+
+def _without_empty(raw: pl.Series) -> pl.Series:
+    """Text that is empty is a list of nothing, and not of one value that is missing."""
+    return raw.cast(pl.String).replace("", None) if raw.dtype in _TEXT else raw
 
 
 def _written(form: str) -> str:
