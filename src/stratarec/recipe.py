@@ -54,6 +54,7 @@ class Recipe:
         schema = getattr(self.data.source, "schema", None)
         if schema is not None:  # others have theirs when their logs are opened
             self.train.loss_factors(schema.label_columns)
+            self.model.check_vocabularies(schema.vocabularies())
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

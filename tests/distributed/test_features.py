@@ -1,4 +1,4 @@
-"""Labels, weights and sequences of a log under several ranks: the model, metrics and scores of one process."""
+"""Labels, weights, sequences and tables of several widths under several ranks: the model, metrics and scores of one process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ def recipe(home: Path, run: Path, **train: Any) -> Recipe:
         ],
     }
     made["data"]["source"] = {"kind": "parquet", "paths": [str(home / "log.parquet")], "schema": schema}
-    made["model"] |= {"history": {"pooling": "target_attention"}, "heads": {"kind": "mmoe"}}
+    made["model"] |= {
+        "history": {"pooling": "target_attention"},
+        "heads": {"kind": "mmoe"},
+        "embedding_dims": {"kind": 2},
+    }
     return Recipe.from_dict({**made, "distributed": {"sharding": "row"}})
 
 

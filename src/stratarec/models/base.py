@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
 from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, Windows
+from stratarec.models.projections import Projections
 from stratarec.models.request import Request
 from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig, build_pooling
@@ -26,7 +27,10 @@ class VectorsConfig:
     """What all models share: the vectors they start from."""
 
     embedding_dim: int = 16
-    """D, width of every embedding."""
+    """D, width of every vector that the network takes."""
+    embedding_dims: Mapping[str, int] = field(default_factory=dict)
+    """Vocabulary -> width of its table, where that is another than `embedding_dim`: a learned linear projection takes
+    its vectors there (mixed dimensions, Ginart et al. 2019, arXiv 1909.11810). Small vocabularies need less."""
     pooling: Literal["mean", "sum"] = "mean"
     """How multi-valued features are pooled."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
@@ -37,11 +41,25 @@ class VectorsConfig:
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
             raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
+        for name, width in self.embedding_dims.items():
+            if width < 1:
+                raise ConfigError(f"model.embedding_dims.{name} is {width}, expected at least 1")
+
+    def table_width(self, vocabulary: str) -> int:
+        """Of the table of a vocabulary."""
+        return self.embedding_dims.get(vocabulary, self.embedding_dim)
+
+    def check_vocabularies(self, names: Collection[str]) -> None:
+        """Refuse widths of vocabularies that there are not."""
+        other = next((name for name in self.embedding_dims if name not in names), None)
+        if other is not None:
+            raise ConfigError(f"model.embedding_dims.{other}: no such vocabulary; there are {', '.join(names)}")
 
 
 def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int]) -> list[EmbeddingBagConfig]:
     """One table a vocabulary; histories and sequences that need every row are looked up without pooling."""
     unpooled = config.history.pooling != "mean"
+    config.check_vocabularies(schema.vocabularies())
 
     def is_sequence(feature: SparseFeature) -> bool:
         return unpooled and feature.kind in ("history", "sequence")
@@ -50,7 +68,7 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
         EmbeddingBagConfig(
             name=name,
             num_embeddings=table_rows[name],
-            embedding_dim=config.embedding_dim,
+            embedding_dim=config.table_width(name),
             pooling=config.pooling,
             feature_names=tuple(feature.name for feature in features if not is_sequence(feature)),
             sequence_features=tuple(feature.name for feature in features if is_sequence(feature)),
@@ -103,6 +121,7 @@ class Network(nn.Module):
         self.poolings = nn.ModuleList(
             build_pooling(self.width, columns[0].max_length, config.history) for columns in behaviours
         )
+        self.projections = Projections(schema, config.table_width, config.embedding_dim, pooled_keys)
         self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
         self.labels = schema.label_columns
         if len(self.labels) > 1:
@@ -121,27 +140,30 @@ class Network(nn.Module):
         dense : Tensor
             ``[B, F_dense]``.
         pooled : Tensor
-            ``[B, F * D]`` pooled embeddings; may be overwritten.
+            ``[B, .]`` pooled embeddings, as wide as their tables; may be overwritten.
         histories : sequence of History
             The unpooled features, those of `sequence_keys`.
         runs : Runs
             Which pooled embeddings samples share; by default none.
         """
-        vectors = pooled.view(len(pooled), -1, self.width)
+        vectors = self.projections.of_pooled(pooled, runs)
         if runs is not None and any(runs.shared[place] for targets in self.targets for place in targets):
             vectors, runs = runs.expand(vectors), None
+        wide = [
+            replace(history, rows=self.projections.of_rows(name, history.rows))
+            for name, history in zip(self.sequence_keys, histories, strict=True)
+        ]
         extra = [
             pooling(_query(vectors, targets), _joined(columns))
-            for pooling, targets, columns in zip(self.poolings, self.targets, self._by_column(histories), strict=True)
+            for pooling, targets, columns in zip(self.poolings, self.targets, self._by_column(wide), strict=True)
         ]
         return self._logits(dense, vectors, extra, runs)
 
     def padded(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
         """As `forward` from tensors alone, for export: rows ``[B, L, D]`` and mask ``[B, L]`` of each history."""
-        vectors = pooled.view(pooled.shape[0], -1, self.width)
-        parts = zip(
-            self.poolings, self.targets, self._by_column(sequences[::2]), self._by_column(sequences[1::2]), strict=True
-        )
+        vectors = self.projections.of_pooled(pooled)
+        wide = list(map(self.projections.of_rows, self.sequence_keys, sequences[::2]))
+        parts = zip(self.poolings, self.targets, self._by_column(wide), self._by_column(sequences[1::2]), strict=True)
         extra = [
             pooling.padded(_query(vectors, targets), _sum(rows), masks[0])  # type: ignore[operator]
             for pooling, targets, rows, masks in parts

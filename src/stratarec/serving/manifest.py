@@ -160,11 +160,9 @@ class Manifest(Model):
                 return
         for name, table in self.tables.items():
             vocabulary = self.vocabularies[name]
-            if table.rows != vocabulary.values + vocabulary.tail_buckets or table.width != self.model.embedding_dim:
-                yield (
-                    f"tables.{name}: {table.rows} rows of {table.width}, expected "
-                    f"{vocabulary.values + vocabulary.tail_buckets} of {self.model.embedding_dim}"
-                )
+            rows, width = vocabulary.values + vocabulary.tail_buckets, self.model.table_width(name)
+            if (table.rows, table.width) != (rows, width):
+                yield (f"tables.{name}: {table.rows} rows of {table.width}, expected {rows} of {width}")
 
     def _inputs(self) -> Iterator[str]:
         pooled, sequences = inputs(self.configs(), self.columns)

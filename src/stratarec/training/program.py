@@ -35,15 +35,15 @@ def program_bytes(trained: TrainedModel) -> memoryview:
 
 
 def _program(trained: TrainedModel) -> torch.export.ExportedProgram:
-    network, width = trained.model.network, trained.recipe.model.embedding_dim
+    network, widths = trained.model.network, trained.model.network.projections.table_widths
     batch = torch.export.Dim("batch", min=1)
-    pooled = len(trained.model.embeddings.pooled_keys) * width
+    pooled = network.projections.pooled_width
     inputs: list[Tensor] = [torch.zeros(3, len(trained.dataset.schema.dense)), torch.zeros(3, pooled)]
     shapes: list[dict[int, Any]] = [{0: batch}, {0: batch}]
     for number, columns in enumerate(network.columns):
         longest = torch.export.Dim(f"length_{number}", min=1)
-        for _ in columns:
-            inputs += [torch.zeros(3, 5, width), torch.ones(3, 5, dtype=torch.bool)]
+        for name in columns:
+            inputs += [torch.zeros(3, 5, widths[name]), torch.ones(3, 5, dtype=torch.bool)]
             shapes += [{0: batch, 1: longest}, {0: batch, 1: longest}]
     extra = [tuple(shapes[2:])] if len(shapes) > 2 else []
     model = _Probability(network).eval()
