@@ -1,4 +1,4 @@
-"""Labels, weights, sequences and tables of several widths under several ranks: the model, metrics and scores of one process."""
+"""Labels, weights, sequences and widths under several ranks: the model, metrics and scores of one process."""
 
 from __future__ import annotations
 
