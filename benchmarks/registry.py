@@ -28,7 +28,10 @@ BENCHMARKS = {
     "precision_quality": "benchmarks.precision_quality",
     "precision_quality_globo": "benchmarks.precision_quality_globo",
     "ranks": "benchmarks.ranks",
+    "simulator": "benchmarks.simulator",
     "tiers": "benchmarks.tiers",
+    "tower_quality": "benchmarks.tower_quality",
+    "towers": "benchmarks.towers",
     "train": "benchmarks.train",
 }
 

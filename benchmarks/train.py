@@ -47,7 +47,7 @@ class Side:
         self.staging.callback(self.batches.close)  # type: ignore[attr-defined]
         if isinstance(model, CTRModel) and lookahead:
             source = Prefetcher(
-                model.embeddings.engine, self.batches, lambda item: item[1].features, depth=lookahead
+                model.embeddings.engine, self.batches, lambda item, _: item[1].features, depth=lookahead
             )  # fmt: skip
             ahead = self.staging.enter_context(source)
             self.batches = ((*item, prepared) for item, prepared in ahead)

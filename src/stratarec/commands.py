@@ -14,6 +14,7 @@ from stratarec.naming import visible
 
 if TYPE_CHECKING:
     from stratarec.data.executing import Executor
+    from stratarec.distributed.calibration import NetworkFigures
     from stratarec.recipe import Recipe
 
 
@@ -81,12 +82,113 @@ def _executor(address: str | None) -> AbstractContextManager[Executor | None]:
 
 def plan(args: argparse.Namespace) -> None:
     """Where the tables of a recipe would live, in bytes and predicted speed; of several processes the first says so."""
+    from stratarec.distributed.calibration import network_at_hand
     from stratarec.distributed.mesh import joined
     from stratarec.recipe import Recipe
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    with joined(recipe.distributed) as mesh:
-        mesh.first(lambda: _plan(args, recipe, args.ranks or mesh.ranks))
+    _check_kind(args)
+    run = _plan if args.towers is None else _plan_towers
+    with joined(recipe.distributed, recipe.towers) as mesh:
+        if args.hosts is not None:
+            network = network_at_hand(mesh)
+            mesh.first(lambda: _plan_cluster(args, recipe, network))
+        else:
+            mesh.first(lambda: run(args, recipe, args.ranks or mesh.ranks))
+
+
+def _check_kind(args: argparse.Namespace) -> None:
+    """Refuse options of another kind of plan than the one asked for: of tables, of towers, or of steps on a cluster."""
+    from stratarec.errors import ConfigError
+
+    kinds = {
+        "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
+        "towers": {
+            "method": args.method, "interaction": args.interaction, "from": args.run, "steps": args.steps,
+            "balance": args.balance, "write": args.write or None, "ranks": args.ranks, "report": args.report,
+        },
+        "a cluster": {"network": args.network, "inside": args.inside, "measure": args.measure or None},
+    }  # fmt: skip
+    if args.towers is not None and args.hosts is not None:
+        raise ConfigError("--towers deals features to towers and --hosts predicts steps: ask for one of them")
+    kind = "towers" if args.towers is not None else "a cluster" if args.hosts is not None else "tables"
+    for other, options in kinds.items():
+        for name, value in options.items():
+            if value is not None and name not in kinds[kind]:
+                start = {"tables": "", "towers": "; start with --towers N", "a cluster": "; start with --hosts TxL"}
+                raise ConfigError(f"--{name} is of a plan of {other}, and this is one of {kind}{start[other]}")
+    if args.hosts is not None and args.network is None:
+        raise ConfigError("--hosts needs --network, the rate of each host to the others, such as 200Gbit")
+
+
+def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigures | None) -> None:
+    """Steps on a cluster that is not here."""
+    import json
+
+    from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
+    from stratarec.distributed.machines import Cluster
+    from stratarec.planning.tiers import measure_tiers
+    from stratarec.reporting.scaling import print_steps
+    from stratarec.sizes import parse_rate
+    from stratarec.training.scaling import assumptions, fastest, predictions
+    from stratarec.training.workloads import ASSUMED, calibrate, inside_rate
+
+    hosts, ranks = args.hosts
+    between = parse_rate(args.network, "--network")
+    inside = parse_rate(args.inside, "--inside") if args.inside else None
+    dataset = Dataset.open(recipe.data.path, verify="used")
+    check_prepared(recipe.data, dataset)
+    measure_tiers(recipe.memory, again=args.measure)
+    cluster = Cluster(
+        hosts=hosts, ranks=ranks, between_bytes_per_second=between,
+        inside_bytes_per_second=inside or inside_rate(recipe, ranks),
+    )  # fmt: skip
+    with dataset.held():
+        calibration = calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED)
+        found = predictions(recipe, dataset, cluster, calibration)
+    lines = assumptions(recipe, cluster, calibration, measured=network is not None)
+    rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
+    if args.json:
+        print(json.dumps({"steps": rows, "fastest": best, "assumed": lines}, indent=1, allow_nan=False))
+    else:
+        print_steps(rows, best, lines)
+
+
+def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
+    """Which features share a tower."""
+    import json
+
+    from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
+    from stratarec.drafting.rewriting import write_towers
+    from stratarec.files import check_output
+    from stratarec.reporting.progress import make_progress
+    from stratarec.reporting.towers import print_towers, write_towers_report
+    from stratarec.training.partitioning import TowerRequest, make_towers
+
+    if args.report:
+        check_output(Path(args.report))
+    options = {
+        "method": args.method, "measure": args.interaction, "run": args.run, "steps": args.steps,
+        "balance": args.balance,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    request = TowerRequest(towers=args.towers, ranks=ranks, **given)
+    dataset = Dataset.open(recipe.data.path, verify="used")
+    check_prepared(recipe.data, dataset)
+    with dataset.held():
+        made = make_towers(recipe, dataset, request, make_progress(quiet=args.quiet))
+    if args.json:
+        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_towers(made.to_dict(), request.source)
+    if args.report:
+        write_towers_report(Path(args.report), recipe.name, made.to_dict(), request.source)
+    if args.write:
+        write_towers(Path(args.recipe), made.plan)
+        if not args.json:
+            _say(f"written to {args.recipe}")
 
 
 def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
@@ -154,7 +256,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.training.trainer import Trainer
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    with joined(recipe.distributed) as mesh:
+    with joined(recipe.distributed, recipe.towers) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
         trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)
@@ -183,10 +285,13 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
         early, late = found["early_bytes"], found["late_bytes"]
         print(
             f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
-            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its steps waiting for others "
-            f"({hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden, "
-            f"{early / max(early + late, 1):.0%} of the rows early)"
+            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its time waiting"
         )
+        if early:
+            print(
+                f"                 {hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden, "
+                f"{early / (early + late):.0%} of the rows early"
+            )
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -23,6 +24,14 @@ def _ranks(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 to {_MOST_RANKS}")
     return int(text)
+
+
+def _cluster(text: str) -> tuple[int, int]:
+    """Hosts, and processes of each."""
+    found = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no cluster, expected hosts x processes of each, such as 8x8")
+    return int(found[1]), int(found[2])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,6 +67,37 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument("recipe", help="YAML recipe; `stratarec init` writes one")
         command.add_argument(
             "overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
+        )
+
+    def add_towers(group: argparse._ArgumentGroup) -> None:
+        group.add_argument("--towers", type=int, metavar="N", help="deal the sparse features to N towers")
+        group.add_argument(
+            "--method",
+            choices=("coherent", "diverse", "random", "round_robin"),
+            help="what shares a tower: features that interact strongly (default), or weakly; or to compare with",
+        )
+        group.add_argument(
+            "--interaction",
+            choices=("mixed", "cosine"),
+            help="of two features: mixed differences of the logit (default), or the cosine of their vectors",
+        )
+        group.add_argument("--from", dest="run", metavar="RUN", help="ask the model of this run, instead of a probe")
+        group.add_argument(
+            "--steps", type=int, help="steps of the probe that is trained and thrown away (default: 200)"
+        )
+        group.add_argument(
+            "--balance",
+            type=float,
+            metavar="R",
+            help="most and fewest features of a tower, over the mean (default: 1.5)",
+        )
+        group.add_argument("--write", action="store_true", help="write the towers into the recipe; comments stay")
+
+    def add_cluster(group: argparse._ArgumentGroup) -> None:
+        group.add_argument("--hosts", type=_cluster, metavar="TxL", help="predict T hosts of L processes, such as 8x8")
+        group.add_argument("--network", metavar="RATE", help="of each host to the others: 100Mbit, 1Gbit, 200Gbit")
+        group.add_argument(
+            "--inside", metavar="RATE", help="of a process to others of its host (default: by this machine's memory)"
         )
 
     command = add(
@@ -104,6 +144,8 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
     command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
     command.add_argument("--report", help="also write tables and a picture as HTML to this file")
+    add_towers(command.add_argument_group("towers of features (model.towers.plan), instead of the tables"))
+    add_cluster(command.add_argument_group("steps on a cluster by each exchange, instead of the tables"))
 
     command = add(
         "profile",

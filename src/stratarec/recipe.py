@@ -99,6 +99,11 @@ class Recipe:
         return file_name(self.name)
 
     @property
+    def towers(self) -> int:
+        """Towers of the model; 0 without."""
+        return 0 if self.model.towers is None else len(self.model.towers.plan)
+
+    @property
     def run(self) -> Path:
         """Directory of the run."""
         return Path(self.train.run) if self.train.run else Path("runs") / self.place

@@ -181,7 +181,7 @@ def ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) 
             yield features
 
     pooled, rows = [], []
-    with Prefetcher(collection.engine, batches(), lambda item: item, depth=depth) as source:
+    with Prefetcher(collection.engine, batches(), lambda item, _: item, depth=depth) as source:
         for features, prepared in source:
             found = collection(prepared)
             pooled.append(found.pooled.detach().clone())

@@ -34,7 +34,7 @@ def _serve(rank: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            job, arguments, ranks, port, timeout, local = pipe.recv()
+            job, arguments, ranks, port, timeout, local, towers = pipe.recv()
         except EOFError:
             return
         os.environ.update(
@@ -43,7 +43,7 @@ def _serve(rank: int, pipe: Connection) -> None:
         )  # fmt: skip
         try:
             torch.manual_seed(0)
-            with joined(DistributedConfig(timeout=timeout)) as mesh:
+            with joined(DistributedConfig(timeout=timeout), towers) as mesh:
                 answer = (job(mesh, *arguments), "")
         except BaseException as error:
             answer = (error if _is_plain(error) else repr(error), traceback.format_exc())
@@ -79,13 +79,14 @@ class Ranks:
         return process, here
 
     def begin(
-        self, ranks: int, job: Job, arguments: Sequence[Sequence[Any]], timeout: float = 30.0, local: int = 0
-    ) -> None:
+        self, ranks: int, job: Job, arguments: Sequence[Sequence[Any]], timeout: float = 30.0, local: int = 0,
+        towers: int = 0,
+    ) -> None:  # fmt: skip
         """Let every rank run ``job(mesh, *arguments[rank])``."""
         self.start(ranks)
         port = free_port()
         for (_, pipe), given in zip(self._workers[:ranks], arguments, strict=True):
-            pipe.send((job, given, ranks, port, timeout, local))
+            pipe.send((job, given, ranks, port, timeout, local, towers))
 
     def end(self, ranks: int) -> list[Any]:
         """What each rank returned or raised; None of one that died."""

@@ -165,7 +165,7 @@ class CollectionMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 10**6), depth=st.integers(0, 3), count=st.integers(1, 6), leave=st.integers(1, 6))
     def train_ahead(self, seed: int, depth: int, count: int, leave: int) -> None:
         source = iter([batch(seed + place) for place in range(count)])
-        with Prefetcher(self.module.engine, source, lambda features: features, depth=depth) as ahead:
+        with Prefetcher(self.module.engine, source, lambda features, _: features, depth=depth) as ahead:
             for place, (features, prepared) in enumerate(ahead):
                 if place == leave:
                     break
@@ -284,7 +284,7 @@ def test_collections_on_threads_of_their_own_do_not_meet(tmp_path: Path) -> None
         )  # fmt: skip
         module = TieredEmbeddingBagCollection(TABLES, tiers=tiers)
         source = iter([batch(seed) for seed in range(60)])
-        with Prefetcher(module.engine, source, lambda features: features, depth=number) as ahead:
+        with Prefetcher(module.engine, source, lambda features, _: features, depth=number) as ahead:
             for _, prepared in ahead:
                 loss_of(module(prepared)).backward()
         found[number] = rows_of(module)

@@ -99,7 +99,7 @@ def test_a_batch_that_was_rebuilt_after_it_was_prepared_is_refused() -> None:
     module, data = collection(lookahead=1), [batch(number) for number in range(6)]
 
     def train() -> None:
-        with Prefetcher(module.engine, iter(data), lambda item: item, depth=1) as source:
+        with Prefetcher(module.engine, iter(data), lambda item, _: item, depth=1) as source:
             for features, _ in source:
                 module(replace(features)).pooled.sum().backward()
 
@@ -171,7 +171,7 @@ def test_stopping_while_a_batch_waits_for_room_ends() -> None:
     def train() -> int:
         steps = 0
         data = iter([batch(number) for number in range(30)])
-        with Prefetcher(module.engine, data, lambda item: item, depth=2) as source:
+        with Prefetcher(module.engine, data, lambda item, _: item, depth=2) as source:
             for _, prepared in source:
                 module(prepared).pooled.sum().backward()
                 steps += 1
@@ -189,7 +189,7 @@ def test_stopping_while_a_batch_waits_for_room_ends() -> None:
 def test_who_leaves_gives_up_what_he_dropped(depth: int) -> None:
     """The next pass over batches was once refused for a handle that an earlier one had handed out."""
     module = collection(cache_rows=ROWS * 2, lookahead=depth)
-    with Prefetcher(module.engine, iter([batch(0), batch(1)]), lambda item: item, depth=depth) as source:
+    with Prefetcher(module.engine, iter([batch(0), batch(1)]), lambda item, _: item, depth=depth) as source:
         next(source)
     module(batch(2)).pooled.sum().backward()
     assert module.step == 1
@@ -201,7 +201,7 @@ def test_leaving_early_and_beginning_again_goes_on() -> None:
 
     def train() -> None:
         for first in range(0, 30, 5):
-            with Prefetcher(module.engine, iter(data[first:]), lambda item: item, depth=2) as source:
+            with Prefetcher(module.engine, iter(data[first:]), lambda item, _: item, depth=2) as source:
                 for place, (_, prepared) in enumerate(source):
                     if place == 5:
                         break
@@ -219,7 +219,7 @@ def test_asking_for_more_than_can_be_prepared_is_an_error() -> None:
 
     def take() -> list[Any]:
         data = iter([batch(number) for number in range(9)])
-        with Prefetcher(module.engine, data, lambda item: item, depth=1) as source:
+        with Prefetcher(module.engine, data, lambda item, _: item, depth=1) as source:
             return list(source)
 
     with pytest.raises(TrainingError, match="waits for the backward pass of batch 0, which was handed out before"):
@@ -232,7 +232,7 @@ def test_closing_ends_a_prefetcher() -> None:
 
     def train() -> None:
         data = iter([batch(number) for number in range(30)])
-        with Prefetcher(module.engine, data, lambda item: item, depth=2) as source:
+        with Prefetcher(module.engine, data, lambda item, _: item, depth=2) as source:
             for place, (_, prepared) in enumerate(source):
                 if place == 3:
                     module.close()
@@ -247,7 +247,7 @@ def test_reading_while_a_thread_prepares_sees_whole_rows() -> None:
     data = [batch(number) for number in range(60)]
 
     def train() -> None:
-        with Prefetcher(module.engine, iter(data), lambda item: item, depth=2) as source:
+        with Prefetcher(module.engine, iter(data), lambda item, _: item, depth=2) as source:
             for features, prepared in source:
                 plain(features).pooled.square().sum().backward()
                 module(prepared).pooled.square().sum().backward()

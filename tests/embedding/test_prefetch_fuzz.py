@@ -166,7 +166,7 @@ class Trained:
         ahead = Prefetcher(
             self.module.engine,
             self._source(session),
-            lambda features: features,
+            lambda features, _: features,
             depth=session.depth,
             pause_after=lambda place: bool(session.pause) and (place + 1) % session.pause == 0,
         )

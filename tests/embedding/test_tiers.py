@@ -88,7 +88,9 @@ def train(model: Model, data: list[KeyedJagged], lookahead: int, pause: int = 0)
     dense = torch.optim.SGD(model.network.parameters(), lr=0.1)
     losses = []
     pausing = (lambda place: (place + 1) % pause == 0) if pause else (lambda place: False)
-    with Prefetcher(model.tables.engine, iter(data), lambda item: item, depth=lookahead, pause_after=pausing) as source:
+    with Prefetcher(
+        model.tables.engine, iter(data), lambda item, _: item, depth=lookahead, pause_after=pausing
+    ) as source:
         for place, (features, prepared) in enumerate(source):
             dense.zero_grad()
             target = (features.values[:SAMPLES] % 2).float()
@@ -268,7 +270,7 @@ def test_an_error_while_staging_ahead_is_raised_where_the_batch_is_asked_for():
 def test_draining_stops_preparing_and_the_next_item_resumes_it():
     model = Model(tiers(0.5), "sgd")
     data, seen = batches(20), []
-    with Prefetcher(model.tables.engine, iter(data), lambda item: item, depth=3) as source:
+    with Prefetcher(model.tables.engine, iter(data), lambda item, _: item, depth=3) as source:
         for place, (features, prepared) in enumerate(source):
             model(prepared).sum().backward()
             seen.append(features)

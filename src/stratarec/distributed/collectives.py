@@ -167,19 +167,30 @@ class Channel:
         first = next(rank for rank, bad in enumerate(failed) if bad)
         raise RankError(f"rank {first}: {messages[first].decode()}") from error
 
-    def sum(self, flat: Tensor) -> Tensor:
+    def sum(
+        self, flat: Tensor, order: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
+    ) -> Tensor:  # fmt: skip
         """``[n]`` float32: the sum over ranks, added in their order; the same bits on all of them.
 
         Each rank adds a piece of it, so 2 (N - 1) / N of the bytes travel, as in the best all-reduce.
+
+        Parameters
+        ----------
+        order : sequence of int
+            Ranks as they are added; by default 0, 1, ...
+        dtype : torch.dtype
+            In which numbers and sums travel; they are added in float32.
         """
         if self._group is None:
             return flat
         piece = -(-flat.numel() // self.ranks)
-        padded = torch.zeros(piece * self.ranks)
+        padded = torch.zeros(piece * self.ranks, dtype=dtype)
         padded[: flat.numel()] = flat
         even = [piece] * self.ranks
         parts = self.exchange(padded, even, even).view(self.ranks, piece)
-        total = parts[0].clone()
-        for part in parts[1:]:
-            total += part
-        return self.exchange(total.repeat(self.ranks), even, even)[: flat.numel()]
+        first, *others = range(self.ranks) if order is None else order
+        total = parts[first].float()
+        total = total.clone() if dtype == torch.float32 else total
+        for rank in others:
+            total += parts[rank]
+        return self.exchange(total.to(dtype).repeat(self.ranks), even, even)[: flat.numel()].float()

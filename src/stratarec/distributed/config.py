@@ -9,6 +9,7 @@ from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
 
 ShardingKind = Literal["auto", "table", "row"]
+ExchangeKind = Literal["auto", "flat", "sptt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +20,19 @@ class DistributedConfig:
     """Seconds that a rank waits for the others before it gives up."""
     hosts: int | None = None
     """Hosts of the mesh; None: what torchrun says, by LOCAL_WORLD_SIZE."""
+    exchange: ExchangeKind = "auto"
+    """``flat``: every rank with every other. ``sptt``: the tables of tower t are on host t, are looked up inside it,
+    and what the towers tell travels between ranks of equal place; it needs as many hosts as ``model.towers`` has.
+    ``auto``: ``sptt`` where there are as many, else ``flat``."""
     sharding: ShardingKind = "auto"
-    """``table``: every table whole on one rank. ``row``: row by row over all ranks. ``auto``: whole where that
-    balances."""
+    """``table``: every table whole on one rank. ``row``: row by row over all ranks, with ``sptt`` over those of a host.
+    ``auto``: whole where that balances."""
     wire: WireKind = "fp32"
     """Format of rows between ranks: ``fp32``, ``fp16``, ``bf16`` or ``int8``."""
     gradient_wire: WireKind = "fp32"
     """Format of gradients of rows between ranks."""
+    dense_wire: Literal["fp32", "bf16"] = "fp32"
+    """Format of gradients of the network between ranks; they are added in float32."""
     overlap: bool = False
     """Send the rows of a batch that the batch before it does not change while that one trains; the bits are the same.
     It hides waits for a network and costs processor time, which ranks need to spare. It needs batches that are prepared
@@ -36,3 +43,22 @@ class DistributedConfig:
             raise ConfigError(f"distributed.timeout is {self.timeout}, expected 1 to 86400 seconds")
         if self.hosts is not None and self.hosts < 1:
             raise ConfigError(f"distributed.hosts is {self.hosts}, expected at least 1")
+        if self.exchange == "sptt" and self.overlap:
+            raise ConfigError("distributed.overlap sends rows early, and with exchange sptt no rows leave their host")
+
+    def by_towers(self, towers: int, hosts: int) -> bool:
+        """Whether the exchange of a model with so many towers is ``sptt``.
+
+        Raises
+        ------
+        ConfigError
+            Where it is asked for and cannot be.
+        """
+        if self.exchange == "sptt" and not (towers == hosts > 1):
+            have = f"model.towers has {towers} towers" if towers else "the model has no towers"
+            raise ConfigError(
+                f"distributed.exchange is sptt, {have} and there {'is' if hosts == 1 else 'are'} {hosts} "
+                f"host{'s'[: hosts != 1]}: expected one tower a host, of two or more; `stratarec plan --towers "
+                f"{max(hosts, 2)} --write` makes them"
+            )
+        return self.exchange != "flat" and not self.overlap and towers == hosts > 1

@@ -24,7 +24,7 @@ from stratarec.distributed.gathering import SharedRows
 from stratarec.distributed.halves import Half
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Sharding
-from stratarec.distributed.wire import Wire
+from stratarec.distributed.wire import Wire, WireKind
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
@@ -75,6 +75,7 @@ class SharedEngine:
     sharding : Sharding
         The same on all ranks.
     mesh : Mesh
+        By towers, only the ranks of this host exchange rows, as they are, and the features are those of its tables.
     optimizer : RowOptimizerConfig
     seed : int
         Initial weights are a function of (seed, table name, row), whatever the sharding.
@@ -95,8 +96,14 @@ class SharedEngine:
         own_tiers = replace(tiers, tables={name: tier for name, tier in tiers.tables.items() if name in held})
         self.own = Engine(mine, optimizer, seed, own_tiers) if mine else None
         keys, dims = (self.own.pooled_keys, self.own.dims) if self.own else ((), ())
+        self._circle = mesh if mesh.inside is None else mesh.inside
+        kinds: tuple[WireKind, WireKind] = (
+            (config.wire, config.gradient_wire) if mesh.inside is None else ("fp32", "fp32")
+        )
+        wire, gradient_wire = (Wire(kind, seed, mesh.rank) for kind in kinds)
+        shared = sharding.within(mesh.rank - self._circle.rank, self._circle.ranks)
         self._exchange = FlatExchange(
-            sharding, mesh.rank, (Wire(config.wire, seed, mesh.rank), Wire(config.gradient_wire, seed, mesh.rank)),
+            shared, self._circle.rank, (wire, gradient_wire),
             dict(zip(keys, np.cumsum([0, *dims]).tolist(), strict=False)), sum(dims),
             self.own.row_order if self.own else (),
         )  # fmt: skip
@@ -130,8 +137,7 @@ class SharedEngine:
         self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
         stopped: Callable[[], bool] = never, *, ahead: bool = False,
     ) -> SharedBatch:  # fmt: skip
-        channel = self.mesh.ids
-        routed = self._route(features, channel, stopped)
+        routed = self._route(features, self._circle.ids, stopped)
         own: Prepared | None = None
         failed: StrataError | None = None
         try:
@@ -179,7 +185,7 @@ class SharedEngine:
 
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
-        channel = self.mesh.rows
+        channel = self._circle.rows
         sent = channel.sent_bytes
         found = self._looked_up(prepared, channel)
         self.late_bytes += channel.sent_bytes - sent
@@ -203,7 +209,7 @@ class SharedEngine:
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
         """See `Engine.read`."""
         self.health.require()
-        channel = self.mesh.rows
+        channel = self._circle.rows
         routed = self._route(features, channel)
         found = self.own.read(routed.own) if self.own else _nothing()
         return self._exchange.rows(routed, found, channel, self.batches)
@@ -211,7 +217,7 @@ class SharedEngine:
     def update(self, prepared: SharedBatch, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
         """See `Engine.update`; there are no per-sample weights."""
         routed = prepared.routed
-        own_pooled, *own_rows = self._exchange.gradients(routed, pooled, rows, self.mesh.rows, prepared.number)
+        own_pooled, *own_rows = self._exchange.gradients(routed, pooled, rows, self._circle.rows, prepared.number)
         if self.own and prepared.own:
             self.own.update(prepared.own, own_pooled, own_rows, None)
         self.step += 1

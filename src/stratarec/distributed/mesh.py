@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -57,11 +57,38 @@ class Mesh:
     """``[host, local]``; None where there is one rank."""
     notes: Store | None = None
     """What torchrun's agent keeps when it starts the ranks again; None where there is one rank."""
+    inside: Mesh | None = None
+    """The ranks of this host, where the exchange is by towers."""
+    between: Mesh | None = None
+    """The ranks of this one's place on all hosts, likewise; its rank is the host's number."""
 
     @property
     def channels(self) -> tuple[Channel, ...]:
         """All of them."""
-        return self.ids, self.rows, self.early, self.files
+        others = self.parts[1:]
+        return self.ids, self.rows, self.early, self.files, *(c for part in others for c in (part.ids, part.rows))
+
+    @property
+    def parts(self) -> tuple[Mesh, ...]:
+        """All ranks, and by towers the parts of them that this rank is in."""
+        return self, *(part for part in (self.inside, self.between) if part is not None)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Ranks in the order of their samples of a batch.
+
+        By towers, ranks of equal place on their hosts follow one another: rank (t, l) joins what they ask of tower t
+        before it asks inside its host, so that owners of rows see samples in the order of the batch.
+        """
+        if self.inside is None or self.between is None:
+            return tuple(range(self.ranks))
+        local = self.inside.ranks
+        return tuple(host * local + place for place in range(local) for host in range(self.between.ranks))
+
+    @property
+    def place(self) -> int:
+        """Of this rank in `order`."""
+        return self.order.index(self.rank)
 
     @property
     def is_first(self) -> bool:
@@ -146,8 +173,14 @@ class Mesh:
 
 
 @contextmanager
-def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
+def joined(config: DistributedConfig | None = None, towers: int = 0) -> Iterator[Mesh]:
     """The mesh of this run, by torchrun's environment; left together with the `with` block.
+
+    Parameters
+    ----------
+    config : DistributedConfig
+    towers : int
+        Of the model that is trained.
 
     Raises
     ------
@@ -163,6 +196,7 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
         return
     rank = _number("RANK", -1)
     shape = _shape(config, size)
+    by_towers = config.by_towers(towers, shape[0])
     if not 0 <= rank < size:
         raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
     notes, store = _meet(config, rank, size)
@@ -172,7 +206,7 @@ def joined(config: DistributedConfig | None = None) -> Iterator[Mesh]:
     with Termination().listening() as termination:
         try:
             with Heartbeat(store, rank, size, config.timeout) as heart:
-                mesh = replace(_connected(config, rank, size, shape, roll, heart), notes=notes)
+                mesh = replace(_connected(config, rank, size, shape, roll, heart, by_towers), notes=notes)
                 yield mesh
         except StrataError as error:
             termination.ignore()
@@ -204,7 +238,8 @@ def _starts() -> int:
 
 
 def _connected(
-    config: DistributedConfig, rank: int, size: int, shape: tuple[int, int], roll: RollCall, heart: Heartbeat
+    config: DistributedConfig, rank: int, size: int, shape: tuple[int, int], roll: RollCall, heart: Heartbeat,
+    by_towers: bool,
 ) -> Mesh:  # fmt: skip
     timeout = timedelta(seconds=config.timeout)
     try:
@@ -213,15 +248,39 @@ def _connected(
         patient = dist.new_group(timeout=timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS)))
         channels.append(Channel(rank, size, patient, roll, heart.look))
         subgroups = [devices.get_group(name) for name in ("host", "local")]
+        between, inside = (
+            [_part(rank, ranks, timeout, roll) for ranks in (devices.mesh.T.tolist(), devices.mesh.tolist())]
+            if by_towers
+            else (None, None)
+        )
     except RuntimeError as error:
         raise roll.explain(error) from error
     # Connections are made by the first collective of a group, and a rank that dies before leaves the others waiting.
     for group in subgroups:
         Channel(dist.get_rank(group), dist.get_world_size(group), group, roll).agree(None)
-    for channel in channels:
-        channel.agree(None)
     ids, rows, early, files = channels
-    return Mesh(rank=rank, ranks=size, ids=ids, rows=rows, early=early, files=files, devices=devices)
+    mesh = Mesh(
+        rank=rank, ranks=size, ids=ids, rows=rows, early=early, files=files, devices=devices, inside=inside,
+        between=between,
+    )  # fmt: skip
+    for channel in mesh.channels:
+        channel.agree(None)
+    return mesh
+
+
+def _part(rank: int, parts: Sequence[Sequence[int]], timeout: timedelta, roll: RollCall) -> Mesh:
+    """The part of the ranks that this one is in, with channels for ids and rows."""
+    mine = next(ranks for ranks in parts if rank in ranks)
+    found = Mesh.alone()
+    if len(mine) == 1:
+        return found
+    channels = []
+    for _ in range(2):
+        groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in parts]
+        group = groups[parts.index(mine)]
+        channels.append(Channel(mine.index(rank), len(mine), group, roll))
+    ids, rows = channels
+    return replace(found, rank=mine.index(rank), ranks=len(mine), ids=ids, rows=rows)
 
 
 def _meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:

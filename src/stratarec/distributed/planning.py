@@ -9,7 +9,7 @@ is shared row by row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stratarec.distributed.config import ShardingKind
@@ -128,6 +128,21 @@ def plan_sharding(
     if budget_bytes is not None:
         _check_budget(found.plan(), budget_bytes)
     return found.plan()
+
+
+def beside(parts: Sequence[ShardingPlan], order: Sequence[str]) -> ShardingPlan:
+    """Plans of one host each as one plan of all their ranks, host after host; tables come in `order`."""
+    places: dict[str, Place] = {}
+    first = 0
+    for part in parts:
+        places |= {name: replace(place, first=place.first + first) for name, place in part.places.items()}
+        first += len(part.bytes)
+    return ShardingPlan(
+        places={name: places[name] for name in order},
+        bytes=tuple(size for part in parts for size in part.bytes),
+        work=tuple(size for part in parts for size in part.work),
+        sent=tuple(size for part in parts for size in part.sent),
+    )
 
 
 def travel(load: TableLoad, ranks: int) -> Place:

@@ -13,15 +13,18 @@ from torch import Tensor
 from stratarec.distributed.collectives import Channel
 
 
-def reduce_gradients(channel: Channel, weights: Sequence[Tensor]) -> None:
+def reduce_gradients(
+    channel: Channel, weights: Sequence[Tensor], order: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
+) -> None:  # fmt: skip
     """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
 
-    A weight that has no gradient on a rank counts as zeros there; weights come in the same order everywhere.
+    A weight that has no gradient on a rank counts as zeros there; weights come in the same order everywhere. See
+    `Channel.sum` for `order` and `dtype`.
     """
     if channel.ranks == 1 or not weights:
         return
     flat = torch.cat([_flat_gradient(weight) for weight in weights])
-    parts = channel.sum(flat).split([weight.numel() for weight in weights])  # type: ignore[no-untyped-call]
+    parts = channel.sum(flat, order, dtype).split([weight.numel() for weight in weights])  # type: ignore[no-untyped-call]
     for weight, part in zip(weights, parts, strict=True):
         weight.grad = part.view_as(weight)
 

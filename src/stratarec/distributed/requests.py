@@ -85,7 +85,7 @@ class Requests:
         if stream.kind == "rows":
             place = self._sharding.places[stream.table.name]
             return Asked(bags=1, ids=distinct[stream.table.name].owned[rank - place.first])
-        ids, lengths = _bags_of(features, stream.key)
+        ids, lengths = bags_of(features, stream.key)
         _check(ids, stream.key, stream.table)
         if stream.kind == "sequence":
             return Asked(bags=1, ids=ids)
@@ -94,7 +94,7 @@ class Requests:
 
     def _distinct(self, features: KeyedJagged, table: EmbeddingBagConfig) -> DistinctRows:
         keys = (*table.feature_names, *table.sequence_features)
-        parts = [_bags_of(features, key)[0] for key in keys]
+        parts = [bags_of(features, key)[0] for key in keys]
         for key, ids in zip(keys, parts, strict=True):
             _check(ids, key, table)
         found, places = number_distinct(torch.cat(parts) if len(parts) > 1 else parts[0])
@@ -117,19 +117,21 @@ class Requests:
         return torch.cat([part.to(self.ids) for part in parts]) if parts else torch.empty(0, dtype=self.ids)
 
 
-def joined(streams: Sequence[Stream], asked: Sequence[Sequence[Asked]]) -> KeyedJagged:
+def joined(streams: Sequence[Stream], asked: Sequence[Sequence[Asked]], least: int = 0) -> KeyedJagged:
     """The batch that an owner looks up: for every stream the bags of all ranks, in their order.
 
     Parameters
     ----------
     asked : sequence of sequence of Asked
         For each rank, stream by stream.
+    least : int
+        Size that the batch has at least.
     """
     keys = tuple(stream.key for stream in streams)
     by_stream = [[rank[place] for rank in asked] for place in range(len(streams))]
     values = [each.ids for stream in by_stream for each in stream]
     bags = [_bags(stream, found) for stream, found in zip(streams, by_stream, strict=True)]
-    size = max((len(lengths) for lengths in bags), default=0)
+    size = max(least, *(len(lengths) for lengths in bags)) if bags else least
     single = all(stream.kind == "pooled" for stream in streams) and all(
         each.lengths is None for found in by_stream for each in found
     )
@@ -154,7 +156,7 @@ def _bags(stream: Stream, asked: Sequence[Asked]) -> Tensor:
     ])  # fmt: skip
 
 
-def _bags_of(features: KeyedJagged, key: str) -> tuple[Tensor, Tensor | None]:
+def bags_of(features: KeyedJagged, key: str) -> tuple[Tensor, Tensor | None]:
     """Ids of a feature, and the lengths of the bags that may hold some; None where each holds one."""
     if key not in features.keys:
         raise ConfigError(f"the batch lacks {key}; it has {', '.join(features.keys)}")

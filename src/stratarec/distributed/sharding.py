@@ -131,3 +131,23 @@ class Sharding:
             found += [Stream(key=key, table=table, kind="pooled") for key in table.feature_names]
             found += [Stream(key=key, table=table, kind="sequence") for key in table.sequence_features]
         return found
+
+    def within(self, first: int, ranks: int) -> Sharding:
+        """The tables that lie whole on ranks `first` to ``first + ranks - 1``, over those ranks alone.
+
+        Raises
+        ------
+        ConfigError
+            For a table that lies on some of them and on others.
+        """
+        places = {}
+        for name, place in self.places.items():
+            inside = [first <= rank < first + ranks for rank in (place.first, place.first + place.ranks - 1)]
+            if any(inside) and not all(inside):
+                raise ConfigError(
+                    f"table {name!r} is on ranks {place.first} to {place.first + place.ranks - 1}, expected ranks of "
+                    f"one host, as {first} to {first + ranks - 1}"
+                )
+            if all(inside):
+                places[name] = replace(place, first=place.first - first)
+        return Sharding([table for table in self.tables if table.name in places], places, ranks)

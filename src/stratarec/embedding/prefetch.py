@@ -28,7 +28,7 @@ class Prefetcher(Generic[Item]):
     source : iterator
         Read on the thread, so that loading overlaps with training too.
     features : callable
-        What of an item the collection looks up.
+        What of an item the collection looks up; its second argument says whether it may end waiting by `Stopped`.
     depth : int
         With 0 there is no thread: an item is prepared when it is asked for.
     pause_after : callable
@@ -46,7 +46,7 @@ class Prefetcher(Generic[Item]):
         self,
         engine: LookupEngine[Any],
         source: Iterator[Item],
-        features: Callable[[Item], KeyedJagged],
+        features: Callable[[Item, Callable[[], bool]], KeyedJagged],
         *,
         depth: int,
         pause_after: Callable[[int], bool] = lambda place: False,
@@ -131,10 +131,13 @@ class Prefetcher(Generic[Item]):
         return found
 
     def _prepare(self, item: Item) -> tuple[Item, Handle]:
-        features = self._features(item)
         if self._thread is None:
-            return item, self._engine.prepare(features)
-        return item, self._engine.prepare_ahead(features, self._depth, lambda: self._stopped)
+            return item, self._engine.prepare(self._features(item, lambda: False))
+
+        def stopped() -> bool:
+            return self._stopped
+
+        return item, self._engine.prepare_ahead(self._features(item, stopped), self._depth, stopped)
 
     def _run(self) -> None:
         limit_threads(1)

@@ -24,10 +24,14 @@ from stratarec.models.dlrm import DLRMConfig, DLRMScore
 from stratarec.models.heads import HeadsConfig, last_biases
 from stratarec.models.layers import initialize
 from stratarec.models.sequence import HistoryConfig
+from stratarec.models.tower_modules import CrossTower, DotTower
+from stratarec.models.tower_network import Build, TowerNetwork
+from stratarec.models.towers import TowersConfig
 
 ModelConfig: TypeAlias = Annotated[DLRMConfig | DCNv2Config, Field(discriminator="kind")]
 
-_SCORES: dict[str, Callable[[Any, int, int], Score]] = {"dlrm": DLRMScore, "dcnv2": DCNv2Score}
+_SCORES: dict[str, Callable[..., Score]] = {"dlrm": DLRMScore, "dcnv2": DCNv2Score}
+_TOWERS: dict[str, Build] = {"dlrm": DotTower, "dcnv2": CrossTower}
 
 __all__ = [
     "CTRModel",
@@ -36,6 +40,7 @@ __all__ = [
     "HeadsConfig",
     "HistoryConfig",
     "ModelConfig",
+    "TowersConfig",
     "build_model",
     "build_network",
 ]
@@ -75,8 +80,10 @@ def build_model(
         if collection is None:
             collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
         embeddings = collection(tables)
-        network = build_network(config, schema, embeddings.pooled_keys)
+        # Of all tables; a collection may look up those of its own host alone.
+        network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
         initialize(network, seed)
+    assert isinstance(network.score, Score)
     with torch.no_grad():
         for rate, bias in zip(click_rates, last_biases(network.score.out), strict=False):
             if 0 < rate < 1:
@@ -86,4 +93,10 @@ def build_model(
 
 def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, ...]) -> Network:
     """The part of a model that a dense optimizer trains; its weights are torch's own draws."""
-    return Network(config, schema, pooled_keys, partial(_SCORES[config.kind], config))
+    score = partial(_SCORES[config.kind], config)
+    if config.towers is None:
+        network = Network(config, schema, pooled_keys, score)
+    else:
+        network = TowerNetwork(config, schema, pooled_keys, _TOWERS[config.kind], score)
+    network.take_labels(schema.label_columns, config.heads)
+    return network

@@ -20,6 +20,7 @@ from stratarec.models.projections import Projections
 from stratarec.models.request import Request
 from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig, build_pooling
+from stratarec.models.towers import TowersConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class VectorsConfig:
     """How histories and sequences are pooled."""
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     """How several labels share the network."""
+    towers: TowersConfig | None = None
+    """Groups of features that tell the rest of the model less than their vectors; null for none."""
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
@@ -81,7 +84,8 @@ class Score(nn.Module):
     """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``, or
     ``[B, T]`` where there are T labels.
 
-    A third argument says which vectors samples share, or is None.
+    A third argument says which vectors samples share, or is None; a fourth are numbers ``[B, N]`` that interact with
+    nothing else before the last layers, or None.
     """
 
     out: nn.Linear | SharedBottom | MMoE
@@ -95,24 +99,27 @@ class Network(nn.Module):
     vectors of the features that these are of: that takes no weights of its own, and leaves both in one space.
     """
 
+    labels: tuple[str, ...]
+    """What logits are of."""
+
     def __init__(
         self,
         config: VectorsConfig,
         schema: Schema,
         pooled_keys: tuple[str, ...],
-        score: Callable[[int, int], Score],
+        score: Callable[[int, int], nn.Module],
     ) -> None:
         super().__init__()
         self.width = config.embedding_dim
         behaviours = tuple(schema.behaviours.values()) if config.history.pooling != "mean" else ()
-        self.columns = tuple(tuple(feature.name for feature in columns) for columns in behaviours)
+        self.event_columns = tuple(tuple(feature.name for feature in columns) for columns in behaviours)
         """The columns of each history and sequence."""
-        self.sequence_keys = tuple(name for columns in self.columns for name in columns)
+        self.sequence_keys = tuple(name for columns in self.event_columns for name in columns)
         self.targets = tuple(
             tuple(pooled_keys.index(feature.of) for feature in columns if feature.of) for columns in behaviours
         )
         """Which pooled vectors each is compared with."""
-        for columns, targets in zip(self.columns, self.targets, strict=True):
+        for columns, targets in zip(self.event_columns, self.targets, strict=True):
             if config.history.pooling == "target_attention" and not targets:
                 raise ConfigError(
                     f"model.history.pooling is target_attention, and sparse feature {columns[0]!r} has no `of` to "
@@ -123,12 +130,16 @@ class Network(nn.Module):
         )
         self.projections = Projections(schema, config.table_width, config.embedding_dim, pooled_keys)
         self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
-        self.labels = schema.label_columns
-        if len(self.labels) > 1:
-            assert isinstance(self.score.out, nn.Linear)
-            self.score.out = build_heads(self.score.out.in_features, len(self.labels), config.heads)
         self.correction = 0.0
         """Added to logits wherever the network is not trained: the logarithm of the share of negatives that it saw."""
+
+    def take_labels(self, labels: tuple[str, ...], config: HeadsConfig) -> None:
+        """Give the logits of `labels`: of several by heads in place of the last layer."""
+        self.labels = labels
+        if len(labels) > 1:
+            assert isinstance(self.score, Score)
+            assert isinstance(self.score.out, nn.Linear)
+            self.score.out = build_heads(self.score.out.in_features, len(labels), config)
 
     def forward(
         self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
@@ -172,14 +183,17 @@ class Network(nn.Module):
 
     def _by_column(self, found: Sequence[Any]) -> list[Sequence[Any]]:
         """What there is for each of `sequence_keys`, by history and sequence."""
-        ends = list(accumulate(len(columns) for columns in self.columns))
-        return [found[end - len(columns) : end] for columns, end in zip(self.columns, ends, strict=True)]
+        ends = list(accumulate(len(columns) for columns in self.event_columns))
+        return [found[end - len(columns) : end] for columns, end in zip(self.event_columns, ends, strict=True)]
 
     def _logits(self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor], runs: Runs | None = None) -> Tensor:
         if extra:
             vectors = torch.cat([vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1)
             runs = runs and runs.beside(len(extra))
         logits: Tensor = self.score(dense, vectors, runs)
+        return self._corrected(logits)
+
+    def _corrected(self, logits: Tensor) -> Tensor:
         return logits.float() if self.training or not self.correction else logits.float() + self.correction
 
 
@@ -230,18 +244,30 @@ class CTRModel(nn.Module):
         """The ids that the tables will be asked for, each distinct value of a group once."""
         return Request.of(batch, self.network.sequence_keys)
 
+    def nothing(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
+        """A zero that depends on what is looked up: for a batch without samples of which others have some."""
+        found = self.embeddings(prepared or (request or self.request(batch)).features)
+        total: Tensor = found.pooled.sum() + sum(bags.values.sum() for bags in found.sequences.values())
+        return total
+
     def vectors(
         self, batch: Batch, request: Request, prepared: Handle | None = None
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
+        return batch.dense, *self.looked_up(request, batch.size, self.network.sequence_keys, prepared)
+
+    def looked_up(
+        self, request: Request, size: int, sequences: Sequence[str], prepared: Handle | None = None
+    ) -> tuple[Tensor, list[History], Runs | None]:
+        """As `vectors`, of so many samples."""
         found = self.embeddings(prepared or request.features)
         histories = []
-        for key in self.network.sequence_keys:
+        for key in sequences:
             bags = found.sequences[key]
             # Behind the batch's samples there may be empty bags.
-            offsets = bags.offsets[: batch.size + 1]
+            offsets = bags.offsets[: size + 1]
             windows = request.windows.get(key) or Windows(start=offsets[:-1], length=offsets.diff())
             histories.append(History(rows=bags.values, windows=windows))
         # A group may have more distinct values than there are samples.
-        pooled = found.pooled if len(found.pooled) == batch.size else found.pooled[: batch.size]
-        return batch.dense, pooled, histories, Runs.of(request, found.pooled_keys)
+        pooled = found.pooled if len(found.pooled) == size else found.pooled[:size]
+        return pooled, histories, Runs.of(request, found.pooled_keys)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.layers import MLP, Cross, check_sizes
 from stratarec.models.runs import Runs
 
 
@@ -37,40 +37,23 @@ class DCNv2Config(VectorsConfig):
             raise ConfigError(f"model.low_rank is {self.low_rank}, expected 0 or more")
 
 
-class Cross(nn.Module):
-    """x_{l+1} = x_0 * (W x_l + b) + x_l, with W = U V^T where a rank is given."""
-
-    def __init__(self, width: int, layers: int, rank: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
-            if rank
-            else nn.Linear(width, width)
-            for _ in range(layers)
-        )
-
-    def forward(self, start: Tensor) -> Tensor:
-        """``[B, width]`` -> ``[B, width]``."""
-        crossed = start
-        for layer in self.layers:
-            crossed = torch.addcmul(crossed, start.to(crossed.dtype), layer(crossed).to(crossed.dtype))
-        return crossed
-
-
 class DCNv2Score(Score):
     """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
 
-    def __init__(self, config: DCNv2Config, dense: int, features: int) -> None:
+    def __init__(self, config: DCNv2Config, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()
-        width = dense + features * config.embedding_dim
+        width = dense + features * config.embedding_dim + numbers
         self.stacked = config.structure == "stacked"
         self.cross = Cross(width, config.cross_layers, config.low_rank)
         self.deep = MLP(width, config.deep_mlp)
         self.out = nn.Linear(self.deep.outputs + (0 if self.stacked else width), 1)
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+    def forward(
+        self, dense: Tensor, vectors: Tensor, runs: Runs | None = None, numbers: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
         vectors = vectors if runs is None else runs.expand(vectors)
-        start = torch.cat([dense, vectors.flatten(1).to(dense.dtype)], dim=1)
+        parts = [dense, vectors.flatten(1).to(dense.dtype)]
+        start = torch.cat(parts if numbers is None else [*parts, numbers.to(dense.dtype)], dim=1)
         crossed = self.cross(start)
         last = self.deep(crossed) if self.stacked else self._beside(start, crossed)
         logits: Tensor = self.out(last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
@@ -33,20 +34,23 @@ class DLRMConfig(VectorsConfig):
 class DLRMScore(Score):
     """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``; products of a run's vectors are computed once."""
 
-    def __init__(self, config: DLRMConfig, dense: int, features: int) -> None:
+    def __init__(self, config: DLRMConfig, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()
         width = config.embedding_dim
         self.bottom = MLP(dense, (*config.bottom_mlp, width)) if dense else None
         count = features + (dense > 0)
-        if count < 2:
+        if count < 2 and not numbers:
             raise ConfigError("a dlrm needs at least two vectors to interact; this data has too few features")
-        self.top = MLP((width if dense else 0) + count * (count - 1) // 2, config.top_mlp)
+        self.top = MLP(numbers + (width if dense else 0) + count * (count - 1) // 2, config.top_mlp)
         self.out = nn.Linear(self.top.outputs, 1)
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+    def forward(
+        self, dense: Tensor, vectors: Tensor, runs: Runs | None = None, numbers: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
         front = None if self.bottom is None else self.bottom(dense)
-        if runs is None or not len(self.top):
-            top = self.top(dot_interaction(front, vectors if runs is None else runs.expand(vectors)))
+        if runs is None or numbers is not None or not len(self.top):
+            crossed = dot_interaction(front, vectors if runs is None else runs.expand(vectors))
+            top = self.top(crossed if numbers is None else torch.cat([numbers, crossed], dim=1))
         else:
             columns = split_columns(runs.shared, dense=front is not None, width=vectors.shape[2])
             top = self.top.of_runs(*run_interaction(front, vectors, runs.shared, runs.starts), columns, runs.starts)

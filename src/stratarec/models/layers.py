@@ -80,3 +80,23 @@ class MLP(nn.Sequential):
         for layer in rest:
             hidden = layer(hidden)
         return hidden
+
+
+class Cross(nn.Module):
+    """x_{l+1} = x_0 * (W x_l + b) + x_l, with W = U V^T where a rank is given."""
+
+    def __init__(self, width: int, layers: int, rank: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
+            if rank
+            else nn.Linear(width, width)
+            for _ in range(layers)
+        )
+
+    def forward(self, start: Tensor) -> Tensor:
+        """``[B, width]`` -> ``[B, width]``."""
+        crossed = start
+        for layer in self.layers:
+            crossed = torch.addcmul(crossed, start.to(crossed.dtype), layer(crossed).to(crossed.dtype))
+        return crossed

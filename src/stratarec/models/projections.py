@@ -35,15 +35,9 @@ class Projections(nn.ModuleList):
         super().__init__(nn.Linear(table_width(name), width, bias=False) for name in other)
         self.width = width
         vocabularies = {feature.name: feature.vocabulary for feature in schema.sparse}
-        self.table_widths = {name: table_width(vocabulary) for name, vocabulary in vocabularies.items()}
-        """Feature -> width of its table."""
+        self._widths = {name: table_width(vocabulary) for name, vocabulary in vocabularies.items()}
         self._places = {name: other.index(each) for name, each in vocabularies.items() if each in other}
         self._pooled = pooled_keys
-
-    @property
-    def pooled_width(self) -> int:
-        """Of all pooled embeddings side by side."""
-        return sum(self.table_widths[name] for name in self._pooled)
 
     def of_rows(self, name: str, rows: Tensor) -> Tensor:
         """``[..., D]`` of rows of a feature's table."""
@@ -56,7 +50,7 @@ class Projections(nn.ModuleList):
         """``[B, F, D]`` of pooled embeddings side by side; of shared ones the rows of runs alone mean anything."""
         if not len(self):
             return pooled.view(pooled.shape[0], -1, self.width)
-        parts = list(torch.split(pooled, [self.table_widths[name] for name in self._pooled], dim=1))
+        parts = list(torch.split(pooled, [self._widths[name] for name in self._pooled], dim=1))
         for place, name in enumerate(self._pooled):
             if name in self._places:
                 shared = runs is not None and runs.shared[place]

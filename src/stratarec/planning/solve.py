@@ -110,7 +110,7 @@ def _solve(
             # Without room every candidate that takes some is out; with room, only its share of it matters.
             row = size / bound if bound else (size > 0).astype(float)
             constraints.append(LinearConstraint(np.minimum(row, 2.0), -np.inf, 1 if bound else 0))
-    with _quiet():
+    with quiet():
         result = milp(
             flat / scale * 1e3,
             integrality=np.ones(len(flat)),
@@ -125,7 +125,7 @@ def _solve(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Send the process's standard output nowhere: HiGHS 1.12 prints a line of its own there now and then, whatever its
     options say, and `plan --json` must print JSON alone."""
     sys.stdout.flush()

@@ -53,11 +53,11 @@ def logits(
 ) -> Iterator[list[Scored]]:
     """What each rank of a mesh scored of a batch, on all of them; `check` is called before each batch and may raise.
 
-    Batches follow the order of storage, and ranks within a batch; of several portions each does by itself, and a rank
-    reads only those that it scores.
+    Batches follow the order of storage, and ranks within a batch that of their samples; of several portions each does
+    by itself, and a rank reads only those that it scores.
     """
     mesh = mesh or Mesh.alone()
-    share = Share(rank=mesh.rank, ranks=mesh.ranks)
+    share = Share(rank=mesh.place, ranks=mesh.ranks)
     loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, portions=portions), share)
     training = model.training
     model.eval()
@@ -113,13 +113,13 @@ def _scored(model: CTRModel, batch: Batch) -> Scored:
 
 
 def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
-    """What each rank has of a batch."""
+    """What each rank has of a batch, in the order of their samples."""
     if mesh.ranks == 1:
         return [mine]
-    parts = mesh.rows.gather(mine.tobytes())
-    return [np.frombuffer(content, dtype=mine.dtype).reshape(-1, *mine.shape[1:]) for content in parts]
+    found = mesh.rows.gather(mine.tobytes())
+    return [np.frombuffer(found[rank], dtype=mine.dtype).reshape(-1, *mine.shape[1:]) for rank in mesh.order]
 
 
 def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
-    model.embeddings(model.request(batch).features)
+    model.nothing(batch)
     return np.empty(batch.label.shape, dtype=np.float32)

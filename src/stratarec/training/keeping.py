@@ -14,6 +14,7 @@ from stratarec.training import checkpoint
 from stratarec.training.config import TrainConfig
 from stratarec.training.directory import RunDirectory
 from stratarec.training.position import Position
+from stratarec.training.tower_state import gather_towers
 
 SETTLED = "settled"
 """Noted once a run has a checkpoint of its own: what starts again goes on from there, and overwrites nothing more."""
@@ -53,6 +54,7 @@ class Keeper:
 
     def save(self, position: Position) -> Path:
         """Write a checkpoint of this moment and remove the ones no longer wanted."""
+        gather_towers(self._model, self._optimizer, self._mesh)
         path = checkpoint.save(
             self._directory.checkpoints,
             model=self._model,

@@ -17,7 +17,7 @@ and `Local`. Whatever else differs, a subclass overrides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -58,26 +58,33 @@ class Schedule(Protocol):
 class Exchange(Protocol):
     """Sends the ids of a batch to the processes that hold their rows."""
 
-    def features(self, request: Request) -> KeyedJagged:
-        """What this process's tables are asked for."""
+    def features(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
+        """What this process's tables are asked for; `Stopped` where it waits for others and `stopped` is true."""
 
 
 class Reduction(Protocol):
     """Makes one of the gradients that several processes have of the same weights."""
 
-    def reduce(self, weights: Iterable[nn.Parameter]) -> None:
+    def reduce(self, weights: Sequence[nn.Parameter]) -> None:
         """Replace the gradient of each weight; called between backward and update."""
+
+    def norm(self, weights: Sequence[nn.Parameter]) -> Tensor:
+        """Of the gradients of all weights together, in all processes."""
 
 
 class Local:
     """The `Exchange` and the `Reduction` of one process: every row, and every gradient, is its own."""
 
-    def features(self, request: Request) -> KeyedJagged:
+    def features(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
         """All ids of the batch."""
         return request.features
 
-    def reduce(self, weights: Iterable[nn.Parameter]) -> None:
+    def reduce(self, weights: Sequence[nn.Parameter]) -> None:
         """Nothing is to be added."""
+
+    def norm(self, weights: Sequence[nn.Parameter]) -> Tensor:
+        """See `Reduction.norm`."""
+        return gradient_norm(weights)
 
 
 @dataclass(frozen=True)
@@ -136,14 +143,18 @@ class Stages:
         """The ids that the tables will be asked for."""
         return self.model.request(batch)
 
-    def exchange(self, request: Request) -> KeyedJagged:
+    def exchange(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
         """The ids that this process's tables are asked for."""
-        return self._exchange.features(request)
+        return self._exchange.features(request, stopped)
 
     def prepare(self, items: Iterator[Item], *, depth: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
         """Bring the rows of what `exchange` gives for each item into level 0, `depth` items ahead; see `Prefetcher`."""
         engine = self.model.embeddings.engine
-        return Prefetcher(engine, items, lambda item: self.exchange(item[1]), depth=depth, pause_after=barrier)
+
+        def features(item: Item, stopped: Callable[[], bool]) -> KeyedJagged:
+            return self.exchange(item[1], stopped)
+
+        return Prefetcher(engine, items, features, depth=depth, pause_after=barrier)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The loss of a batch, a scalar."""
@@ -166,7 +177,8 @@ class Stages:
         weights = [weight for group in groups for weight in group["params"]]
         self._reduction.reduce(weights)
         if self._config.clip_norm:
-            torch.nn.utils.clip_grad_norm_(weights, self._config.clip_norm)
+            norm = self._reduction.norm(weights)
+            nn.utils.clip_grads_with_norm_(weights, self._config.clip_norm, norm)
         for group in groups:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step)
         self.optimizer.step()
@@ -190,6 +202,11 @@ class Stages:
         self.backward(loss)
         self.update(step)
         return Trained(value, batch.size)
+
+
+def gradient_norm(weights: Iterable[nn.Parameter]) -> Tensor:
+    """Of the gradients that there are."""
+    return nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
 
 
 def refuse_loss(value: float, step: int) -> NoReturn:

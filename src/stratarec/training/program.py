@@ -35,12 +35,17 @@ def program_bytes(trained: TrainedModel) -> memoryview:
 
 
 def _program(trained: TrainedModel) -> torch.export.ExportedProgram:
-    network, widths = trained.model.network, trained.model.network.projections.table_widths
+    network, embeddings = trained.model.network, trained.model.embeddings
+    widths = {
+        name: table.embedding_dim
+        for table in embeddings.tables
+        for name in (*table.feature_names, *table.sequence_features)
+    }
     batch = torch.export.Dim("batch", min=1)
-    pooled = network.projections.pooled_width
+    pooled = sum(widths[name] for name in embeddings.pooled_keys)
     inputs: list[Tensor] = [torch.zeros(3, len(trained.dataset.schema.dense)), torch.zeros(3, pooled)]
     shapes: list[dict[int, Any]] = [{0: batch}, {0: batch}]
-    for number, columns in enumerate(network.columns):
+    for number, columns in enumerate(network.event_columns):
         longest = torch.export.Dim(f"length_{number}", min=1)
         for name in columns:
             inputs += [torch.zeros(3, 5, widths[name]), torch.ones(3, 5, dtype=torch.bool)]

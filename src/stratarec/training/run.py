@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from stratarec.planning.planner import make_plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.directory import RECIPE
+from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.records import read_plan, read_recipe, read_result
 from stratarec.training.sharing import shared_collection
 
@@ -105,6 +106,8 @@ def new_model(
         collection=collection,
     )
     model.network.correction = math.log(recipe.data.split.negatives)
+    if mesh is not None and mesh.between is not None:
+        return DisaggregatedModel(model, mesh, recipe.distributed, recipe.train.seed)
     return model
 
 
@@ -205,17 +208,26 @@ def _open(
             f"name it: {path} {own.path}"
         )
     plan = read_plan(path, recipe, own) or new_plan(recipe, own)
-    # Stores with files are read in a directory of this process alone: the run itself may still be training.
-    prefix, token = f"{recipe.place}-reading-", uuid.uuid4().hex[:12]
     with ExitStack() as stack:
         stack.enter_context(own.held())
-        for place in _store_paths(recipe, plan):
-            stack.enter_context(Scratch(place, prefix, token))
-        model = new_model(recipe, own, plan, prefix + token, mesh)
-        stack.callback(model.embeddings.close)
+        model = stack.enter_context(temporary_model(recipe, own, plan, mesh))
         checkpoint.load(found).into(model)
         resources = stack.pop_all()
     return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, mesh=mesh, resources=resources)
+
+
+@contextmanager
+def temporary_model(
+    recipe: Recipe, dataset: Dataset, plan: Plan | None, mesh: Mesh | None = None
+) -> Iterator[CTRModel]:
+    """As `new_model`; stores with files are in directories of this process alone: a run may still be training."""
+    prefix, token = f"{recipe.place}-reading-", uuid.uuid4().hex[:12]
+    with ExitStack() as stack:
+        for place in _store_paths(recipe, plan):
+            stack.enter_context(Scratch(place, prefix, token))
+        model = new_model(recipe, dataset, plan, prefix + token, mesh)
+        stack.callback(model.embeddings.close)
+        yield model
 
 
 def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:

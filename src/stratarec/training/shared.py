@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,10 +11,8 @@ from torch import Tensor
 from stratarec.batch import Batch
 from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.reduction import reduce_gradients
 from stratarec.embedding import Handle
 from stratarec.models.request import Request
-from stratarec.training.cadence import Seen
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.pipeline import Stages, Trained, refuse_loss
 from stratarec.training.waits import Waits
@@ -31,25 +28,19 @@ class SharedStages(Stages):
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """See `loss`."""
         if not batch.size:
-            return self._nothing(batch, request, prepared)
+            return self.model.nothing(batch, request, prepared).expand(len(self.model.network.labels))
         return super().forward(batch, request, prepared)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """``[T]`` weighted sums of the losses of this rank's samples, by label."""
         return self.objective.sums(logits, batch)
 
-    def _nothing(self, batch: Batch, request: Request | None, prepared: Handle | None) -> Tensor:
-        """Losses of zero that depend on what was looked up: this rank's rows are asked for all the same."""
-        found = self.model.embeddings(prepared or (request or self.request(batch)).features)
-        total: Tensor = found.pooled.sum() + sum(bags.values.sum() for bags in found.sequences.values())
-        return total.expand(len(self.model.network.labels))
-
     def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
         """See `Stages.train`; loss and samples are those of all ranks."""
         with self.waits:
             losses = self.forward(batch, request, prepared)
-            mine = (*losses.tolist(), *self.objective.weights(batch), batch.size)
-            *sums, samples = map(sum, zip(*self.mesh.rows.figures(mine), strict=True))
+            found = self.mesh.rows.figures((*losses.tolist(), *self.objective.weights(batch), batch.size))
+            *sums, samples = map(sum, zip(*(found[rank] for rank in self.mesh.order), strict=True))
             weights = sums[len(losses) :]
             value = self.objective.joined(torch.tensor(sums[: len(losses)], dtype=torch.float64), weights).item()
             if not math.isfinite(value):
@@ -76,19 +67,3 @@ class SharedStages(Stages):
             {name: value if name.endswith("seconds") else round(value) for name, value in zip(mine, found, strict=True)}
             for found in mesh.rows.figures(list(mine.values()))
         ]
-
-
-class Together:
-    """The `Reduction` and the `Agreement` of several processes: sums in the order of ranks, one stops all."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-
-    def reduce(self, weights: Iterable[torch.nn.Parameter]) -> None:
-        """See `Reduction.reduce`."""
-        reduce_gradients(self._mesh.rows, list(weights))
-
-    def agree(self, seen: Seen) -> Seen:
-        """Rank 0 has the clock; whoever was asked to stop stops all."""
-        found = self._mesh.rows.figures([seen.checkpoint_age_seconds, seen.stop])
-        return Seen(checkpoint_age_seconds=found[0][0], stop=any(stop for _, stop in found))

@@ -8,10 +8,12 @@ from dataclasses import replace
 from stratarec.data.dataset import Dataset
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.planning import ShardingPlan, TableLoad, plan_sharding
+from stratarec.distributed.planning import ShardingPlan, TableLoad, beside, plan_sharding
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import ConfigError
+from stratarec.models.towers import check_plan
 from stratarec.planning.apply import tier_config
 from stratarec.planning.bytes import in_memory
 from stratarec.planning.plan import Plan
@@ -20,9 +22,18 @@ from stratarec.recipe import Recipe
 
 
 def sharding_plan(
-    recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], plan: Plan | None, ranks: int
+    recipe: Recipe,
+    dataset: Dataset,
+    tables: Sequence[EmbeddingBagConfig],
+    plan: Plan | None,
+    ranks: int,
+    *,
+    by_towers: bool = False,
 ) -> ShardingPlan:
-    """Where the tables of a recipe lie among so many ranks; `plan` says their bytes where they were placed."""
+    """Where the tables of a recipe lie among so many ranks; `plan` says their bytes where they were placed.
+
+    `by_towers`, the tables of a tower lie on its host.
+    """
     batch = recipe.train.batch_size
     loads = []
     for spec, table in zip(
@@ -40,7 +51,30 @@ def sharding_plan(
                 distinct=spec.popularity.distinct(spec.lookups / ranks),
             )
         )
-    return plan_sharding(loads, ranks, recipe.distributed.sharding, recipe.memory.dram)
+    kind, budget = recipe.distributed.sharding, recipe.memory.dram
+    if not by_towers:
+        return plan_sharding(loads, ranks, kind, budget)
+    towers = _loads_by_tower(recipe, dataset, loads)
+
+    def of_host(host: int) -> ShardingPlan:
+        try:
+            return plan_sharding(towers[host], ranks // len(towers), kind, budget)
+        except ConfigError as error:
+            raise ConfigError(f"host {host}, which has the tables of tower {host}: {error}") from error
+
+    return beside([of_host(host) for host in range(len(towers))], [table.name for table in tables])
+
+
+def _loads_by_tower(recipe: Recipe, dataset: Dataset, loads: Sequence[TableLoad]) -> list[list[TableLoad]]:
+    towers = recipe.model.towers
+    assert towers is not None
+    check_plan(towers, dataset.schema)
+    tower_of = {name: number for number, features in enumerate(towers.plan) for name in features}
+    found: list[list[TableLoad]] = [[] for _ in towers.plan]
+    features = dataset.schema.vocabularies()
+    for load in loads:
+        found[tower_of[features[load.name][0].name]].append(load)
+    return found
 
 
 def shared_collection(
@@ -52,7 +86,8 @@ def shared_collection(
     tables: Sequence[EmbeddingBagConfig],
 ) -> ShardedCollection:
     """The tables of a recipe over the ranks of a mesh; stores with files have the directory `workspace` of this one."""
-    places = sharding_plan(recipe, dataset, tables, plan, mesh.ranks).places
+    by_towers = mesh.between is not None
+    places = sharding_plan(recipe, dataset, tables, plan, mesh.ranks, by_towers=by_towers).places
     tiers = TierConfig()
     if plan is not None:
         tiers = tier_config(plan, recipe.memory, workspace)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stratarec.data.dataset import Dataset
+from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
@@ -50,6 +51,16 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
                 f"train.{name}.schedule falls to 0 at step {schedule.total_steps:,} of {total_steps:,}: from there on "
                 "it changes nothing"
             )
+
+
+def exchange_remarks(towers: int, mesh: Mesh) -> Iterator[str]:
+    """How the ranks of a model with towers exchange rows."""
+    if not towers or mesh.ranks == 1:
+        return
+    if mesh.between is None:
+        yield f"the exchange is flat: by towers it needs as many hosts as towers, {towers}, and there are {mesh.hosts}"
+    else:
+        yield f"the exchange is by towers: the tables of each of {towers} are on a host of their own"
 
 
 def take_up(run: Path, found: Path, recipe: Recipe, total_steps: int) -> Position:

@@ -29,6 +29,7 @@ from stratarec.training.cadence import Cadence
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.directory import RUN, RunDirectory, opened
+from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.ending import Ending
 from stratarec.training.keeping import Keeper
 from stratarec.training.loop import Loop
@@ -37,9 +38,10 @@ from stratarec.training.position import Position, best
 from stratarec.training.records import Result, read_plan, read_result, write_plan, write_recipe
 from stratarec.training.run import check_identity, identity, new_model, new_plan
 from stratarec.training.settings import torch_settings
-from stratarec.training.shared import SharedStages, Together
-from stratarec.training.starting import check_validation, remarks, take_up
+from stratarec.training.shared import SharedStages
+from stratarec.training.starting import check_validation, exchange_remarks, remarks, take_up
 from stratarec.training.stopping import StopRequest
+from stratarec.training.together import Peers, Together
 from stratarec.training.validation import Validation
 from stratarec.training.warmup import warm_up
 
@@ -99,8 +101,11 @@ class Trainer:
         self._keeper = Keeper(self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
-        share = Share(rank=self.mesh.rank, ranks=self.mesh.ranks)
+        share = Share(rank=self.mesh.place, ranks=self.mesh.ranks)
         self.loader = Loader(dataset, "train", _loader_config(self.config), share)
+        self._together = (
+            Together(self.mesh, self.model.network, recipe.distributed.dense_wire) if self.mesh.ranks > 1 else None
+        )
         self.stages = self._new_stages()
         self.pipeline = Pipeline(self.stages, self.loader.config.prefetch_batches)
         self.cadence = Cadence(
@@ -108,7 +113,7 @@ class Trainer:
             self.total_steps,
             ahead=self.pipeline.depth,
             stop=lambda: self._stop.made,
-            agreement=Together(self.mesh) if self.mesh.ranks > 1 else None,
+            agreement=self._together,
         )
 
     def _one_plan(self, plan: Plan | None) -> Plan | None:
@@ -126,9 +131,10 @@ class Trainer:
 
     def _new_stages(self) -> Stages:
         given = (self.model, self.optimizer, self.config, InOrder(self.loader))
-        if self.mesh.ranks == 1:
+        if self._together is None:
             return Stages(*given)
-        return SharedStages(self.mesh, *given, reduction=Together(self.mesh))
+        exchange = Peers(self.model) if isinstance(self.model, DisaggregatedModel) else None
+        return SharedStages(self.mesh, *given, exchange=exchange, reduction=self._together)
 
     @property
     def total_steps(self) -> int:
@@ -200,6 +206,8 @@ class Trainer:
         if self._uncompared:
             self.progress.say(self._uncompared)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
+            self.progress.say(line)
+        for line in exchange_remarks(self.recipe.towers, self.mesh):
             self.progress.say(line)
 
     def _take_up(self, path: Path, result: Result | None) -> bool:

@@ -4,7 +4,8 @@ Every chunk is a function of (config, chunk). Row r of a table of R rows is draw
 uniform: the first q of its rows take ``q ** (1 / a)`` of the accesses at any R, and a is chosen so that 6.8 % of the
 rows take 76 % (the figure published for Criteo in FAE, arXiv 2103.00686). The click probability comes from a
 factorisation machine over latent vectors of all rows, plus first-order effects and the dense columns, so a model that
-sees interactions scores better than one that does not.
+sees interactions scores better than one that does not. With `SyntheticConfig.blocks`, only features of one block
+interact.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ HOT_ROWS, HOT_ACCESSES = 0.068, 0.76
 EXPONENT = math.log(HOT_ROWS) / math.log(HOT_ACCESSES)
 DENSE = 13
 _CHUNK = 1 << 17
+# Beside the number of a chunk: what the pilot sample and the dealing of features to blocks are drawn from.
+_PILOT_DRAWS, _DEAL = 1 << 40, 1 << 41
 _PILOT = 1 << 15
 _LATENT = 4
 # Features 0 to 15 belong to the user and the session; the rest change with every sample, as items do.
@@ -42,6 +45,7 @@ _CONTEXT_FEATURES = 16
 # Missing now and then, as in real logs.
 _MISSING_SPARSE = (2, 21)
 _MISSING_DENSE = (3, 9)
+_MOST_BLOCKS = len(CRITEO_ROWS) // 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,10 @@ class SyntheticConfig:
     """Chance that a context feature stays the same from one sample of a session to the next."""
     missing: float = 0.1
     """Chance that a value is missing, in the columns that have missing values."""
+    blocks: int = 0
+    """Features are dealt at random to so many blocks of equal size (within one), and click odds hold products of latent
+    factors of features of one block only; they weigh as much together as those of all pairs do otherwise. 0: any two
+    features interact."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,6 +86,7 @@ class SyntheticConfig:
             ("session_length", self.session_length >= 1, "at least 1"),
             ("session_keep", 0 <= self.session_keep <= 1, "0 to 1"),
             ("missing", 0 <= self.missing < 1, "0 to below 1"),
+            ("blocks", 0 <= self.blocks <= _MOST_BLOCKS, f"0 to {_MOST_BLOCKS}, blocks of two features or more"),
         ):
             if not fine:
                 raise ConfigError(f"data.source.{name} is {getattr(self, name)}, expected {expected}")
@@ -87,6 +96,14 @@ class SyntheticConfig:
         """Rows of the 26 tables."""
         cap = self.max_rows or max(CRITEO_ROWS) * 100
         return tuple(min(max(int(rows * self.scale), min(rows, 3)), cap) for rows in CRITEO_ROWS)
+
+    def feature_blocks(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of the features, 0 to 25, that interact with each other; one block of all where none is asked for."""
+        features = np.arange(len(CRITEO_ROWS))
+        if not self.blocks:
+            return (tuple(features.tolist()),)
+        order = np.random.default_rng([self.seed, _DEAL]).permutation(features)
+        return tuple(tuple(sorted(order[block :: self.blocks].tolist())) for block in range(self.blocks))
 
 
 class SyntheticSource:
@@ -179,21 +196,25 @@ class SyntheticSource:
         """First-order and second-order log-odds, before scaling."""
         count = len(rows[0])
         additive = (np.log1p(dense) - 1.3) @ np.linspace(-0.12, 0.12, DENSE)
-        total = np.zeros((_LATENT, count))
+        blocks = self._config.feature_blocks()
+        block_of = {feature: number for number, block in enumerate(blocks) for feature in block}
+        totals = np.zeros((len(blocks), _LATENT, count))
         squares = np.zeros(count)
         for i, row in enumerate(rows):
             key = mix_array(row.astype(np.uint64) + np.uint64(((i + 1) << 40) + self._config.seed))
             additive += 0.4 * _noise(key)
             for k in range(_LATENT):
                 latent = _noise(key + np.uint64(k + 1))
-                total[k] += latent
+                totals[block_of[i], k] += latent
                 squares += latent * latent
-        return additive, 0.06 * ((total * total).sum(0) - squares)
+        pairs = sum(math.comb(len(block), 2) for block in blocks)
+        weight = 0.06 * math.sqrt(math.comb(len(rows), 2) / pairs)
+        return additive, weight * (sum((total * total).sum(0) for total in totals) - squares)
 
     @cached_property
     def _calibration(self) -> tuple[float, float, float]:
         """Center, gain and bias that give the asked-for spread of log-odds and click rate, from a pilot sample."""
-        draws = np.random.default_rng([self._config.seed, 1 << 40])
+        draws = np.random.default_rng([self._config.seed, _PILOT_DRAWS])
         rows = self._draw_rows(draws, np.arange(_PILOT))
         dense = np.floor(np.exp(draws.normal(1.0, 1.2, (_PILOT, DENSE)))).astype(np.float32)
         score = np.add(*self._scores(rows, dense))

@@ -1,0 +1,112 @@
+"""Whole training steps by the flat exchange, by towers (SPTT), and by towers with modules, between two emulated hosts.
+
+Two hosts of two ranks, one thread each, 26 tables with Criteo's sizes and skew (capped), 1,024 samples a rank, at
+100 Mbit/s, at 1 Gbit/s and unshaped. The flat exchange is that of `stratarec train`: distinct rows travel where they
+are fewer bytes than bags; `flat, bags` is what is published as flat, where every looked-up vector travels. Gradients of
+the network travel in bfloat16 on all sides. Two models: a DLRM at D = 64, and one of D = 128 with small layers whose
+flat step is mostly exchange, as in the published setting.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import Shape
+from benchmarks.exchange import ENVIRONMENT
+from benchmarks.hosts import Hosts
+from benchmarks.towers_ranks import Contender
+from stratarec.data.sources.synthetic import CRITEO_ROWS
+from stratarec.errors import TrainingError
+
+HOSTS, RANKS_A_HOST, BATCH = 2, 2, 1024
+_LIMIT_SECONDS = 1500.0
+_RATIOS = (1.0, 2.0, 4.0, 8.0)
+MODELS: dict[str, tuple[int, dict[str, Any]]] = {
+    "exchange-bound": (128, {"bottom_mlp": (64,), "top_mlp": (128, 64)}),
+    "dlrm": (64, {"bottom_mlp": (512, 256), "top_mlp": (512, 256)}),
+}
+"""Width of embeddings, and layers."""
+
+
+def contenders(quick: bool) -> list[Contender]:
+    """The first one is the baseline of each wire."""
+    flat = [
+        Contender(name="flat"),
+        Contender(name="flat, bags", deduplicate=False),
+        Contender(name="flat, overlap", overlap=True),
+        *(Contender(name=f"flat, {wire}", wire=wire) for wire in ("fp16", "int8")),
+    ]
+    towers = [
+        Contender(name="sptt", exchange="sptt"),
+        *(Contender(name=f"towers {ratio:g}", exchange="sptt", compression=ratio) for ratio in _RATIOS),
+        *(
+            Contender(name=f"towers 4, {wire}", exchange="sptt", compression=4.0, wire=wire)
+            for wire in ("fp16", "int8")
+        ),
+    ]
+    return [flat[0], towers[0], towers[3]] if quick else [*flat, *towers]
+
+
+def measured(model: str, mbit: float | None, quick: bool) -> dict[str, Any]:
+    """What the ranks measured of one model on one network."""
+    width, layers = MODELS[model]
+    cap = 2_000 if quick else 40_000
+    shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=width, batch=BATCH)
+    slow = mbit is not None and mbit < 1000
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        settings = {
+            "shape": asdict(shape), "model": layers, "dense_wire": "bf16", "rounds": 1 if quick else 3 if slow else 5,
+            "steps": 2 if quick or slow else 4, "contenders": [asdict(each) for each in contenders(quick)],
+            "out": str(out),
+        }  # fmt: skip
+        with Hosts(HOSTS, mbit) as hosts:
+            arguments = ["-m", "benchmarks.towers_ranks", json.dumps(settings)]
+            status = hosts.torchrun(RANKS_A_HOST, arguments, ENVIRONMENT, _LIMIT_SECONDS)
+        if status or not out.exists():
+            raise TrainingError(f"a rank of the benchmark ended with status {status}; its error stands above")
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def ratios(rows: list[dict[str, Any]], ratio: float = 4.0) -> dict[str, float]:
+    """Towers of one compression over the flat exchange with the same wire."""
+    step = {row["contender"]: row["step_ms"] for row in rows}
+    towers = f"towers {ratio:g}"
+    found = {"fp32": step["flat"] / step[towers], "bags": step.get("flat, bags", 0.0) / step[towers]}
+    for wire in ("fp16", "int8"):
+        if f"flat, {wire}" in step:
+            found[wire] = step[f"flat, {wire}"] / step[f"{towers}, {wire}"]
+    return found
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Both models on three networks."""
+    networks = {"100 Mbit/s": 100.0, "1 Gbit/s": 1000.0, "unshaped": None}
+    rows, metrics, parameters = [], {}, {}
+    for model in MODELS:
+        for name, mbit in ({"1 Gbit/s": 1000.0} if quick else networks).items():
+            found = measured(model, mbit, quick)
+            rows += [{"model": model, "network": name, **row} for row in found["rows"]]
+            parameters[model] = found["parameters"]
+            flat = found["rows"][0]
+            key = f"{model.replace('-', '_')}_{name.split('/')[0].replace(' ', '').lower()}"
+            metrics |= {f"ratio_{key}_{wire}": value for wire, value in ratios(found["rows"]).items()}
+            metrics[f"flat_exchange_share_{key}"] = (flat["exchange_ms"] + flat["inside_ms"]) / flat["step_ms"]
+    if not quick:
+        metrics["ratio_1gbit"] = metrics["ratio_exchange_bound_1gbit_fp32"]
+        metrics["ratio_100mbit"] = metrics["ratio_exchange_bound_100mbit_fp32"]
+    return {
+        "config": {
+            "hosts": HOSTS, "ranks_a_host": RANKS_A_HOST, "threads_a_rank": 1, "batch_a_rank": BATCH,
+            "models": {name: {"width": width, **layers} for name, (width, layers) in MODELS.items()},
+            "most_rows_a_table": 2_000 if quick else 40_000, "dense_wire": "bf16", "compression_of_ratios": 4.0,
+            "parameters": parameters, "targets": {"ratio_1gbit": 1.9, "ratio_100mbit": 3.0},
+        },
+        "metrics": metrics,
+        "samples": {"rows": rows},
+    }  # fmt: skip

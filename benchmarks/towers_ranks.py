@@ -1,0 +1,257 @@
+"""One rank of the benchmark `towers`, started by torchrun on emulated hosts: the gate, then all contenders in turns.
+
+A contender makes whole training steps: ids ahead on a thread, as `stratarec train` does, rows, network, gradients,
+updates. A turn of a contender is a stretch of steps; the first is not timed, nor are the last ones, whose ids the
+timed ones exchange.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.__main__ import give_everyone_good_memory
+from benchmarks.contenders import Shape
+from benchmarks.exchange_ranks import wire_bytes
+
+DENSE = 13
+_WARM, _AHEAD = 1, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One way to train the same tables on the same batches."""
+
+    name: str
+    exchange: str = "flat"
+    wire: str = "fp32"
+    compression: float | None = None
+    deduplicate: bool = True
+    """Of the flat exchange: distinct rows travel where they are fewer bytes, as the plan of a run chooses."""
+    overlap: bool = False
+
+
+def plan(features: int) -> tuple[tuple[str, ...], ...]:
+    """Two towers of neighbouring features."""
+    names = [f"f{place}" for place in range(features)]
+    return tuple(names[: features // 2]), tuple(names[features // 2 :])
+
+
+class TimedReduction:
+    """The reduction of a run, and how long it took."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.seconds = inner, 0.0
+
+    def reduce(self, weights: Sequence[nn.Parameter]) -> None:
+        """See `Reduction.reduce`."""
+        began = time.perf_counter()
+        self._inner.reduce(weights)
+        self.seconds += time.perf_counter() - began
+
+
+class Bench:
+    """A contender with its tables and network."""
+
+    def __init__(self, contender: Contender, mesh: Any, shape: Shape, model: dict[str, Any], dense_wire: str) -> None:
+        from functools import partial
+
+        from benchmarks.sharded import loads_of
+        from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+        from stratarec.distributed.collection import ShardedCollection
+        from stratarec.distributed.config import DistributedConfig
+        from stratarec.distributed.planning import beside, plan_sharding
+        from stratarec.distributed.sharding import Place, Sharding
+        from stratarec.embedding import RowOptimizerConfig
+        from stratarec.embedding.tiers import TierConfig
+        from stratarec.models import DLRMConfig, TowersConfig, build_model
+        from stratarec.training.config import TrainConfig
+        from stratarec.training.disaggregated import DisaggregatedModel
+        from stratarec.training.shared import SharedStages
+        from stratarec.training.together import Peers, Together
+
+        self.contender, by_towers = contender, contender.exchange == "sptt"
+        self.mesh = mesh if by_towers else replace(mesh, inside=None, between=None)
+        features = len(shape.sizes)
+        towers = TowersConfig(plan=plan(features), compression=contender.compression) if by_towers else None
+        schema = Schema(
+            dense=tuple(DenseFeature(name=f"d{place}") for place in range(DENSE)),
+            sparse=tuple(SparseFeature(name=f"f{place}") for place in range(features)),
+        )
+        loads = [replace(load, name=f"f{place}") for place, load in enumerate(loads_of(shape, mesh.ranks))]
+        if by_towers:
+            halves = (loads[: features // 2], loads[features // 2 :])
+            local = mesh.inside.ranks
+            places = beside([plan_sharding(half, local) for half in halves], [load.name for load in loads]).places
+        else:
+            places = plan_sharding(loads, mesh.ranks, "auto" if contender.deduplicate else "table").places
+            if not contender.deduplicate:
+                places = {name: Place(first=place.first) for name, place in places.items()}
+        wire: Any = contender.wire
+        config = DistributedConfig(
+            wire=wire, gradient_wire=wire, dense_wire=dense_wire, overlap=contender.overlap  # type: ignore[arg-type]
+        )  # fmt: skip
+        given = self.mesh
+
+        def collection(tables: Any) -> ShardedCollection:
+            return ShardedCollection(
+                Sharding(tables, places, given.ranks), given, optimizer=RowOptimizerConfig(learning_rate=0.01), seed=1,
+                tiers=TierConfig(lookahead=_AHEAD), config=config,
+            )  # fmt: skip
+
+        self.model = build_model(
+            DLRMConfig(embedding_dim=shape.width, towers=towers, **model), schema,
+            {f"f{place}": rows for place, rows in enumerate(shape.sizes)}, seed=1, collection=partial(collection),
+        )  # fmt: skip
+        if by_towers:
+            self.model = DisaggregatedModel(self.model, mesh, config, 1)
+        self.reduction = TimedReduction(Together(self.mesh, self.model.network, dense_wire))
+        train = TrainConfig(batch_size=shape.batch * mesh.ranks)
+        self.stages = SharedStages(
+            self.mesh, self.model, train.dense.build(self.model.network), train, None,
+            exchange=Peers(self.model) if by_towers else None, reduction=self.reduction,
+        )  # fmt: skip
+        self._batches = [self._batch(shape, 1000 * self.mesh.place + number) for number in range(4)]
+        self.step = 0
+
+    def _batch(self, shape: Shape, seed: int) -> Any:
+        from stratarec.batch import Batch
+        from stratarec.jagged import KeyedJagged
+
+        ids, offsets = shape.bags(seed)
+        draws = torch.Generator().manual_seed(seed)
+        keys = tuple(f"f{place}" for place in range(len(shape.sizes)))
+        sparse = KeyedJagged(
+            keys=keys, values=ids.int(), offsets=None if shape.ids == 1 else offsets, batch_size=shape.batch
+        )  # fmt: skip
+        label = (torch.rand(shape.batch, generator=draws) < 0.25).float()
+        return Batch(label=label, dense=torch.randn(shape.batch, DENSE, generator=draws), sparse=sparse)
+
+    def _items(self) -> Iterator[tuple[Any, Any]]:
+        for number in range(self.step, 10**9):
+            batch = self._batches[number % len(self._batches)]
+            yield batch, self.stages.request(batch)
+
+    def stretch(self, steps: int) -> dict[str, float]:
+        """Seconds of a step in all and by part, bytes on this host's wire, and the loss of the last step."""
+        items, found = islice(self._items(), _WARM + steps + _AHEAD), {}
+        with self.stages.prepare(items, depth=_AHEAD, barrier=lambda _: False) as ahead:
+            for number, (item, prepared) in enumerate(ahead):
+                if number in (_WARM, _WARM + steps):
+                    self.mesh.files.agree(None)
+                    now = self._now()
+                    found = now if number == _WARM else {name: (now[name] - found[name]) / steps for name in now}
+                loss, _ = self.stages.train(self.step, *item, prepared)
+                self.step += 1
+        return {**found, "loss": loss}
+
+    def _now(self) -> dict[str, float]:
+        mesh, reduced = self.mesh, self.reduction.seconds
+        inside, between = (0.0 if part is None else part.rows.wait_seconds for part in (mesh.inside, mesh.between))
+        return {
+            "step": time.perf_counter(),
+            "dense": reduced,
+            "rows": mesh.rows.wait_seconds,  # with most of what `dense` is
+            "inside": inside,
+            "between": between,
+            "wire_bytes": float(wire_bytes()),
+        }
+
+    def close(self) -> None:
+        """Give back tables."""
+        self.model.embeddings.close()
+
+
+def gate(mesh: Any, shape: Shape, model: dict[str, Any]) -> None:
+    """Refuse figures where the exchange by towers is not the function that the flat one is."""
+    from stratarec.errors import TrainingError
+
+    small = replace(shape, sizes=[min(rows, 1000) for rows in shape.sizes], batch=64)
+    losses = {}
+    for contender in (Contender(name="flat", deduplicate=False), Contender(name="sptt", exchange="sptt")):
+        bench = Bench(contender, mesh, small, model, "fp32")
+        losses[contender.name] = bench.stretch(4)["loss"]
+        bench.close()
+    if abs(losses["flat"] - losses["sptt"]) > 1e-6 * abs(losses["flat"]):
+        raise TrainingError(f"losses of the flat exchange and of SPTT without modules differ: {losses}")
+
+
+def figures(found: dict[str, list[dict[str, float]]], overlap: dict[str, bool]) -> list[dict[str, Any]]:
+    """A line for each contender: medians over rounds."""
+    rows = []
+    for name, rounds in found.items():
+        middle = {part: median(each[part] for each in rounds) for part in rounds[0]}
+        steps = sorted(each["step"] for each in rounds)
+        exchange = middle["rows"] - min(middle["dense"], middle["rows"]) + middle["inside"] + middle["between"]
+        rows.append({
+            "contender": name,
+            "step_ms": 1e3 * middle["step"],
+            "low_ms": 1e3 * steps[len(steps) // 4],
+            "high_ms": 1e3 * steps[(3 * len(steps)) // 4],
+            "compute_ms": 1e3 * (middle["step"] - exchange - middle["dense"]),
+            "dense_ms": 1e3 * middle["dense"],
+            "inside_ms": 1e3 * middle["inside"],
+            "exchange_ms": 1e3 * (exchange - middle["inside"]),
+            "wire_mb_a_step": middle["wire_bytes"] / 1e6,
+            "overlap": overlap[name],
+        })  # fmt: skip
+    return rows
+
+
+def merged(mesh: Any, mine: dict[str, float]) -> dict[str, float]:
+    """Of all ranks: bytes of all hosts, of which the first rank of each speaks, the slowest step, and median parts."""
+    names = list(mine)
+    speaks = int(os.environ["LOCAL_RANK"]) == 0
+    given = [mine[name] if speaks or name != "wire_bytes" else 0.0 for name in names]
+    columns = dict(zip(names, zip(*mesh.files.figures(given), strict=True), strict=True))
+    how: dict[str, Any] = {"wire_bytes": sum, "step": max}
+    return {name: how.get(name, median)(values) for name, values in columns.items()}
+
+
+def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """All contenders of a model, in turns."""
+    shape, model = Shape(**settings["shape"]), settings["model"]
+    gate(mesh, shape, model)
+    contenders = [Contender(**each) for each in settings["contenders"]]
+    benches = [Bench(each, mesh, shape, model, settings["dense_wire"]) for each in contenders]
+    found: dict[str, list[dict[str, float]]] = {each.name: [] for each in contenders}
+    for round_ in range(settings["rounds"]):
+        for bench in benches if round_ % 2 else benches[::-1]:
+            mine = bench.stretch(settings["steps"])
+            found[bench.contender.name].append(merged(mesh, mine))
+    parameters = {b.contender.name: sum(w.numel() for w in b.model.network.parameters()) for b in benches}
+    for bench in benches:
+        bench.close()
+    return {
+        "rows": figures(found, {each.name: each.overlap for each in contenders}),
+        "parameters": parameters,
+        "contenders": [asdict(each) for each in contenders],
+    }
+
+
+def main() -> int:
+    settings = json.loads(sys.argv[1])
+    from stratarec.distributed.config import DistributedConfig
+    from stratarec.distributed.mesh import joined
+
+    with joined(DistributedConfig(timeout=120.0), towers=2) as mesh:
+        found = measured(mesh, settings)
+        if mesh.is_first:
+            Path(settings["out"]).write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    give_everyone_good_memory()
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What each tower may hold, and why that cannot be where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stratarec.errors import ConfigError
+from stratarec.planning.assignment import Labels, Limits
+from stratarec.planning.tower_items import Item
+from stratarec.sizes import readable
+
+# Lookups are kept as even as items allow: bounds of so much more, one after the other, until there is a partition.
+_WIDER = 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerBounds:
+    """What a tower may be."""
+
+    towers: int
+    ratio: float = 1.5
+    """Features of a tower: at most so many times the mean, and at least the mean over it."""
+    bytes: int | None = None
+    """Memory for tables of a tower's host; None for no limit."""
+
+    def __post_init__(self) -> None:
+        if self.towers < 2:
+            raise ConfigError(f"--towers is {self.towers}, expected at least 2: one tower is the model itself")
+        if not 1 <= self.ratio <= 1000:
+            raise ConfigError(f"--balance is {self.ratio:g}, expected 1 to 1000")
+
+    def features(self, count: int) -> tuple[int, int]:
+        """The fewest and the most features of a tower, of `count` in all."""
+        mean = count / self.towers
+        return max(int(mean / self.ratio), 1), -int(-mean * self.ratio // 1)
+
+
+def check_bounds(items: Sequence[Item], bounds: TowerBounds) -> None:
+    """Refuse bounds that no partition can meet, as far as that can be seen at once.
+
+    Raises
+    ------
+    ConfigError
+        Naming the feature or table that is too much, or too few.
+    """
+    count = sum(len(item.features) for item in items)
+    if count < bounds.towers:
+        raise ConfigError(f"{bounds.towers} towers of {count} sparse features: expected at most as many towers")
+    largest = max(items, key=lambda item: len(item.features))
+    if len(items) < bounds.towers:
+        raise ConfigError(
+            f"{bounds.towers} towers, but only {len(items)} sets of features can be apart: "
+            f"{', '.join(largest.features)} share a table or are a history of one another"
+        )
+    _, most = bounds.features(count)
+    if len(largest.features) > most:
+        raise ConfigError(
+            f"{', '.join(largest.features)} must be in one tower (they share a table or are a history of one another), "
+            f"which may have at most {most} of the {count} features: ask for fewer towers or a larger --balance"
+        )
+    _check_bytes(items, bounds)
+
+
+def _check_bytes(items: Sequence[Item], bounds: TowerBounds) -> None:
+    if bounds.bytes is None:
+        return
+    heaviest, total = max(items, key=lambda item: item.bytes), sum(item.bytes for item in items)
+    if heaviest.bytes > bounds.bytes:
+        raise ConfigError(
+            f"table {' and '.join(map(repr, heaviest.tables))} of {', '.join(heaviest.features)} takes "
+            f"{readable(heaviest.bytes)} with its optimizer state, and the host of a tower has "
+            f"{readable(bounds.bytes)} for tables: raise memory.dram or --ranks"
+        )
+    if total > bounds.bytes * bounds.towers:
+        raise ConfigError(
+            f"the tables take {readable(total)} with their optimizer state, and {bounds.towers} hosts have "
+            f"{readable(bounds.bytes)} each for tables (the largest is {heaviest.tables[0]!r}, "
+            f"{readable(heaviest.bytes)}): ask for more towers, or raise memory.dram or --ranks"
+        )
+
+
+def tightest(items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limits], Labels | None]) -> Labels:
+    """What `labels` gives within the bounds, with lookups spread over towers as evenly as that leaves room for."""
+    heaviest = max(item.lookups for item in items)
+    total = sum(item.lookups for item in items)
+    most = _WIDER * max(heaviest, total / bounds.towers)
+    while True:
+        found = labels(_limits(items, bounds, most))
+        if found is not None:
+            return found
+        if most >= total:
+            heavy = max(items, key=lambda item: item.bytes)
+            raise ConfigError(
+                f"no {bounds.towers} towers keep within a balance of {bounds.ratio:g} and the memory of a host (the "
+                f"largest table is {heavy.tables[0]!r}, {readable(heavy.bytes)}): ask for fewer towers or a larger "
+                "--balance, or raise memory.dram"
+            )
+        most *= _WIDER
+
+
+def _limits(items: Sequence[Item], bounds: TowerBounds, lookups: float) -> Limits:
+    weights = np.array([(len(item.features), item.bytes, item.lookups) for item in items], dtype=float)
+    fewest, most = bounds.features(int(weights[:, 0].sum()))
+    host = np.inf if bounds.bytes is None else float(bounds.bytes)
+    return Limits(weights=weights, least=np.array([fewest, 0.0, 0.0]), most=np.array([most, host, lookups]))

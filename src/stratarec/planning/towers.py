@@ -1,0 +1,83 @@
+"""Which sparse features share a tower (Disaggregated Multi-Tower, arXiv 2403.00877, its partitioner).
+
+`coherent` puts items that
+interact strongly into one tower, `diverse` into different ones: interactions become distances, distances points, and
+points balanced clusters. `random` and `round_robin` are there to compare with. All keep the same bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.planning.assignment import Labels, Limits, assign
+from stratarec.planning.clusters import balanced_clusters
+from stratarec.planning.distances import distances, embed
+from stratarec.planning.tower_bounds import TowerBounds, check_bounds, tightest
+from stratarec.planning.tower_items import Item
+from stratarec.planning.tower_plan import Floats, Method, Tower, TowerPlan
+
+
+def partition(
+    items: Sequence[Item], matrix: Floats, bounds: TowerBounds, method: Method, *, batch_size: int, seed: int = 0
+) -> TowerPlan:
+    """Towers of `items`.
+
+    Parameters
+    ----------
+    items : sequence of Item
+        As `tied_items` gives.
+    matrix : ndarray
+        ``[F, F]`` interactions from 0 to 1 of the features, in the order of the items.
+
+    Raises
+    ------
+    ConfigError
+        When the bounds cannot be met; names what stands in the way.
+    """
+    check_bounds(items, bounds)
+    sizes = np.array([len(item.features) for item in items], dtype=float)
+    joined = _of_items(matrix, sizes.astype(int))
+    labels = tightest(items, bounds, lambda limits: _labels(joined, sizes, bounds.towers, method, limits, seed))
+    members = [[item for item, label in zip(items, labels, strict=True) if label == k] for k in range(bounds.towers)]
+    order = {item.features[0]: place for place, item in enumerate(items)}
+    towers = (
+        Tower(
+            features=tuple(name for item in member for name in item.features),
+            bytes=sum(item.bytes for item in member),
+            lookups=sum(item.lookups for item in member),
+        )
+        for member in sorted(members, key=lambda member: order[member[0].features[0]])
+    )
+    return TowerPlan(
+        method=method,
+        towers=tuple(towers),
+        features=tuple(name for item in items for name in item.features),
+        interaction=tuple(tuple(row) for row in matrix.tolist()),
+        batch_size=batch_size,
+    )
+
+
+def _labels(
+    matrix: Floats, sizes: Floats, towers: int, method: Method, limits: Limits, seed: int
+) -> Labels | None:  # fmt: skip
+    """The tower of each item."""
+    if method in ("coherent", "diverse"):
+        points = embed(distances(matrix, method), seed)
+        return balanced_clusters(points, sizes, towers, limits, seed)
+    # Dealt in turn; what the bounds do not allow costs one an item, so that as few as can be are dealt elsewhere.
+    order = np.arange(len(sizes))
+    dealt = order if method == "round_robin" else np.random.default_rng(seed).permutation(order)
+    costs = np.ones((len(sizes), towers))
+    costs[dealt, order % towers] = 0
+    return assign(costs, limits)
+
+
+def _of_items(matrix: Floats, sizes: NDArray[np.int64]) -> Floats:
+    """``[items, items]``: the mean over the pairs of their features."""
+    member = np.repeat(np.eye(len(sizes)), sizes, axis=1)
+    found: Floats = (member @ matrix @ member.T) / np.outer(sizes, sizes)
+    np.fill_diagonal(found, 0)
+    return found

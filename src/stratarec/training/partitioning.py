@@ -1,0 +1,102 @@
+"""Towers for a recipe: its features' interactions, from a run or a short probe, and the partition by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stratarec.data.dataset import Dataset
+from stratarec.errors import ConfigError
+from stratarec.models.base import build_tables
+from stratarec.planning.interactions import Matrix, Measure, feature_keys, measure
+from stratarec.planning.tables import describe_tables
+from stratarec.planning.tower_bounds import TowerBounds, check_bounds
+from stratarec.planning.tower_items import Item, tied_items
+from stratarec.planning.tower_plan import Method, TowerPlan
+from stratarec.planning.towers import partition
+from stratarec.progress import Progress, SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training.probe import asked_model, samples
+from stratarec.training.settings import torch_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerRequest:
+    """What towers are asked for."""
+
+    towers: int
+    method: Method = "coherent"
+    measure: Measure = "mixed"
+    """How strongly two features interact."""
+    run: str = ""
+    """Directory of the run whose model is asked; empty for a probe."""
+    steps: int = 200
+    """Of a probe."""
+    balance: float = 1.5
+    """As `TowerBounds.ratio`."""
+    ranks: int = 1
+    """Processes that share the tables, each with the budgets of the recipe."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 1_000_000:
+            raise ConfigError(f"--steps is {self.steps}, expected 1 to 1000000")
+
+    @property
+    def source(self) -> str:
+        """What interactions are measured of, in words."""
+        measured = "mixed differences of the logit" if self.measure == "mixed" else "cosines of vectors"
+        return f"interactions are {measured}, " + (
+            f"in {self.run}" if self.run else f"in a probe of {self.steps} steps"
+        )
+
+
+def make_towers(
+    recipe: Recipe, dataset: Dataset, request: TowerRequest, progress: Progress | None = None
+) -> TowerPlan:  # fmt: skip
+    """Towers for the features of a recipe, a function of recipe, data and request alone.
+
+    Raises
+    ------
+    ConfigError
+        When the bounds cannot be met, or the run named has towers itself.
+    CheckpointError, DatasetError
+        When the run named is none, or is of other data.
+    """
+    progress = progress or SilentProgress()
+    items, bounds = _items(recipe, dataset), _bounds(recipe, request)
+    check_bounds(items, bounds)
+    with torch_settings(threads=recipe.train.threads, seed=recipe.train.seed):
+        matrix = _interactions(recipe, dataset, request, progress)
+    keys, names = matrix.keys, [name for item in items for name in item.features]
+    order = [keys.index(name) for name in names]
+    return partition(
+        items, matrix.values[np.ix_(order, order)], bounds, request.method,
+        batch_size=recipe.train.batch_size, seed=recipe.train.seed,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Measured:
+    keys: tuple[str, ...]
+    values: Matrix
+
+
+def _items(recipe: Recipe, dataset: Dataset) -> list[Item]:
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    train = recipe.train
+    return tied_items(dataset.schema, describe_tables(tables, dataset, train.embedding, batch_size=train.batch_size))
+
+
+def _bounds(recipe: Recipe, request: TowerRequest) -> TowerBounds:
+    dram = recipe.memory.dram
+    ranks = max(request.ranks // request.towers, 1) if request.towers > 0 else 1
+    return TowerBounds(
+        towers=request.towers, ratio=request.balance, bytes=None if dram is None else dram * ranks
+    )  # fmt: skip
+
+
+def _interactions(recipe: Recipe, dataset: Dataset, request: TowerRequest, progress: Progress) -> _Measured:
+    batches = samples(recipe, dataset)
+    with asked_model(recipe, dataset, request.run, request.steps, progress) as model:
+        return _Measured(feature_keys(model), measure(model, batches, request.measure))

@@ -1,0 +1,190 @@
+"""Runs by towers: two hosts of two ranks train the model of one process; without modules, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributed.ranks import Ranks
+from distributed.test_runs import TIERED, assert_near, content, model, train
+from models import test_deduplicated as dedup
+from torch.nn import functional
+
+from stratarec.batch import Batch
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.distributed import planning
+from stratarec.distributed.collection import ShardedCollection
+from stratarec.distributed.config import DistributedConfig
+from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharding import Place, Sharding
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.errors import ConfigError
+from stratarec.jagged import KeyedJagged
+from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
+from stratarec.recipe import Recipe
+from stratarec.training.disaggregated import DisaggregatedModel
+from stratarec.training.together import Together
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set, whose features repeat in sessions."""
+    root = tmp_path_factory.mktemp("towers")
+    prepare(Recipe.from_dict(content(root)).data)
+    return root
+
+
+def recipe(
+    home: Path, run: Path, compression: float | None = 2.0, memory: Any = None, kind: str = "dlrm",
+    pooling: str = "mean", distributed: Any = None, **train: Any,
+) -> Recipe:  # fmt: skip
+    made = content(home, run=str(run), **{"max_steps": 30, "eval_every": 20, **train})
+    names = [feature.name for feature in Dataset.open(made["data"]["path"]).schema.sparse]
+    ends = [name for name in names if name.startswith(("item", "history"))]
+    others = [name for name in names if name not in ends]
+    towers = {"plan": [[*ends, *others[::2]], others[1::2]], "compression": compression}
+    section = {"embedding_dim": 8, "towers": towers, "history": {"pooling": pooling}}
+    given = {**made["model"], **section} if kind == "dlrm" else {"kind": kind, "deep_mlp": [16], **section}
+    return Recipe.from_dict({**made, "memory": memory or {}, "model": given, "distributed": distributed or {}})
+
+
+CASES: list[dict[str, Any]] = [
+    {"pooling": "target_attention", "dense": {"kind": "adam", "learning_rate": 0.003}, "clip_norm": 0.05},
+    {"kind": "dcnv2", "deduplicate": False, "compression": 4.0},
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_towers_on_hosts_of_their_own_train_the_model_of_one_process(
+    ranks: Ranks, home: Path, case: dict[str, Any], tmp_path: Path
+) -> None:
+    want = train(Mesh.alone(), recipe(home, tmp_path / "one", **case))
+    found = ranks.run(4, train, recipe(home, tmp_path / "many", **case), local=2, towers=2)
+    assert found[1:] == found[:1] * 3
+    np.testing.assert_allclose(found[0]["losses"], want["losses"], rtol=1e-4)
+    assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-4)
+
+
+def pooled(mesh: Mesh, made: Recipe) -> Any:
+    """As `train`, every table whole on one rank, which pools."""
+    given, planning.travel = planning.travel, lambda load, ranks: Place(first=0)
+    try:
+        return train(mesh, made)
+    finally:
+        planning.travel = given
+
+
+def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
+    ranks: Ranks, home: Path, tmp_path: Path
+) -> None:
+    found = []
+    for name, towers in (("flat", 0), ("sptt", 2)):
+        made = recipe(home, tmp_path / name, None, deduplicate=False, batch_size=118)
+        found += ranks.run(4, pooled, made, local=2, towers=towers)
+    assert found[1:] == found[:1] * 7
+    assert_near(model(tmp_path / "sptt"), model(tmp_path / "flat"), 0)
+
+
+@pytest.mark.parametrize("wires", [{}, {"wire": "int8", "gradient_wire": "fp16", "dense_wire": "bf16"}])
+def test_a_killed_run_by_towers_resumes_to_the_bit(ranks: Ranks, home: Path, wires: Any, tmp_path: Path) -> None:
+    """Deduplicated data, int8 rows at home in logs."""
+    runs = []
+    for name, parts in (("whole", (30,)), ("cut", (13, 30))):
+        memory = {"block": {"path": str(tmp_path / f"rows-{name}"), "budget": "64MiB"}, **TIERED}
+        for steps in parts:
+            made = recipe(home, tmp_path / name, memory=memory, distributed=wires, max_steps=steps)
+            found = ranks.run(4, train, made, steps == 30 and name == "cut", local=2, towers=2)
+        runs.append(found[0])
+    assert runs[0]["cached"] > 0
+    assert [tuple(point) for point in runs[1]["losses"]] == runs[0]["losses"]
+    assert_near(model(tmp_path / "cut"), model(tmp_path / "whole"), 0)
+    # One process goes on from what two hosts wrote.
+    train(Mesh.alone(), recipe(home, tmp_path / "cut", max_steps=35), True)
+
+
+def test_what_cannot_be_an_exchange_by_towers_is_refused(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    sptt = DistributedConfig(exchange="sptt")
+    assert sptt.by_towers(2, 2)
+    assert not DistributedConfig().by_towers(3, 2)
+    assert not DistributedConfig(overlap=True).by_towers(2, 2)
+    for towers, hosts, message in (
+        (3, 2, "has 3 towers and there are 2 hosts"),
+        (0, 1, "no towers and there is 1 host"),
+    ):
+        with pytest.raises(ConfigError, match=f"{message}.*: expected one tower a host"):
+            sptt.by_towers(towers, hosts)
+    with pytest.raises(ConfigError, match="overlap"):
+        DistributedConfig(exchange="sptt", overlap=True)
+    ranks.begin(4, train, [(recipe(home, tmp_path / "run", memory={"dram": "20KiB"}),)] * 4, local=2, towers=2)
+    messages = {str(error) for error in ranks.end(4)}
+    assert len(messages) == 1
+    assert "Set memory.dram to at least" in messages.pop()
+
+
+TABLES = {"item": 0, "os": 1, "tags": 1}
+FORMS: list[dict[str, Any]] = [{"spare": 0}, {"spare": 50}, {"scattered": True}, {}]
+
+
+def by_hand(mesh: Mesh, config: DLRMConfig, sharding: str) -> dict[str, Any]:
+    """A step on batches of every form, of which the last rank has none."""
+
+    def collection(tables: Any) -> ShardedCollection:
+        split = {"first": 0, "ranks": 2, "travel": "rows"} if sharding == "row" else {"first": 0}
+        places = {name: Place(**{**split, "first": 2 * TABLES[name]}) for name in TABLES}  # type: ignore[arg-type]
+        return ShardedCollection(Sharding(tables, places, 4), mesh, optimizer=RowOptimizerConfig(kind="sgd"), seed=3)
+
+    model = DisaggregatedModel(
+        build_model(config, dedup.schema(), dedup.ROWS, seed=3, collection=collection), mesh, DistributedConfig(), 3
+    )
+    size = 0 if mesh.rank == 3 else 40
+    mine = dedup.batch(size, seed=mesh.rank, **FORMS[mesh.rank])
+    mine = (
+        mine
+        if size
+        else mine.replace(sparse=KeyedJagged(keys=("item",), values=torch.empty(0).long(), offsets=None, batch_size=0))
+    )
+    loss = model.nothing(mine) if not size else loss_of(model(mine), mine)
+    loss.backward()
+    reduce = Together(mesh, model.network)
+    reduce.reduce(list(model.network.parameters()))
+    weights = model.network.named_parameters()
+    found = {name: weight.grad.numpy().copy() for name, weight in weights if weight.grad is not None}
+    rows = {name: model.embeddings.table(name)["weight"].numpy().copy() for name in TABLES}
+    with torch.no_grad():
+        read = model.eval()(mine).numpy().copy() if size else model.nothing(mine).numpy()
+    return {"loss": loss.item(), "gradients": found, "rows": rows, "read": read}
+
+
+def loss_of(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="sum")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
+def test_histories_groups_and_empty_batches_travel_between_peers(ranks: Ranks, pooling: Any) -> None:
+    towers = TowersConfig(plan=(("item", "history"), ("os", "tags")), compression=2.0)
+    config = DLRMConfig(
+        embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling), towers=towers
+    )
+    whole = build_model(config, dedup.schema(), dedup.ROWS, seed=3, optimizer=RowOptimizerConfig(kind="sgd"))
+    parts = [dedup.batch(seed=rank, **form).expanded(dedup.KEYS) for rank, form in enumerate(FORMS[:3])]
+    loss = loss_of(whole(Batch.concatenate(parts)), Batch.concatenate(parts))
+    loss.backward()
+    with torch.no_grad():
+        reads = [whole.eval()(part).numpy() for part in parts]
+    for sharding in ("table", "row"):
+        found = ranks.run(4, by_hand, config, sharding, local=2, towers=2)
+        assert sum(each["loss"] for each in found) == pytest.approx(loss.item(), rel=1e-5)
+        for rank, each in enumerate(found):
+            for name, weight in whole.network.named_parameters():
+                mine = not name.startswith(f"towers.{1 - rank // 2}")  # another host's tower has no gradient here
+                assert (name in each["gradients"]) == mine
+                if mine:
+                    np.testing.assert_allclose(each["gradients"][name], weight.grad, rtol=1e-4, atol=1e-5, err_msg=name)
+            for name, rows in each["rows"].items():
+                np.testing.assert_allclose(rows, whole.embeddings.table(name)["weight"], rtol=1e-5, atol=1e-6)
+            if rank < 3:
+                np.testing.assert_allclose(each["read"], reads[rank], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,155 @@
+"""Towers: without modules nothing changes; what they may be; what they tell; in programs and exports too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from models.test_models import HISTORIES, ROWS, batch_of, schema
+from torch.nn import functional
+
+from stratarec.data.schema import SparseFeature
+from stratarec.errors import ConfigError
+from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
+from stratarec.models.tower_modules import DotTower
+from stratarec.models.tower_network import TowerNetwork
+from stratarec.models.towers import tied
+
+PLAN = (("place",), ("history", "item"), ("tags",))
+CONFIGS: list[ModelConfig] = [
+    DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(8,)),
+    DCNv2Config(embedding_dim=8, cross_layers=2, deep_mlp=(8,)),
+]
+
+
+def towers(config: ModelConfig, compression: float | None, pooling: Any = "mean", plan: Any = PLAN) -> ModelConfig:
+    changed = TowersConfig(plan=plan, compression=compression)
+    return replace(config, towers=changed, history=HistoryConfig(pooling=pooling))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_towers_without_modules_are_the_model_without_towers(config: ModelConfig, pooling: Any) -> None:
+    plain = build_model(towers(config, None, pooling, PLAN), schema(), ROWS)
+    without = build_model(replace(config, history=HistoryConfig(pooling=pooling)), schema(), ROWS)
+    assert isinstance(plain.network, TowerNetwork)
+    weights = dict(plain.network.named_parameters())
+    for name, weight in without.network.named_parameters():
+        mine = name.replace("poolings.0", "towers.1.poolings.0") if "poolings" in name else name
+        weight.data.copy_(weights[mine])
+    for _ in range(3):
+        losses = []
+        for model in (plain, without):
+            batch = batch_of(HISTORIES)
+            model.network.zero_grad()
+            loss = functional.binary_cross_entropy_with_logits(model(batch), batch.label)
+            loss.backward()
+            losses.append(loss.item())
+        assert losses[0] == losses[1]
+    assert torch.equal(plain.embeddings.table("item")["weight"], without.embeddings.table("item")["weight"])
+
+
+@pytest.mark.parametrize("compression", [1.0, 2.0, 3.5, 8.0])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_tower_tells_no_more_than_its_share_and_everything_is_trained(
+    config: ModelConfig, compression: float
+) -> None:  # fmt: skip
+    model = build_model(towers(config, compression), schema(), ROWS)
+    network = model.network
+    assert isinstance(network, TowerNetwork)
+    for tower, features in zip(network.each, PLAN, strict=True):
+        assert 1 <= tower.columns <= len(features) * 8 / compression
+    batch = batch_of(HISTORIES)
+    before = {name: model.embeddings.table(name)["weight"].clone() for name in ROWS}
+    functional.binary_cross_entropy_with_logits(model(batch), batch.label).backward()
+    for name, weight in network.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.abs().sum() > 0 or "top.1" in name, name
+    assert all(not torch.equal(before[name], model.embeddings.table(name)["weight"]) for name in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "compression"), [(13, 16, 2.0), (13, 16, 4.0), (3, 8, 1.0), (1, 8, 2.0), (3, 8, 4.0)]
+)
+def test_what_a_dot_tower_tells_follows_its_formula(count: int, width: int, compression: float) -> None:
+    torch.manual_seed(0)
+    module = DotTower(TowersConfig(plan=PLAN, compression=compression), count, width)
+    vectors = torch.randn(5, count, width)
+    told = module(torch.zeros(5, 0), vectors)
+    low = torch.tril_indices(count, count, -1)
+    products = torch.einsum("bfd,bgd->bfg", vectors, vectors)[:, low[0], low[1]]
+    expected = []
+    if module.mixtures is not None:
+        mixed = torch.einsum("vf,bfd->bvd", module.mixtures.weight, vectors)
+        if module.map is not None:
+            mixed = mixed + module.map(products).view(mixed.shape)
+        expected.append(mixed.flatten(1))
+    if module.numbers:
+        given = torch.cat([products, vectors.flatten(1)], dim=1) if module.opened else products
+        expected.append(given if module.selection is None else module.selection(given))
+    assert module.opened == (count * width / compression < width)
+    torch.testing.assert_close(told, torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
+    assert told.shape[1] == module.vectors * width + module.numbers <= count * width / compression
+
+
+@pytest.mark.parametrize("pooling", ["mean", "target_attention"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_padded_is_the_same_function(config: ModelConfig, pooling: Any) -> None:
+    model = build_model(towers(config, 2.0, pooling), schema(), ROWS).eval()
+    batch = batch_of(HISTORIES)
+    with torch.no_grad():
+        dense, pooled, histories, _ = model.vectors(batch, model.request(batch))
+        sequences = [part for history in histories for part in history.padded()]
+        torch.testing.assert_close(
+            model.network.padded(dense, pooled, *sequences), model.network(dense, pooled, histories)
+        )
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ((("item", "history", "tags"), ("place", "item")), "'item' is in tower 0 and in tower 1"),
+        ((("item", "history"), ("place",)), "'tags' is in no tower"),
+        ((("item", "history", "tag"), ("place",)), "no sparse feature 'tag'; it has history, item, place, tags"),
+        ((("item", "tags"), ("place", "history")), "'history' in tower 1, but they share the table 'item'"),
+        ((("item", "history", "tags", "place"),), "has 1 towers, expected at least two"),
+        ((("item", "history", "tags", "place"), ()), "tower 1 has no features"),
+    ],
+)
+def test_plans_that_are_not_the_features_are_refused(plan: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_model(towers(CONFIGS[0], 2.0, "mean", plan), schema(), ROWS)
+
+
+def test_a_history_of_its_own_table_stays_with_its_feature() -> None:
+    sparse = [replace(f, vocabulary="seen") if f.kind == "history" else f for f in schema().sparse]
+    apart = replace(schema(), sparse=tuple(sparse))
+    with pytest.raises(ConfigError, match="is a history of the other"):
+        build_model(
+            towers(CONFIGS[0], 2.0, "mean", (("item", "tags"), ("place", "history"))), apart, {**ROWS, "seen": 9}
+        )
+    assert tied(apart) == [("item", "history"), ("tags",), ("place",)]
+
+
+def test_a_ratio_that_leaves_a_tower_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1 vectors of 8 that leaves less than one column; expected 8 at most"):
+        build_model(towers(CONFIGS[0], 9.0), schema(), ROWS)
+
+
+def test_towers_give_logits_of_several_labels_and_refuse_what_they_do_not_take() -> None:
+    plan = TowersConfig(plan=(("item", "history"), ("tags", "place")))
+    config = DLRMConfig(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,), towers=plan)
+    several = replace(schema(), label="label", labels=("click", "like"))
+    model = build_model(config, several, ROWS, click_rates=[0.2, 0.4])
+    assert model(batch_of(HISTORIES)).shape == (len(HISTORIES), 2)
+    with pytest.raises(ConfigError, match=r"model\.embedding_dims is of models without model\.towers"):
+        build_model(replace(config, embedding_dims={"place": 2}), schema(), ROWS)
+    last = SparseFeature(name="last", kind="sequence", of="item")
+    with_last = replace(schema(), sparse=(*schema().sparse, last))
+    wide = replace(config, towers=TowersConfig(plan=(("item", "history", "last"), ("tags", "place"))))
+    attentive = replace(wide, history=HistoryConfig(pooling="transformer"))
+    with pytest.raises(ConfigError, match=r"model\.towers takes sequences such as 'last' with model\.history\.pooling"):
+        build_model(attentive, with_last, ROWS)
+    assert build_model(wide, with_last, ROWS).network is not None

@@ -1,0 +1,257 @@
+"""Features to towers: planted blocks are found, bounds hold, and what cannot be is refused by name."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratarec.batch import Batch
+from stratarec.data.prepare import prepare
+from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
+from stratarec.errors import ConfigError
+from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.models import DCNv2Config, build_model
+from stratarec.planning.assignment import Limits, assign
+from stratarec.planning.bytes import RowShape
+from stratarec.planning.candidates import TableSpec
+from stratarec.planning.clusters import balanced_clusters, spread
+from stratarec.planning.distances import distances, embed
+from stratarec.planning.interactions import _inputs, _mixed, feature_keys, measure, normalized
+from stratarec.planning.popularity import Popularity
+from stratarec.planning.tower_bounds import TowerBounds
+from stratarec.planning.tower_items import Item, tied_items
+from stratarec.planning.tower_plan import METHODS, TowerPlan
+from stratarec.planning.towers import partition
+from stratarec.recipe import Recipe
+from stratarec.training.partitioning import TowerRequest, make_towers
+
+BLOCKS = 4
+
+
+def planted(root: Path) -> Recipe:
+    """Features of few values in four blocks that interact, and a small model of them."""
+    source = {"kind": "synthetic", "samples": 100_000, "scale": 0.001, "max_rows": 30, "signal": 2.5, "blocks": BLOCKS}
+    return Recipe.from_dict({
+        "name": "planted",
+        "data": {"path": str(root / "data"), "source": source, "split": {"by": "fraction", "valid": 0, "test": 0.05}},
+        "model": {"kind": "dcnv2", "embedding_dim": 8, "cross_layers": 1, "deep_mlp": [64]},
+        "train": {"batch_size": 512, "dense": {"kind": "adam", "learning_rate": 0.003},
+                  "embedding": {"kind": "rowwise_adagrad", "learning_rate": 0.1}},
+    })  # fmt: skip
+
+
+def same_pairs(plan: TowerPlan) -> set[frozenset[str]]:
+    return {frozenset(tower) for tower in plan.plan}
+
+
+def test_a_probe_finds_planted_blocks_and_chance_does_not(tmp_path: Path) -> None:
+    recipe = planted(tmp_path)
+    dataset = prepare(recipe.data)
+    assert isinstance(recipe.data.source, SyntheticConfig)
+    blocks = {frozenset(f"C{i + 1}" for i in block) for block in recipe.data.source.feature_blocks()}
+    found = make_towers(recipe, dataset, TowerRequest(towers=BLOCKS, steps=350))
+    assert same_pairs(found) == blocks
+    inside, between = found.inside_and_between
+    assert inside > 1.2 * between
+    items = [Item(features=(name,), tables=(name,), bytes=4, lookups=1.0) for name in found.features]
+    matrix, bounds = np.array(found.interaction), TowerBounds(towers=BLOCKS)
+    for seed in range(5):
+        chance = partition(items, matrix, bounds, "random", batch_size=1, seed=seed)
+        assert same_pairs(chance) != blocks
+        assert chance.inside_and_between[0] < inside
+    diverse = partition(items, matrix, bounds, "diverse", batch_size=1)
+    assert diverse.inside_and_between[0] < diverse.inside_and_between[1]
+
+
+def test_only_features_of_a_block_interact_in_the_made_up_truth() -> None:
+    config = SyntheticConfig(blocks=BLOCKS, seed=5)
+    blocks = config.feature_blocks()
+    assert sorted(feature for block in blocks for feature in block) == list(range(26))
+    assert sorted(map(len, blocks)) == [6, 6, 7, 7]
+    assert any(np.diff(block).max() > 1 for block in blocks), "neighbours in the log are no block"
+    assert blocks != replace(config, seed=6).feature_blocks()
+    source, draws = SyntheticSource(config), np.random.default_rng(0)
+    rows, dense = [draws.integers(0, 3, 50) for _ in range(26)], np.ones((50, 13), dtype=np.float32)
+
+    def change(*features: int) -> np.ndarray:
+        moved = [(row + 1) % 3 if place in features else row for place, row in enumerate(rows)]
+        return source._scores(moved, dense)[1] - source._scores(rows, dense)[1]
+
+    one, other, stranger = blocks[0][0], blocks[0][1], blocks[1][0]
+    together = change(one, other) - change(one) - change(other)
+    assert np.abs(together).max() > 0.1
+    np.testing.assert_allclose(change(one, stranger), change(one) + change(stranger), atol=1e-12)
+
+
+def test_mixed_differences_are_those_of_the_logit(tmp_path: Path) -> None:
+    """Against the definition: four logits a pair of features, of a model that is bilinear in every pair."""
+    schema = Schema(sparse=tuple(SparseFeature(name=name) for name in "abcd"))
+    config = DCNv2Config(embedding_dim=3, cross_layers=1, deep_mlp=(), structure="parallel")
+    model = build_model(config, schema, dict.fromkeys("abcd", 7), seed=1)
+    draws = torch.Generator().manual_seed(0)
+    ids = {name: torch.randint(0, 7, (6,), generator=draws) for name in "abcd"}
+    sparse = KeyedJagged.from_features({
+        name: JaggedTensor(values=values, offsets=torch.arange(7)) for name, values in ids.items()
+    })  # fmt: skip
+    batch = Batch(label=torch.zeros(6), dense=torch.zeros(6, 0), sparse=sparse)
+    keys = feature_keys(model)
+    found = _mixed(model, *_inputs(model, batch))[0] / 6
+    dense, vectors = _inputs(model, batch)
+
+    def logits(*moved: int) -> torch.Tensor:
+        changed = vectors.clone()
+        for place in moved:
+            changed[:, place] = vectors.roll(3, 0)[:, place]
+        with torch.no_grad():
+            return model.network.score(dense, changed, None)
+
+    for i, j in itertools.combinations(range(len(keys)), 2):
+        wanted = (logits(i, j) - logits(i) - logits(j) + logits()).square().mean().item()
+        assert found[i, j] == pytest.approx(wanted, rel=1e-3, abs=1e-9)
+        assert found[j, i] == pytest.approx(wanted, rel=1e-3, abs=1e-9)
+    cosine = measure(model, [batch], "cosine")
+    units = vectors / vectors.norm(dim=2, keepdim=True)
+    np.testing.assert_allclose(cosine[0, 1], (units[:, 0] * units[:, 1]).sum(1).abs().mean().item(), rtol=1e-5)
+    assert (np.diag(cosine) == 0).all()
+
+
+def test_normalizing_takes_out_what_a_feature_has_with_all_others() -> None:
+    draws = np.random.default_rng(0)
+    pairs = draws.uniform(1, 2, (6, 6))
+    matrix, strong = np.triu(pairs, 1) + np.triu(pairs, 1).T, draws.uniform(0.01, 100, 6)
+    np.testing.assert_allclose(normalized(matrix * np.outer(strong, strong)), normalized(matrix), atol=1e-6)
+    assert (normalized(np.zeros((3, 3))) <= 0.5).all()
+    assert normalized(np.zeros((1, 1))).shape == (1, 1)
+
+
+def test_points_have_the_distances_that_were_asked_for() -> None:
+    draws = np.random.default_rng(1)
+    true = draws.normal(size=(9, 3))
+    wanted = np.sqrt(np.square(true[:, None] - true[None]).sum(2))
+    points = embed(wanted, seed=0)
+    np.testing.assert_allclose(np.sqrt(np.square(points[:, None] - points[None]).sum(2)), wanted, atol=0.05)
+    np.testing.assert_array_equal(points, embed(wanted, seed=0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_are_as_tight_as_an_exhaustive_search_finds(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    count, clusters = 7, 2 + seed % 2
+    points, sizes = draws.normal(size=(count, 2)), draws.integers(1, 3, count).astype(float)
+    weights = np.stack([sizes, draws.integers(1, 10, count)], axis=1).astype(float)
+    limits = Limits(weights=weights, least=np.array([1.0, 0.0]), most=weights.sum(0) / clusters * 1.5)
+    every = (np.array(labels) for labels in itertools.product(range(clusters), repeat=count))
+    best = min(spread(points, sizes, labels, clusters) for labels in every if limits.hold(labels, clusters))
+    found = balanced_clusters(points, sizes, clusters, limits, seed=0)
+    assert found is not None
+    assert limits.hold(found, clusters)
+    assert spread(points, sizes, found, clusters) <= best * (1 + 1e-6)
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_an_assignment_keeps_its_bounds_or_there_is_none(data: st.DataObject) -> None:
+    count, clusters = data.draw(st.integers(2, 6)), data.draw(st.integers(2, 3))
+    weights = np.array(data.draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**15)), min_size=count,
+                                          max_size=count)), dtype=float)  # fmt: skip
+    most = np.array([data.draw(st.integers(1, 12)), data.draw(st.integers(0, 3 * 10**15))], dtype=float)
+    limits = Limits(weights=weights, least=np.array([data.draw(st.integers(0, 3)), 0.0]), most=most)
+    costs = np.array(data.draw(st.lists(st.lists(st.floats(0, 9), min_size=clusters, max_size=clusters),
+                                        min_size=count, max_size=count)))  # fmt: skip
+    every = [np.array(labels) for labels in itertools.product(range(clusters), repeat=count)]
+    fine = [costs[range(count), labels].sum() for labels in every if limits.hold(labels, clusters)]
+    found = assign(costs, limits)
+    assert (found is not None) == bool(fine)
+    if found is not None:
+        assert limits.hold(found, clusters)
+        assert costs[range(count), found].sum() <= min(fine) + 1e-3
+
+
+ITEMS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 100), st.floats(0.1, 50)), min_size=2, max_size=9)
+
+
+@given(ITEMS, st.integers(2, 4), st.sampled_from(METHODS), st.floats(1, 3), st.integers(20, 400))
+@settings(max_examples=30)
+def test_towers_keep_their_bounds_or_say_what_stands_in_the_way(
+    drawn: list[tuple[int, int, float]], towers: int, method: str, ratio: float, host: int
+) -> None:
+    items = [
+        Item(features=tuple(f"f{n}_{k}" for k in range(size)), tables=(f"t{n}",), bytes=rows, lookups=lookups)
+        for n, (size, rows, lookups) in enumerate(drawn)
+    ]
+    count = sum(size for size, _, _ in drawn)
+    matrix = np.random.default_rng(0).uniform(size=(count, count))
+    bounds = TowerBounds(towers=towers, ratio=ratio, bytes=host)
+    refusal = ""
+    try:
+        plan = partition(items, (matrix + matrix.T) / 2, bounds, method, batch_size=8)  # type: ignore[arg-type]
+    except ConfigError as error:
+        refusal = str(error)
+    if refusal:
+        assert re.search(r"\b[ft][0-9]|as many towers", refusal)
+        return
+    fewest, most = bounds.features(count)
+    assert sorted(name for tower in plan.plan for name in tower) == sorted(n for item in items for n in item.features)
+    for tower in plan.towers:
+        assert fewest <= len(tower.features) <= most
+        assert tower.bytes <= host
+    tower_of = {name: number for number, names in enumerate(plan.plan) for name in names}
+    assert all(len({tower_of[name] for name in item.features}) == 1 for item in items)
+
+
+def spec(name: str, rows: int) -> TableSpec:
+    shape = RowShape(width=4, row_state=True, full_state=False)
+    return TableSpec(name=name, rows=rows, shape=shape, lookups=8.0, popularity=Popularity.from_counts(np.ones(rows)))
+
+
+def test_features_of_a_table_and_histories_are_one_item() -> None:
+    schema = Schema(
+        user="u", time="t",
+        sparse=(
+            SparseFeature(name="a"), SparseFeature(name="b", vocabulary="shared"), SparseFeature(name="c"),
+            SparseFeature(name="d", vocabulary="shared"), SparseFeature(name="e", kind="history", of="a"),
+            SparseFeature(name="f", kind="history", of="c", vocabulary="shared"),
+        ),
+    )  # fmt: skip
+    items = tied_items(schema, [spec("a", 10), spec("shared", 20), spec("c", 30)])
+    assert [item.features for item in items] == [("a", "e"), ("b", "c", "d", "f")]
+    assert [item.bytes for item in items] == [10 * 20, 50 * 20]
+    assert [item.lookups for item in items] == [8.0, 16.0]
+    with pytest.raises(ConfigError, match="3 towers, but only 2 sets of features can be apart: b, c, d, f share"):
+        partition(items, np.zeros((6, 6)), TowerBounds(towers=3), "random", batch_size=1)
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    items = [Item(features=(f"f{n}",), tables=(f"t{n}",), bytes=100 if n else 2 << 20, lookups=1.0) for n in range(5)]
+    matrix = np.zeros((5, 5))
+
+    def refused(bounds: TowerBounds, match: str, given: list[Item] = items) -> None:
+        with pytest.raises(ConfigError, match=match):
+            partition(given, matrix, bounds, "coherent", batch_size=1)
+
+    refused(TowerBounds(towers=2, bytes=1 << 20), r"table 't0' of f0 takes 2.0 MiB .* has 1.0 MiB")
+    refused(TowerBounds(towers=6), "6 towers of 5 sparse features")
+    wide = [Item(features=("p", "q", "r", "s"), tables=("t",), bytes=1, lookups=1.0), items[1]]
+    refused(TowerBounds(towers=2, ratio=1.0), "p, q, r, s must be in one tower .* at most 3 of the 5", wide)
+    for bounds in ({"towers": 1}, {"towers": 0}, {"towers": 2, "ratio": 0.5}, {"towers": 2, "ratio": float("nan")}):
+        with pytest.raises(ConfigError, match="expected"):
+            TowerBounds(**bounds)  # type: ignore[arg-type]
+
+
+def test_interactions_that_are_all_alike_still_give_towers() -> None:
+    items = [Item(features=(f"f{n}",), tables=(f"t{n}",), bytes=1, lookups=1.0) for n in range(6)]
+    for method in METHODS:
+        plan = partition(items, np.zeros((6, 6)), TowerBounds(towers=3), method, batch_size=1)
+        assert sorted(len(tower) for tower in plan.plan) == [2, 2, 2] or method in ("coherent", "diverse")
+    turn = partition(items, np.zeros((6, 6)), TowerBounds(towers=3), "round_robin", batch_size=1)
+    assert turn.plan == (("f0", "f3"), ("f1", "f4"), ("f2", "f5"))
+    assert distances(np.zeros((2, 2)), "coherent").tolist() == [[0, 1], [1, 0]]
