@@ -57,7 +57,13 @@ def prepare(args: argparse.Namespace) -> None:
         )
     for split in dataset.splits:
         samples = dataset.samples(split)
-        rate = f", {dataset.positives[split] / samples:.2%} positive" if samples else ""
+        counts = dataset.label_counts(split).items()
+        rate = "".join(
+            f", {count.positives / count.known:.2%} positive"
+            + (f" ({visible(label)})" if dataset.schema.labels else "")
+            for label, count in counts
+            if count.known
+        )
         print(f"{split:6} {samples:>12,} samples{rate}")
     print(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
     if dataset.about.bad_rows:
@@ -304,6 +310,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.fresh import FreshLogs
+    from stratarec.training.metrics import figures
     from stratarec.training.run import open_run
     from stratarec.training.slices import evaluate_logs
 
@@ -314,17 +321,19 @@ def evaluate(args: argparse.Namespace) -> None:
             _refuse_ranks(mesh.ranks)
             fresh = FreshLogs(trained, logs, keep=args.by, earlier=args.history, labelled=True)
             whole, slices = evaluate_logs(fresh, progress)
-            print("\n".join(lines("log", whole.to_dict())))
+            print("\n".join(lines("log", figures(whole))))
             for name, found in slices.items():
-                print("\n".join(sliced(name, [(value, each.to_dict()) for value, each in found])))
+                for label in whole:
+                    head = name if len(whole) == 1 else f"{name} ({label})"
+                    print("\n".join(sliced(head, [(value, each[label].to_dict()) for value, each in found])))
             return
         for split in args.split or ["test"]:
             precision = trained.recipe.train.precision
-            found_split, _, _ = evaluate_split(
+            found_split, _ = evaluate_split(
                 trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
             )
             if mesh.is_first:
-                print("\n".join(lines(split, found_split.to_dict())))
+                print("\n".join(lines(split, figures(found_split))))
 
 
 def predict(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.data.schema import Schema
+from stratarec.errors import ConfigError
 from stratarec.models.base import Network, Score, VectorsConfig
 from stratarec.models.history import History
 from stratarec.models.runs import Runs
@@ -65,13 +66,15 @@ class TowerNetwork(Network):
         plan = config.towers
         assert plan is not None
         check_plan(plan, schema)
+        _check_plain(config, schema)
         self.width, self.correction = config.embedding_dim, 0.0
         module = Plain if plan.compression is None else build
         parts = [_part(schema, pooled_keys, features) for features in plan.plan]
         self.towers = nn.ModuleList(Tower(config, plan, part, keys, module) for part, keys in parts)
         found = [key for tower in self.each for key in tower.sequence_keys]
         self.sequence_keys = tuple(feature.name for feature in schema.histories if feature.name in found)
-        self.targets = tuple(pooled_keys.index(f.of) for f in schema.histories if f.name in found)
+        self.targets = tuple((pooled_keys.index(f.of),) for f in schema.histories if f.name in found)
+        self.event_columns = tuple((name,) for name in self.sequence_keys)
         self._pooled = [[pooled_keys.index(key) for key in tower.pooled_keys] for tower in self.each]
         self._sequences = [[self.sequence_keys.index(key) for key in tower.sequence_keys] for tower in self.each]
         self._order = self._places(len(pooled_keys)) if plan.compression is None else None
@@ -133,6 +136,18 @@ class TowerNetwork(Network):
             joined = joined[:, self._order]
         logits: Tensor = self.score(dense, joined, None, torch.cat(numbers, dim=1) if numbers else None)
         return self._corrected(logits)
+
+
+def _check_plain(config: VectorsConfig, schema: Schema) -> None:
+    """Refuse what towers do not take."""
+    if config.embedding_dims:
+        raise ConfigError("model.embedding_dims is of models without model.towers; leave one of them out")
+    if schema.sequences and config.history.pooling != "mean":
+        name = next(iter(schema.sequences))
+        raise ConfigError(
+            f"model.towers takes sequences such as {name!r} with model.history.pooling mean alone, which is "
+            f"{config.history.pooling}; change it, or leave model.towers out"
+        )
 
 
 def _part(schema: Schema, pooled_keys: Sequence[str], features: Sequence[str]) -> tuple[Schema, tuple[str, ...]]:

@@ -38,6 +38,8 @@ class Scorer:
 
     def __init__(self, manifest: Manifest, encoder: FeatureEncoder, tables: ReadOnlyTables, network: Network) -> None:
         self.manifest = manifest
+        self.labels = manifest.columns.label_columns
+        """What scores are of, by the columns of the log that it was in."""
         self._encoder, self._tables, self._network = encoder, tables, network
 
     @classmethod
@@ -62,7 +64,8 @@ class Scorer:
         return cls(manifest, encoder, _tables(folder, manifest, network.sequence_keys), network)
 
     def score(self, frame: Any) -> NDArray[np.float32]:
-        """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding.
+        """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding; ``[N, T]``
+        of the T `labels` where there are several.
 
         Parameters
         ----------
@@ -80,10 +83,12 @@ class Scorer:
         """
         dense, sparse = self._encoder.encode(frame)
         parts = [self._logits(*batch) for batch in _batches(dense, sparse)]
-        logits = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
-        if np.isnan(logits).any():
+        empty = (0, len(self.labels)) if len(self.labels) > 1 else 0
+        logits = np.concatenate(parts) if parts else np.zeros(empty, dtype=np.float32)
+        wrong = np.isnan(logits)
+        if wrong.any():
             raise ExportError(
-                f"the score of row {int(np.isnan(logits).argmax()) + 1} is no number: the exported weights overflow"
+                f"the score of row {int(np.argwhere(wrong)[0, 0]) + 1} is no number: the exported weights overflow"
             )
         return probabilities(logits)
 

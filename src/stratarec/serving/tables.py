@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 
 
 class ReadOnlyTables:
-    """Pools and looks up rows of tables of one width.
+    """Pools and looks up rows of tables.
 
     Parameters
     ----------

@@ -20,8 +20,8 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
     """Refuse early stopping by a validation split that cannot tell better from worse."""
     if not config.early_stopping.patience:
         return
-    samples, positives = dataset.samples("valid"), dataset.positives["valid"]
-    if not samples or (config.early_stopping.metric == "auc" and not 0 < positives < samples):
+    samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
+    if not first.known or (config.early_stopping.metric == "auc" and not 0 < first.positives < first.known):
         what = "samples of one class alone in its validation split" if samples else "no validation split"
         raise ConfigError(
             f"train.early_stopping.patience is {config.early_stopping.patience}, but {dataset.path} has {what}: set "
