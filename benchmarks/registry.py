@@ -18,6 +18,8 @@ from stratarec.errors import ConfigError, StrataError
 BENCHMARKS = {
     "blockstore": "benchmarks.blockstore",
     "clicks": "benchmarks.clicks",
+    "csv": "benchmarks.csv_log",
+    "daily": "benchmarks.daily",
     "dedup_quality": "benchmarks.dedup_quality",
     "dedup_reader": "benchmarks.dedup_reader",
     "dedup_storage": "benchmarks.dedup_storage",
@@ -28,6 +30,7 @@ BENCHMARKS = {
     "precision_quality": "benchmarks.precision_quality",
     "precision_quality_globo": "benchmarks.precision_quality_globo",
     "ranks": "benchmarks.ranks",
+    "simulator": "benchmarks.simulator",
     "scorer": "benchmarks.scorer",
     "tiers": "benchmarks.tiers",
     "tower_quality": "benchmarks.tower_quality",

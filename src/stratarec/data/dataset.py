@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from stratarec.artifacts import own_file
 from stratarec.data.layout import Layout
 from stratarec.data.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
-from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER
+from stratarec.data.names import ROW, SESSION, TIME, USER, WEIGHT, label_names
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.row_group import RowGroup
-from stratarec.data.schema import DenseFeature
 from stratarec.data.splits import SPLITS
+from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import DatasetError
 from stratarec.files import reading
 from stratarec.hashes import file_hashes
@@ -57,6 +57,7 @@ class Dataset:
         self.groups = dict(manifest.groups or {})
         self.splits = {split: manifest.splits[split] for split in SPLITS}
         self.positives, self.vocabularies = manifest.positives, manifest.vocabularies
+        self.label_counts = manifest.label_counts
         self.fingerprint = manifest.fingerprint
         """Hash of what the data set holds: equal for data sets whose every file is equal, however they were made."""
         self._right: set[str] = set()
@@ -141,25 +142,26 @@ class Dataset:
     def inputs(self) -> dict[str, Any]:
         """What ids and dense values of a batch mean, as JSON: a model is of use with equal inputs alone.
 
-        Features in order, the values of each vocabulary (not their counts), mean and deviation of standardised columns.
+        Labels where there are several, features in order, the values of each vocabulary (not their counts), mean and
+        deviation of standardised columns.
         """
-        kept = ("name", "kind", "vocabulary", "of", "max_length")
+        features = self.schema.inputs()
+        labels = {"labels": list(self.schema.label_columns)} if self.schema.labels else {}
         return {
-            "sparse": [{key: getattr(feature, key) for key in kept} for feature in self.schema.sparse],
-            "dense": [self._dense_input(feature) for feature in self.schema.dense],
+            **labels,
+            "sparse": features["sparse"],
+            "dense": list(map(self._dense_input, features["dense"])),
             "vocabularies": {
                 name: {"values": info.values, "tail_buckets": info.tail_buckets, "digest": info.digest}
                 for name, info in self.vocabularies.items()
             },
         }
 
-    def _dense_input(self, feature: DenseFeature) -> dict[str, Any]:
-        kept = ("name", "transform", "standardize")
-        found = {key: getattr(feature, key) for key in kept}
-        if feature.standardize:
-            moments = self.about.moments[feature.name]
-            found |= {"mean": moments.mean, "deviation": moments.deviation}
-        return found
+    def _dense_input(self, feature: dict[str, Any]) -> dict[str, Any]:
+        if not feature["standardize"]:
+            return feature
+        moments = self.about.moments[feature["name"]]
+        return {**feature, "mean": moments.mean, "deviation": moments.deviation}
 
     def samples(self, split: str) -> int:
         """Samples of a split."""
@@ -175,6 +177,12 @@ class Dataset:
     def table_rows(self) -> dict[str, int]:
         """Vocabulary -> rows that its table needs."""
         return {name: info.rows for name, info in self.vocabularies.items()}
+
+    def vocabulary(self, name: str) -> Vocabulary:
+        """The values of a vocabulary and their counts; `DatasetError` where its file is not what was written."""
+        info = self.vocabularies[name]
+        self._require([info])
+        return read_vocabulary(self.path / info.path, info, str(self.path / info.path))
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
         """``[rows]`` training lookups of each id."""
@@ -230,7 +238,11 @@ class Dataset:
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
         """One row group with a column for every feature, nothing deduplicated."""
         columns = self.row_group(split, shard, group).expand(self.groups, self.windows)
-        names = [LABEL, *self.schema.names]
+        names = [
+            *label_names(len(self.schema.label_columns)),
+            *([WEIGHT] if self.schema.weight else []),
+            *self.schema.names,
+        ]
         names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})
 

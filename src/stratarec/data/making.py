@@ -6,12 +6,23 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from stratarec.data.base import Base
 from stratarec.data.counting import Counts
 from stratarec.data.dealing import Dealing, shares_of
 from stratarec.data.encoding import Shards, encode_shards
 from stratarec.data.executing import Executor
 from stratarec.data.groups import Repeats, choose_groups, describe
-from stratarec.data.manifest import About, Manifest, MomentsInfo, Origin, RepeatsInfo, RowsInfo, Shard, VocabularyInfo
+from stratarec.data.manifest import (
+    About,
+    LabelCount,
+    Manifest,
+    MomentsInfo,
+    Origin,
+    RepeatsInfo,
+    RowsInfo,
+    Shard,
+    VocabularyInfo,
+)
 from stratarec.data.partitions import Partitions
 from stratarec.data.sources import Source
 from stratarec.data.spill import SpilledChunk
@@ -37,6 +48,8 @@ class Making:
     source : Source
     splitter : Splitter
     config : PrepareConfig
+    base : Base or None
+        Whose ids and moments are kept.
     executor : Executor
     progress : Progress
     """
@@ -47,12 +60,13 @@ class Making:
         source: Source,
         splitter: Splitter,
         config: PrepareConfig,
+        base: Base | None,
         executor: Executor,
         progress: Progress,
     ) -> None:
         self._workspace, self._source, self._splitter = workspace, source, splitter
         self._config, self._executor, self._progress = config, executor, progress
-        self._schema = source.schema
+        self._schema, self._base = source.schema, base
         executor.begin(workspace.root, source.files if source.divisible else ())
 
     def manifest(self, name: str, origin: Origin) -> Manifest:
@@ -63,7 +77,8 @@ class Making:
         counts = Counts(workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session)
         counts.count(partitions, self._executor, self._progress)
         vocabularies, infos = self._vocabularies(counts)
-        moments, repeats = counts.moments(), counts.repeats()
+        moments = counts.moments() if self._base is None else self._base.moments()
+        repeats = counts.repeats()
         groups = choose_groups(config.groups, self._schema, repeats)
         for line in describe(groups or {}, self._schema, repeats):
             self._progress.say(line)
@@ -75,13 +90,17 @@ class Making:
             keep_rows=config.keep_rows,
         )
         shards = encode_shards(workspace.folder("encoded"), partitions, wanted, self._executor, self._progress)
-        self._check_splits(partitions, shards, counts.positives())
+        labels = counts.labels()
+        self._check_splits(partitions, shards, labels["train"])
+        if not counts.weight():
+            raise DataError(f"column {self._schema.weight!r}: every weight of the training split is 0, expected others")
         return Manifest(
             name=name,
             columns=self._schema,
             groups=None if groups is None else {group: tuple(features) for group, features in groups.items()},
             splits=shards,
-            positives=counts.positives(),
+            positives={split: found[self._schema.label_column].positives for split, found in labels.items()},
+            labels=labels if self._schema.labels else {},
             vocabularies=infos,
             about=self._about(origin, partitions.chunks, moments, repeats),
         )
@@ -128,24 +147,28 @@ class Making:
         return done
 
     def _vocabularies(self, counts: Counts) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:
-        """Counts of all partitions added and ranked, one vocabulary after another."""
+        """Counts of all partitions added and ranked behind the base, one vocabulary after another."""
         ranked, infos = {}, {}
         for place, name in enumerate(self._schema.vocabularies()):
-            vocabulary = Vocabulary.of(counts.values(place, name), self._config.vocabulary.limits(name))
+            counted, limits = counts.values(place, name), self._config.vocabulary.limits(name)
+            known = None if self._base is None else self._base.values(name, counted)
+            vocabulary = Vocabulary.of(counted, limits, known)
             ranked[name] = vocabulary
             infos[name] = write_vocabulary(self._workspace.output, place, name, vocabulary)
         return ranked, infos
 
     def _check_splits(
-        self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], positives: Mapping[str, int]
+        self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], labels: Mapping[str, LabelCount]
     ) -> None:
         """Refuse a training split of one class, and an empty split that was asked for."""
         samples = {name: sum(shard.samples for shard in found) for name, found in shards.items()}
-        if not 0 < positives["train"] < samples["train"]:
-            raise DataError(
-                f"the training split has {samples['train']} samples, {positives['train']} of them positive; "
-                "expected both classes: check data.split"
-            )
+        for name, count in labels.items():
+            if not 0 < count.positives < count.known:
+                which = f" with the label {name!r}" if self._schema.labels else ""
+                raise DataError(
+                    f"the training split has {count.known} samples{which}, {count.positives} of them positive; "
+                    "expected both classes: check data.split"
+                )
         for name in ("valid", "test"):
             if self._config.split.asks_for(name) and not samples[name]:
                 asked = getattr(self._config.split, name)

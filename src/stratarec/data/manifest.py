@@ -12,14 +12,16 @@ from typing import Annotated, Literal
 import pydantic
 
 from stratarec.artifacts import Count, Hash, Model, digest, read_sealed, write_sealed
+from stratarec.data.hashing import HashRule
 from stratarec.data.names import SESSIONS, events, pointer
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import Vocabulary, VocabularyKind
 from stratarec.errors import DatasetError
 from stratarec.ownership import Kind
 
-FORMAT: Literal[6] = 6
+FORMAT: Literal[7] = 7
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
@@ -64,23 +66,94 @@ class Shard(StoredFile):
         return self
 
 
-class VocabularyInfo(StoredFile):
+class LabelCount(Model):
+    """One of several labels in a split."""
+
+    known: Count
+    """Samples that have it."""
+    positives: Count
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> LabelCount:
+        if self.positives > self.known:
+            raise ValueError(f"{self.positives} positive ones of {self.known} samples")
+        return self
+
+
+ValueType = Literal["String", "Int64", "UInt64"]
+
+
+class TailRule(HashRule):
+    """The id of a value that has no row of its own: ``first + hash % buckets``. A missing value has no id."""
+
+    hashed: Literal["values that are not in the vocabulary", "every value"]
+    first: _Rows
+    buckets: _Rows
+
+    @classmethod
+    def tail_of(cls, kind: VocabularyKind, value_type: ValueType, values: int, buckets: int) -> TailRule:
+        """Of a vocabulary with so many values and tail buckets."""
+        return cls(
+            **vars(HashRule.of(value_type)),
+            hashed="every value" if kind == "hash" else "values that are not in the vocabulary",
+            first=values,
+            buckets=buckets,
+        )
+
+
+class Ids(Model):
+    """What ids a vocabulary gives to which values."""
+
+    kind: VocabularyKind
+    """``count``: a value of the file has the id that stands beside it. ``hash``: the tail's rule holds for all."""
+    type: ValueType
+    """Of the values; values of another one are cast to it first."""
+    values: _Rows
+    inherited: _Rows
+    """Values, the first ones, that keep the ids of the data set that this one is based on; behind them ids are ranked
+    by falling count."""
+    tail_buckets: Annotated[int, pydantic.Field(ge=1, le=_MOST_ROWS)]
+    """Rows behind those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
+    digest: Hash
+    """xxh3_128 of the values in order of id."""
+    tail: TailRule
+
+    @pydantic.model_validator(mode="after")
+    def _check_ids(self) -> Ids:
+        if self.inherited > self.values or (self.kind == "hash" and self.values):
+            raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of them of its base")
+        if self.tail != TailRule.tail_of(self.kind, self.type, self.values, self.tail_buckets):
+            raise ValueError("tail is not the rule that StrataRec gives ids by")
+        return self
+
+
+class VocabularyInfo(StoredFile, Ids):
     """One vocabulary and its file."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/\d{4,}(-[A-Za-z0-9_-]+)?\.parquet$")]
     rows: _Rows
     """Rows that a table needs: values and tail buckets."""
-    values: _Rows
-    tail_buckets: _Rows
-    """Rows behind those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
-    digest: Hash
-    """xxh3_128 of the values in order of id."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> VocabularyInfo:
-        if self.rows != self.values + self.tail_buckets or not self.rows:
+        if self.rows != self.values + self.tail_buckets:
             raise ValueError(f"{self.path}: {self.rows} rows for {self.values} values and {self.tail_buckets} buckets")
         return self
+
+
+def ids_of(vocabulary: Vocabulary) -> Ids:
+    """What is to be said of a vocabulary."""
+    value_type: ValueType = str(vocabulary.values.dtype)  # type: ignore[assignment]
+    kind, values, buckets = vocabulary.kind, len(vocabulary.values), vocabulary.tail_buckets
+    return Ids(
+        kind=kind,
+        type=value_type,
+        values=values,
+        inherited=vocabulary.inherited,
+        tail_buckets=buckets,
+        digest=vocabulary.digest,
+        tail=TailRule.tail_of(kind, value_type, values, buckets),
+    )
 
 
 class MomentsInfo(Model):
@@ -97,6 +170,11 @@ class MomentsInfo(Model):
     def of(cls, moments: Moments) -> MomentsInfo:
         return cls(**vars(moments), deviation=moments.deviation)
 
+    @property
+    def moments(self) -> Moments:
+        """What was added up."""
+        return Moments(count=self.count, mean=self.mean, squares=self.squares, least=self.least, most=self.most)
+
 
 class Origin(Model):
     """What the outcome of `prepare` depends on."""
@@ -108,6 +186,8 @@ class Origin(Model):
     """Content of the logs."""
     file_split: tuple[int, ...] | None
     """Split of each file, where files are dealt to splits."""
+    base: Hash | None
+    """Fingerprint of the data set whose ids and moments it keeps."""
 
 
 class RowsInfo(Model):
@@ -151,13 +231,16 @@ class Manifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[6] = FORMAT
+    format: Literal[7] = FORMAT
     name: str
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     groups: dict[str, tuple[str, ...]] | None
     """Group -> its features; None where nothing is deduplicated, histories neither."""
     splits: dict[str, tuple[Shard, ...]]
     positives: dict[str, Count]
+    """Split -> positive samples, by the first label."""
+    labels: dict[str, dict[str, LabelCount]] = pydantic.Field(default_factory=dict)
+    """Split -> label -> its samples; empty where there is one label, which every sample has."""
     vocabularies: dict[str, VocabularyInfo]
     about: About
 
@@ -172,12 +255,33 @@ class Manifest(Model):
             if set(part) != set(SPLITS):
                 yield f"splits {sorted(part)}, expected {sorted(SPLITS)}"
                 return
+        yield from self._label_counts()
         for split, shards in self.splits.items():
             samples = sum(shard.samples for shard in shards)
             if self.positives[split] > samples:
                 yield f"{self.positives[split]} positive ones of {samples} samples of the {split} split"
             if any(not shard.path.startswith(f"{split}/") for shard in shards):
                 yield f"the {split} split has shards of another one"
+
+    def _label_counts(self) -> Iterator[str]:
+        names = set(self.columns.label_columns) if self.columns.labels else set()
+        if set(self.labels) != (set(SPLITS) if names else set()):
+            yield f"labels of {sorted(self.labels)}, expected {sorted(SPLITS) if names else 'none'}"
+            return
+        for split, counts in self.labels.items():
+            samples = sum(shard.samples for shard in self.splits[split])
+            first = counts.get(self.columns.label_column)
+            if set(counts) != names or any(count.known > samples for count in counts.values()):
+                yield f"labels of {sorted(counts)} in {samples} samples of {split}, expected {sorted(names)}"
+            elif first is not None and first.positives != self.positives[split]:
+                yield f"{first.positives} positive samples of {split} by the first label, and {self.positives[split]}"
+
+    def label_counts(self, split: str) -> dict[str, LabelCount]:
+        """Label -> its samples in a split."""
+        if self.labels:
+            return {name: self.labels[split][name] for name in self.columns.label_columns}
+        samples = sum(shard.samples for shard in self.splits[split])
+        return {self.columns.label_column: LabelCount(known=samples, positives=self.positives[split])}
 
     def _names(self) -> Iterator[str]:
         expected = {
@@ -191,6 +295,10 @@ class Manifest(Model):
         known = set(self.columns.names) - {feature.name for feature in self.columns.histories}
         if len(set(members)) != len(members) or not set(members) <= known:
             yield f"groups of {sorted(members)}, expected each of {sorted(known)} at most once"
+        for columns in self.columns.sequences.values():
+            names = {feature.name for feature in columns}
+            if any(names & set(group) not in (set(), names) for group in (self.groups or {}).values()):
+                yield f"a group has some columns of the sequence {columns[0].name!r} and not others"
         own = {*(self.groups or {}), *(feature.name for feature in self.columns.histories)}
         if own & {SESSIONS, *map(pointer, own), *map(events, own)}:
             yield "a group with the name of a table of another"

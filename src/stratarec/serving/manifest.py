@@ -24,6 +24,7 @@ import pydantic
 import torch
 
 from stratarec.artifacts import Count, Hash, Model, read_sealed, write_sealed
+from stratarec.data.manifest import Ids
 from stratarec.data.schema import Schema
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
@@ -97,17 +98,10 @@ class ExportedTable(Model):
         return {name: Spec(torch.uint8, (self.rows, self.record.record_bytes)), **(kept if self.float32_rows else {})}
 
 
-class ExportedVocabulary(Model):
+class ExportedVocabulary(Ids):
     """One vocabulary and its file."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/[0-9]{4,}[A-Za-z0-9_-]{0,60}\.parquet$")]
-    type: Literal["String", "Int64", "UInt64"]
-    """Of its values."""
-    values: _Rows
-    tail_buckets: Annotated[int, pydantic.Field(ge=1, le=_MOST_ROWS)]
-    """Rows behind those of the values, which all other values share by a hash."""
-    digest: Hash
-    """xxh3_128 of the values in order of id."""
 
 
 class PooledInput(Model):
@@ -119,7 +113,7 @@ class PooledInput(Model):
 
 
 class SequenceInput(Model):
-    """A history that the network is given row by row."""
+    """A history, or a column of a sequence, that the network is given row by row."""
 
     feature: str
     table: str
@@ -157,7 +151,8 @@ class Manifest(Model):
         config = self.model
         lists = [config.deep_mlp] if isinstance(config, DCNv2Config) else [config.bottom_mlp, config.top_mlp]
         layers = [config.cross_layers] if isinstance(config, DCNv2Config) else []
-        layers += [config.history.layers, *(len(sizes) for sizes in (*lists, config.history.attention_mlp))]
+        lists += [config.history.attention_mlp, config.heads.tower_mlp, config.heads.expert_mlp]
+        layers += [config.history.layers, config.heads.experts, *map(len, (*lists, self.columns.labels))]
         if max(layers) > _MOST_LAYERS:
             yield f"model: {max(layers)} layers, expected at most {_MOST_LAYERS}"
         for feature in self.columns.sparse:
@@ -177,11 +172,9 @@ class Manifest(Model):
                 return
         for name, table in self.tables.items():
             vocabulary = self.vocabularies[name]
-            if table.rows != vocabulary.values + vocabulary.tail_buckets or table.width != self.model.embedding_dim:
-                yield (
-                    f"tables.{name}: {table.rows} rows of {table.width}, expected "
-                    f"{vocabulary.values + vocabulary.tail_buckets} of {self.model.embedding_dim}"
-                )
+            rows, width = vocabulary.values + vocabulary.tail_buckets, self.model.table_width(name)
+            if (table.rows, table.width) != (rows, width):
+                yield (f"tables.{name}: {table.rows} rows of {table.width}, expected {rows} of {width}")
 
     def _inputs(self) -> Iterator[str]:
         pooled, sequences = inputs(self.configs(), self.columns)
@@ -221,5 +214,5 @@ def inputs(
         for name in table.feature_names
     )
     unpooled = {name: table.name for table in configs for name in table.sequence_features}
-    histories = [feature.name for feature in schema.histories if feature.name in unpooled]
-    return pooled, tuple(SequenceInput(feature=name, table=unpooled[name]) for name in histories)
+    behaviours = [feature.name for columns in schema.behaviours.values() for feature in columns]
+    return pooled, tuple(SequenceInput(feature=name, table=unpooled[name]) for name in behaviours if name in unpooled)

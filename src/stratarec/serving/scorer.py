@@ -40,6 +40,8 @@ class Scorer:
 
     def __init__(self, manifest: Manifest, encoder: FeatureEncoder, tables: ReadOnlyTables, network: Network) -> None:
         self.manifest = manifest
+        self.labels = manifest.columns.label_columns
+        """What scores are of, by the columns of the log that it was in."""
         self._encoder, self._tables, self._network = encoder, tables, network
 
     @classmethod
@@ -62,7 +64,8 @@ class Scorer:
         return cls(manifest, encoder, _tables(folder, manifest, network.sequence_keys), network)
 
     def score(self, frame: Any) -> NDArray[np.float32]:
-        """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding.
+        """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding; ``[N, T]``
+        of the T `labels` where there are several.
 
         Parameters
         ----------
@@ -80,10 +83,12 @@ class Scorer:
         """
         dense, sparse = self._encoder.encode(frame)
         parts = [self._logits(*batch) for batch in _batches(dense, sparse)]
-        logits = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
-        if np.isnan(logits).any():
+        empty = (0, len(self.labels)) if len(self.labels) > 1 else 0
+        logits = np.concatenate(parts) if parts else np.zeros(empty, dtype=np.float32)
+        wrong = np.isnan(logits)
+        if wrong.any():
             raise ExportError(
-                f"the score of row {int(np.isnan(logits).argmax()) + 1} is no number: the exported weights overflow"
+                f"the score of row {int(np.argwhere(wrong)[0, 0]) + 1} is no number: the exported weights overflow"
             )
         return probabilities(logits)
 
@@ -125,12 +130,12 @@ def _tables(folder: Path, manifest: Manifest, histories: Sequence[str]) -> ReadO
     specs = {key: spec for name, table in manifest.tables.items() for key, spec in table.tensors(name).items()}
     found = map_tensors(folder, TABLES, manifest.files[TABLES], specs)
     flat, places = found.all_floats()
-    plain = {name: places[name] // table.width for name, table in manifest.tables.items() if table.codec == "fp32"}
+    plain = {name: places[name] for name, table in manifest.tables.items() if table.codec == "fp32"}
     encoded = {name: _encoded(table, name, found) for name, table in manifest.tables.items() if name not in plain}
     for name, table in encoded.items():
         if fault := table.fault():
             raise ExportError(f"{folder / TABLES}: {name!r} has {fault}; {ADVICE}")
-    return ReadOnlyTables(manifest.configs(), FloatTables(weights=flat, first_row=plain), encoded, histories)
+    return ReadOnlyTables(manifest.configs(), FloatTables(weights=flat, place=plain), encoded, histories)
 
 
 def _encoded(table: ExportedTable, name: str, found: MappedTensors) -> EncodedTable:
@@ -147,11 +152,6 @@ def _vocabulary(folder: Path, manifest: Manifest, name: str) -> Vocabulary:
     entry = manifest.vocabularies[name]
     content = map_file(folder, entry.path, manifest.files[entry.path])
     try:
-        vocabulary = read_vocabulary(pa.BufferReader(pa.py_buffer(content)), entry, str(folder / entry.path))
+        return read_vocabulary(pa.BufferReader(pa.py_buffer(content)), entry, str(folder / entry.path))
     except DatasetError as error:
         raise ExportError(f"{error}; {ADVICE}") from error
-    if str(vocabulary.values.dtype) != entry.type:
-        raise ExportError(
-            f"{folder / entry.path}: values of {vocabulary.values.dtype}, expected {entry.type}; {ADVICE}"
-        )
-    return vocabulary

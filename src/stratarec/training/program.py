@@ -1,7 +1,7 @@
 """A network for use elsewhere, as a `torch.export` program or as ONNX.
 
-(dense ``[B, F]``, pooled ``[B, P * D]``, rows ``[B, L, D]`` and mask ``[B, L]`` of each history) -> ``[B]``
-probabilities.
+(dense ``[B, F]``, pooled ``[B, P * D]``, rows ``[B, L, D]`` and mask ``[B, L]`` of each history) -> probabilities
+``[B]``, or ``[B, T]`` of T labels.
 
 torch unpickles parts of a program's file, so opening one runs whatever its writer put in: StrataRec writes programs and
 never opens them. An ONNX file is data.
@@ -59,7 +59,7 @@ def onnx_bytes(trained: TrainedModel) -> bytes:
     Inputs are `dense` and `pooled`, and `rows_<n>` and `mask_<n>` of sequence n; the output is `score`.
     """
     names = ["dense", "pooled"]
-    for number, _ in enumerate(trained.model.network.sequence_keys):
+    for number in range(sum(map(len, trained.model.network.event_columns))):
         names += [f"rows_{number}", f"mask_{number}"]
     with _quiet():
         program = torch.onnx.export(
@@ -88,15 +88,21 @@ def _quiet() -> Iterator[None]:
 
 
 def _program(trained: TrainedModel) -> torch.export.ExportedProgram:
-    network, width = trained.model.network, trained.recipe.model.embedding_dim
+    network, embeddings = trained.model.network, trained.model.embeddings
+    widths = {
+        name: table.embedding_dim
+        for table in embeddings.tables
+        for name in (*table.feature_names, *table.sequence_features)
+    }
     batch = torch.export.Dim("batch", min=1)
-    pooled = len(trained.model.embeddings.pooled_keys) * width
+    pooled = sum(widths[name] for name in embeddings.pooled_keys)
     inputs: list[Tensor] = [torch.zeros(3, len(trained.dataset.schema.dense)), torch.zeros(3, pooled)]
     shapes: list[dict[int, Any]] = [{0: batch}, {0: batch}]
-    for number, _ in enumerate(network.sequence_keys):
+    for number, columns in enumerate(network.event_columns):
         longest = torch.export.Dim(f"length_{number}", min=1)
-        inputs += [torch.zeros(3, 5, width), torch.ones(3, 5, dtype=torch.bool)]
-        shapes += [{0: batch, 1: longest}, {0: batch, 1: longest}]
+        for name in columns:
+            inputs += [torch.zeros(3, 5, widths[name]), torch.ones(3, 5, dtype=torch.bool)]
+            shapes += [{0: batch, 1: longest}, {0: batch, 1: longest}]
     extra = [tuple(shapes[2:])] if len(shapes) > 2 else []
     model = _Probability(network).eval()
     return torch.export.export(model, tuple(inputs), dynamic_shapes=(*shapes[:2], *extra))

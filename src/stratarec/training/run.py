@@ -101,7 +101,7 @@ def new_model(
         dataset.table_rows(),
         optimizer=recipe.train.embedding,
         seed=recipe.train.seed,
-        click_rate=dataset.positives["train"] / dataset.samples("train"),
+        click_rates=[count.positives / max(count.known, 1) for count in dataset.label_counts("train").values()],
         tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
         collection=collection,
     )
@@ -112,9 +112,8 @@ def new_model(
 
 
 def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
-    width = recipe.model.embedding_dim
     planned = {placed.table: f"{placed.rows:,} rows of {placed.width}" for placed in plan.tables}
-    actual = {name: f"{rows:,} rows of {width}" for name, rows in dataset.table_rows().items()}
+    actual = {name: f"{rows:,} rows of {recipe.model.table_width(name)}" for name, rows in dataset.table_rows().items()}
     for table in sorted({*planned, *actual}):
         if planned.get(table) != actual.get(table):
             raise ConfigError(
@@ -167,20 +166,25 @@ def open_run(
         Where the run, its checkpoint or the data are missing, damaged or do not belong together.
     """
     path = Path(path)
+    require_run(path)
+    with ExitStack() as stack:
+        recipe, found, mesh = read_recipe(path), hold_chosen(path, stack), mesh or Mesh.alone()
+        mesh.check_same({"checkpoint": found.name})
+        return _open(path, recipe, found, data, same_samples=same_samples, mesh=mesh)
+
+
+def require_run(path: Path) -> None:
+    """`CheckpointError` where `path` is no run."""
     if not (path / RECIPE).is_file():
         what = f"it is a {kind_of(path)}" if kind_of(path) not in ("", "run") else f"it has no {RECIPE}"
         raise CheckpointError(f"{path} is no run: {what}; name the directory that `train` wrote")
-    with ExitStack() as stack:
-        recipe, found, mesh = read_recipe(path), _hold_chosen(path, stack), mesh or Mesh.alone()
-        mesh.check_same({"checkpoint": found.name})
-        return _open(path, recipe, found, data, same_samples=same_samples, mesh=mesh)
 
 
 # How often a run may prune what is about to be read.
 _TRIES = 10
 
 
-def _hold_chosen(path: Path, stack: ExitStack) -> Path:
+def hold_chosen(path: Path, stack: ExitStack) -> Path:
     """The chosen checkpoint of a run that may go on meanwhile, which stays until `stack` is closed."""
     for tries in range(_TRIES):
         found = chosen_checkpoint(path)
