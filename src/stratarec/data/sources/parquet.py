@@ -152,6 +152,19 @@ def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
 def _read(groups: RowGroups, group: int, checked: Columns) -> pa.Table:
     table = groups.read(group)
     try:
-        return checked.typed(table)
+        return _without_notes(checked.typed(table))
     except pa.ArrowException as error:
         raise groups.fault(group, f"damaged ({error})") from error
+
+
+def _without_notes(table: pa.Table) -> pa.Table:
+    """The same columns without what writers note beside them: Polars ends with a panic where that is no UTF-8."""
+
+    def bare(kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_list(kind):
+            return pa.list_(pa.field(kind.value_field.name, bare(kind.value_type)))
+        if pa.types.is_large_list(kind):
+            return pa.large_list(pa.field(kind.value_field.name, bare(kind.value_type)))
+        return kind
+
+    return table.cast(pa.schema([pa.field(field.name, bare(field.type)) for field in table.schema]))
