@@ -159,12 +159,13 @@ def _read(groups: RowGroups, group: int, checked: Columns) -> pa.Table:
 
 def _without_notes(table: pa.Table) -> pa.Table:
     """The same columns without what writers note beside them: Polars ends with a panic where that is no UTF-8."""
+    columns = [_bare(column) for column in table.columns]
+    return pa.Table.from_arrays(columns, names=table.schema.names)
 
-    def bare(kind: pa.DataType) -> pa.DataType:
-        if pa.types.is_list(kind):
-            return pa.list_(pa.field(kind.value_field.name, bare(kind.value_type)))
-        if pa.types.is_large_list(kind):
-            return pa.large_list(pa.field(kind.value_field.name, bare(kind.value_type)))
-        return kind
 
-    return table.cast(pa.schema([pa.field(field.name, bare(field.type)) for field in table.schema]))
+def _bare(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not kind.value_field.metadata:
+        return column
+    make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+    return column.cast(make(kind.value_field.remove_metadata()))
