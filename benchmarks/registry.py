@@ -18,6 +18,8 @@ from stratarec.errors import ConfigError, StrataError
 BENCHMARKS = {
     "blockstore": "benchmarks.blockstore",
     "clicks": "benchmarks.clicks",
+    "csv": "benchmarks.csv_log",
+    "daily": "benchmarks.daily",
     "dedup_quality": "benchmarks.dedup_quality",
     "dedup_reader": "benchmarks.dedup_reader",
     "dedup_storage": "benchmarks.dedup_storage",

@@ -48,6 +48,7 @@ class Generation:
     def cluster(self, gpus: int) -> Cluster:
         """So many of them."""
         return Cluster(
+            adds_by_host=True,
             hosts=gpus // OF_A_HOST,
             ranks=OF_A_HOST,
             inside_bytes_per_second=self.nvlink_gb_s * 1e9 * self.reached_links,

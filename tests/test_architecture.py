@@ -37,6 +37,7 @@ ROOMS = [
     ("embedding.prefetch",),
     ("embedding.engine",),
     ("embedding.prepared", "embedding.validation", "embedding.saving"),
+    ("embedding.taking",),
     ("embedding.manifest",),
     ("embedding.homes",),
     ("embedding.cached", "embedding.resident"),

@@ -14,8 +14,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET, MANIFEST
 from stratarec.data.names import label_names
 from stratarec.data.schema import UNKNOWN
-from stratarec.data.vocabulary import read_vocabulary
-from stratarec.embedding.saving import saved_rows
+from stratarec.embedding.taking import saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.ownership import kind_of
 from stratarec.planning.plan import Plan
@@ -68,7 +67,7 @@ def _data_set(path: Path) -> Iterator[str]:
 
 def _content(path: Path, dataset: Dataset) -> Iterator[str]:
     for name, info in dataset.vocabularies.items():
-        read_vocabulary(path / info.path, info, str(path / info.path))
+        dataset.vocabulary(name)
         yield f"vocabulary {name}: {info.values:,} values, each once"
     for split in dataset.splits:
         found = np.zeros((len(dataset.schema.label_columns), 2), dtype=np.int64)

@@ -147,7 +147,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
     with dataset.held():
         calibration = calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED)
         found = predictions(recipe, dataset, cluster, calibration)
-    lines = assumptions(recipe, cluster, calibration, measured=network is not None)
+    lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
     rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
     if args.json:
         print(json.dumps({"steps": rows, "fastest": best, "assumed": lines}, indent=1, allow_nan=False))
@@ -167,8 +167,9 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
     from stratarec.reporting.towers import print_towers, write_towers_report
     from stratarec.training.partitioning import TowerRequest, make_towers
 
-    if args.report:
-        check_output(Path(args.report))
+    for path in (args.report, args.recipe if args.write else None):
+        if path:
+            check_output(Path(path).resolve())
     options = {
         "method": args.method, "measure": args.interaction, "run": args.run, "steps": args.steps,
         "balance": args.balance,
@@ -265,6 +266,7 @@ def train(args: argparse.Namespace) -> None:
         result = trainer.train(
             resume=settled or args.resume or (restarted() and not args.overwrite),
             overwrite=args.overwrite and not settled,
+            earlier=args.earlier,
         )
     if mesh.is_first:
         _print_result(trainer.run, result)

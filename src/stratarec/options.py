@@ -169,6 +169,13 @@ def make_parser() -> argparse.ArgumentParser:
     either = command.add_mutually_exclusive_group()
     either.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     either.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
+    command.add_argument(
+        "--from",
+        dest="earlier",
+        metavar="RUN",
+        help="begin with weights and optimizer state of this run, whose data set is the data.vocabulary.base of this "
+        "one; with --resume only where there is no checkpoint to go on from",
+    )
     command.add_argument("--plan", help="place tables as this file says, which `plan -o` wrote")
 
     def add_data(command: argparse.ArgumentParser) -> None:

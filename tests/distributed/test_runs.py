@@ -55,7 +55,7 @@ def recipe(
     return Recipe.from_dict({**made, "memory": memory or {}, "distributed": shared})
 
 
-def train(mesh: Mesh, made: Recipe, resume: bool = False) -> dict[str, Any]:
+def train(mesh: Mesh, made: Recipe, resume: bool = False, earlier: Path | None = None) -> dict[str, Any]:
     dataset = Dataset.open(made.data.path)
     plan = new_plan(made, dataset, mesh.ranks)
     if plan is not None and made.memory.block is not None:
@@ -63,7 +63,7 @@ def train(mesh: Mesh, made: Recipe, resume: bool = False) -> dict[str, Any]:
         moved = (t if t.tier == "level0" else replace(t, tier="log", codec=CodecConfig()) for t in plan.tables)
         plan = replace(plan, tables=tuple(moved))
     trainer = Trainer(made, dataset, plan=plan, mesh=mesh)
-    result = trainer.train(resume=resume)
+    result = trainer.train(resume=resume, earlier=earlier)
     return {
         "losses": trainer.position.losses,
         "evaluations": trainer.position.evaluations,
@@ -249,3 +249,16 @@ def test_work_of_one_process_is_refused_under_torchrun(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([command, "anything"]) == 2
     assert f"`{command}` is work of one process: start it without torchrun" in capsys.readouterr().err
+
+
+def test_ranks_begin_with_the_rows_of_another_run(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    """Of other tiers and another sharding; two steps on, the model is that of one process that began with them."""
+    first = recipe(home, tmp_path / "first", TIERED, max_steps=20)
+    train(Mesh.alone(), first)
+    one, many = (recipe(home, tmp_path / name, sharding="row", max_steps=2) for name in ("one", "many"))
+    train(Mesh.alone(), one, earlier=tmp_path / "first")
+    found = ranks.run(2, train, many, False, tmp_path / "first")
+    assert found[0] == found[1]
+    assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-5)
+    begun = [checkpoint.read_state(last(tmp_path / name))["tables"]["earlier"] for name in ("one", "many")]
+    assert begun == [20, 20]

@@ -144,6 +144,8 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
     assert max(map(len, out.splitlines())) <= 80
     for text in ("flat", "sptt", "int8", "fastest, same results", "4 towers of ratio", "not measured", "even loads"):
         assert text in out
+    assert plan(home, "--hosts", "32x1", "--network", "100Mbit") == 0
+    assert "no towers: 32 hosts need one each, and 26 sets" in capsys.readouterr().out
     assert plan(home, "--hosts", "4x2", "--network", "100Mbit", "--json") == 0
     steps = json.loads(capsys.readouterr().out)["steps"]
     flat = next(row for row in steps if (row["exchange"], row["wire"]) == ("flat", "fp32"))
@@ -183,8 +185,18 @@ def test_a_plan_is_written_and_the_rest_stays(model: str, kept: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "model", ["base: &b {kind: dlrm}\nmodel: *b\n", "base: &b {towers: {plan: [[a], [b]]}}\nmodel: {<<: *b}\n"]
+    "model",
+    [
+        "base: &b {kind: dlrm}\nmodel: *b\n",
+        "base: &b {towers: {compression: 4}}\nmodel: {kind: dlrm, <<: *b}\n",
+        "base: &b {kind: dlrm, towers: &t {plan: [[a], [b]]}}\nmodel: {kind: dlrm, towers: *t}\n",
+    ],
 )
 def test_a_plan_behind_an_alias_is_left_to_its_writer(model: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"cannot tell where model.towers.plan belongs .* add it by hand"):
         with_towers(HEAD + model, PLAN)
+
+
+def test_a_plan_is_written_beside_what_is_merged() -> None:
+    after = with_towers(HEAD + "base: &b {embedding_dim: 8}\nmodel:\n  <<: *b\n  kind: dlrm\n", PLAN)
+    assert yaml.safe_load(after)["model"] == {"embedding_dim": 8, "kind": "dlrm", "towers": {"plan": PLAN}}

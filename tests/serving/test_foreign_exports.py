@@ -327,6 +327,8 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
         "moments.price.mean", "moments.price.squares", "moments.price.count", "moments.price.least",
         "moments.price.most", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
         "files.program.pt2.bytes", "files.program.pt2.hash",
+        # Ids of a base are those of the file all the same; a seed that is 0 may be put to 0.
+        "vocabularies.city.inherited", "vocabularies.item.inherited", "vocabularies.city.tail.seed",
     }  # fmt: skip
     assert accepted <= free
     assert not long
@@ -359,8 +361,8 @@ def deep(depth: int) -> str:
         ('{"format": 1e999}', "Infinity|format"),
         ('{"format": NaN}', "no number"),
         (f'{{"format": {"9" * 5000}}}', "damaged"),
-        ('{"format": 2}', "format 2, expected 1"),
-        ('{"format": 1}', "its hash does not match"),
+        ('{"format": 1}', "format 1, expected 2"),
+        ('{"format": 2}', "its hash does not match"),
     ],
 )
 def test_manifests_that_are_no_manifest(copy: Path, text: str, message: str) -> None:

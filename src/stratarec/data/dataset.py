@@ -30,8 +30,8 @@ from stratarec.data.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, 
 from stratarec.data.names import ROW, SESSION, TIME, USER, WEIGHT, label_names
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.row_group import RowGroup
-from stratarec.data.schema import DenseFeature
 from stratarec.data.splits import SPLITS
+from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import DatasetError
 from stratarec.files import reading
 from stratarec.hashes import file_hashes
@@ -145,28 +145,23 @@ class Dataset:
         Labels where there are several, features in order, the values of each vocabulary (not their counts), mean and
         deviation of standardised columns.
         """
-        kept = ("name", "kind", "vocabulary", "of", "max_length")
+        features = self.schema.inputs()
         labels = {"labels": list(self.schema.label_columns)} if self.schema.labels else {}
         return {
             **labels,
-            "sparse": [
-                {key: getattr(feature, key) for key in (*kept, *(["beside"] if feature.beside else []))}
-                for feature in self.schema.sparse
-            ],
-            "dense": [self._dense_input(feature) for feature in self.schema.dense],
+            "sparse": features["sparse"],
+            "dense": list(map(self._dense_input, features["dense"])),
             "vocabularies": {
                 name: {"values": info.values, "tail_buckets": info.tail_buckets, "digest": info.digest}
                 for name, info in self.vocabularies.items()
             },
         }
 
-    def _dense_input(self, feature: DenseFeature) -> dict[str, Any]:
-        kept = ("name", "transform", "standardize")
-        found = {key: getattr(feature, key) for key in kept}
-        if feature.standardize:
-            moments = self.about.moments[feature.name]
-            found |= {"mean": moments.mean, "deviation": moments.deviation}
-        return found
+    def _dense_input(self, feature: dict[str, Any]) -> dict[str, Any]:
+        if not feature["standardize"]:
+            return feature
+        moments = self.about.moments[feature["name"]]
+        return {**feature, "mean": moments.mean, "deviation": moments.deviation}
 
     def samples(self, split: str) -> int:
         """Samples of a split."""
@@ -182,6 +177,12 @@ class Dataset:
     def table_rows(self) -> dict[str, int]:
         """Vocabulary -> rows that its table needs."""
         return {name: info.rows for name, info in self.vocabularies.items()}
+
+    def vocabulary(self, name: str) -> Vocabulary:
+        """The values of a vocabulary and their counts; `DatasetError` where its file is not what was written."""
+        info = self.vocabularies[name]
+        self._require([info])
+        return read_vocabulary(self.path / info.path, info, str(self.path / info.path))
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
         """``[rows]`` training lookups of each id."""

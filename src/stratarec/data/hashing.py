@@ -7,10 +7,11 @@ import polars as pl
 import xxhash
 from numpy.typing import NDArray
 
+from stratarec.artifacts import Count, Model
 from stratarec.errors import DataError
 from stratarec.kernels.random.vector import mix_array
 
-_SEED = np.uint64(0x5DEECE66D)
+_SEED = 0x5DEECE66D
 
 
 def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
@@ -21,7 +22,7 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
     if values.dtype.is_integer():
         signed = values.reinterpret(signed=True) if values.dtype == pl.UInt64 else values.cast(pl.Int64)
         keys = signed.fill_null(-1).to_numpy().view(np.uint64)
-        return mix_array(keys + _SEED)
+        return mix_array(keys + np.uint64(_SEED))
     if values.dtype != pl.String:
         raise DataError(f"column {values.name!r} is {values.dtype}, expected integers or text")
     distinct = values.unique()
@@ -29,6 +30,36 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
     codes = pl.DataFrame({"value": distinct, "hash": pl.Series(hashes, dtype=pl.UInt64)})
     joined = values.to_frame("value").join(codes, on="value", how="left", maintain_order="left", nulls_equal=True)
     return joined["hash"].to_numpy()
+
+
+class HashRule(Model):
+    """A hash in words and numbers, by which others than StrataRec can compute it."""
+
+    function: str
+    """``xxh3_64``, or ``splitmix64`` for its finaliser."""
+    seed: Count
+    input: str
+    """What is hashed."""
+    steps: str
+    """How the hash follows from the input."""
+
+    @classmethod
+    def of(cls, kind: str) -> HashRule:
+        """What `stable_hash` does with values of a Polars type: ``String``, ``Int64`` or ``UInt64``."""
+        if kind == "String":
+            return cls(
+                function="xxh3_64",
+                seed=0,
+                input="the bytes of the value in UTF-8, without a length or an end",
+                steps="hash = XXH3_64bits(bytes), the variant of xxHash with 64 bits and the seed 0",
+            )
+        return cls(
+            function="splitmix64",
+            seed=_SEED,
+            input="the value as an integer of 64 bits, a negative one in two's complement",
+            steps="x = value + seed; x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; "
+            "hash = x ^ (x >> 31); all without a sign and modulo 2^64",
+        )
 
 
 def unit_interval(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:

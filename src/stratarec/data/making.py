@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from stratarec.data.base import Base
 from stratarec.data.counting import Counts
 from stratarec.data.dealing import Dealing, shares_of
 from stratarec.data.encoding import Shards, encode_shards
@@ -47,6 +48,8 @@ class Making:
     source : Source
     splitter : Splitter
     config : PrepareConfig
+    base : Base or None
+        Whose ids and moments are kept.
     executor : Executor
     progress : Progress
     """
@@ -57,12 +60,13 @@ class Making:
         source: Source,
         splitter: Splitter,
         config: PrepareConfig,
+        base: Base | None,
         executor: Executor,
         progress: Progress,
     ) -> None:
         self._workspace, self._source, self._splitter = workspace, source, splitter
         self._config, self._executor, self._progress = config, executor, progress
-        self._schema = source.schema
+        self._schema, self._base = source.schema, base
         executor.begin(workspace.root, source.files if source.divisible else ())
 
     def manifest(self, name: str, origin: Origin) -> Manifest:
@@ -73,7 +77,8 @@ class Making:
         counts = Counts(workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session)
         counts.count(partitions, self._executor, self._progress)
         vocabularies, infos = self._vocabularies(counts)
-        moments, repeats = counts.moments(), counts.repeats()
+        moments = counts.moments() if self._base is None else self._base.moments()
+        repeats = counts.repeats()
         groups = choose_groups(config.groups, self._schema, repeats)
         for line in describe(groups or {}, self._schema, repeats):
             self._progress.say(line)
@@ -142,10 +147,12 @@ class Making:
         return done
 
     def _vocabularies(self, counts: Counts) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:
-        """Counts of all partitions added and ranked, one vocabulary after another."""
+        """Counts of all partitions added and ranked behind the base, one vocabulary after another."""
         ranked, infos = {}, {}
         for place, name in enumerate(self._schema.vocabularies()):
-            vocabulary = Vocabulary.of(counts.values(place, name), self._config.vocabulary.limits(name))
+            counted, limits = counts.values(place, name), self._config.vocabulary.limits(name)
+            known = None if self._base is None else self._base.values(name, counted)
+            vocabulary = Vocabulary.of(counted, limits, known)
             ranked[name] = vocabulary
             infos[name] = write_vocabulary(self._workspace.output, place, name, vocabulary)
         return ranked, infos

@@ -12,14 +12,16 @@ from typing import Annotated, Literal
 import pydantic
 
 from stratarec.artifacts import Count, Hash, Model, digest, read_sealed, write_sealed
+from stratarec.data.hashing import HashRule
 from stratarec.data.names import SESSIONS, events, pointer
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import Vocabulary, VocabularyKind
 from stratarec.errors import DatasetError
 from stratarec.ownership import Kind
 
-FORMAT: Literal[6] = 6
+FORMAT: Literal[7] = 7
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
@@ -78,23 +80,80 @@ class LabelCount(Model):
         return self
 
 
-class VocabularyInfo(StoredFile):
+ValueType = Literal["String", "Int64", "UInt64"]
+
+
+class TailRule(HashRule):
+    """The id of a value that has no row of its own: ``first + hash % buckets``. A missing value has no id."""
+
+    hashed: Literal["values that are not in the vocabulary", "every value"]
+    first: _Rows
+    buckets: _Rows
+
+    @classmethod
+    def tail_of(cls, kind: VocabularyKind, value_type: ValueType, values: int, buckets: int) -> TailRule:
+        """Of a vocabulary with so many values and tail buckets."""
+        return cls(
+            **vars(HashRule.of(value_type)),
+            hashed="every value" if kind == "hash" else "values that are not in the vocabulary",
+            first=values,
+            buckets=buckets,
+        )
+
+
+class Ids(Model):
+    """What ids a vocabulary gives to which values."""
+
+    kind: VocabularyKind
+    """``count``: a value of the file has the id that stands beside it. ``hash``: the tail's rule holds for all."""
+    type: ValueType
+    """Of the values; values of another one are cast to it first."""
+    values: _Rows
+    inherited: _Rows
+    """Values, the first ones, that keep the ids of the data set that this one is based on; behind them ids are ranked
+    by falling count."""
+    tail_buckets: Annotated[int, pydantic.Field(ge=1, le=_MOST_ROWS)]
+    """Rows behind those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
+    digest: Hash
+    """xxh3_128 of the values in order of id."""
+    tail: TailRule
+
+    @pydantic.model_validator(mode="after")
+    def _check_ids(self) -> Ids:
+        if self.inherited > self.values or (self.kind == "hash" and self.values):
+            raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of them of its base")
+        if self.tail != TailRule.tail_of(self.kind, self.type, self.values, self.tail_buckets):
+            raise ValueError("tail is not the rule that StrataRec gives ids by")
+        return self
+
+
+class VocabularyInfo(StoredFile, Ids):
     """One vocabulary and its file."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/\d{4,}(-[A-Za-z0-9_-]+)?\.parquet$")]
     rows: _Rows
     """Rows that a table needs: values and tail buckets."""
-    values: _Rows
-    tail_buckets: _Rows
-    """Rows behind those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
-    digest: Hash
-    """xxh3_128 of the values in order of id."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> VocabularyInfo:
-        if self.rows != self.values + self.tail_buckets or not self.rows:
+        if self.rows != self.values + self.tail_buckets:
             raise ValueError(f"{self.path}: {self.rows} rows for {self.values} values and {self.tail_buckets} buckets")
         return self
+
+
+def ids_of(vocabulary: Vocabulary) -> Ids:
+    """What is to be said of a vocabulary."""
+    value_type: ValueType = str(vocabulary.values.dtype)  # type: ignore[assignment]
+    kind, values, buckets = vocabulary.kind, len(vocabulary.values), vocabulary.tail_buckets
+    return Ids(
+        kind=kind,
+        type=value_type,
+        values=values,
+        inherited=vocabulary.inherited,
+        tail_buckets=buckets,
+        digest=vocabulary.digest,
+        tail=TailRule.tail_of(kind, value_type, values, buckets),
+    )
 
 
 class MomentsInfo(Model):
@@ -111,6 +170,11 @@ class MomentsInfo(Model):
     def of(cls, moments: Moments) -> MomentsInfo:
         return cls(**vars(moments), deviation=moments.deviation)
 
+    @property
+    def moments(self) -> Moments:
+        """What was added up."""
+        return Moments(count=self.count, mean=self.mean, squares=self.squares, least=self.least, most=self.most)
+
 
 class Origin(Model):
     """What the outcome of `prepare` depends on."""
@@ -122,6 +186,8 @@ class Origin(Model):
     """Content of the logs."""
     file_split: tuple[int, ...] | None
     """Split of each file, where files are dealt to splits."""
+    base: Hash | None
+    """Fingerprint of the data set whose ids and moments it keeps."""
 
 
 class RowsInfo(Model):
@@ -165,7 +231,7 @@ class Manifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[6] = FORMAT
+    format: Literal[7] = FORMAT
     name: str
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     groups: dict[str, tuple[str, ...]] | None

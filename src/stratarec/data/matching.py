@@ -6,7 +6,8 @@ recipe asks for is compared field by field with what the data set was prepared b
 - ``path``, and the ``paths`` of the logs as long as they name logs of the same content, or logs that are not here;
 - ``on_bad_row``, which decides whether there is a data set at all, not what the good rows become;
 - ``shard_samples``, which bounds the memory of `prepare` and deals the same samples to other files;
-- ``keep_rows``, which training does not read.
+- ``keep_rows``, which training does not read;
+- ``vocabulary.base``, as long as it leads to the same data set, or to one that is not here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stratarec.comparing import Difference, first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.sources import open_source
 from stratarec.data.sources.limits import LIMITS
-from stratarec.errors import ConfigError, DataError
+from stratarec.errors import ConfigError, DataError, DatasetError
 
 if TYPE_CHECKING:
     from stratarec.data.prepare import PrepareConfig
@@ -31,9 +32,10 @@ _TOLERANCE = 1e-6
 
 
 def settings(config: PrepareConfig) -> dict[str, Any]:
-    """A data section as JSON, the path of the data set and those of the logs left out."""
+    """A data section as JSON, the paths of the data set, of the logs and of the base left out."""
     content: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     del content["path"]
+    del content["vocabulary"]["base"]
     for name in ("paths", *LIMITS):
         content["source"].pop(name, None)
     return content
@@ -59,6 +61,31 @@ def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
             f"data.{difference.field} is {difference.want!r} in the recipe, but {dataset.path} was prepared with "
             f"{difference.have!r}: prepare it again with --overwrite or at another data.path, or set the field to that"
         )
+    return "; ".join(filter(None, (_compare_base(config, dataset), _compare_logs(config, dataset))))
+
+
+def _compare_base(config: PrepareConfig, dataset: Dataset) -> str:
+    """What could not be compared of the base; refused where it is another one."""
+    path, known = config.vocabulary.base, dataset.about.origin.base
+    if bool(path) == (known is not None):
+        if not path:
+            return ""
+        try:
+            found = Dataset.open(path, verify="used").fingerprint
+        except DatasetError as error:
+            return f"cannot compare data.vocabulary.base with what {dataset.path} was prepared on: {error}"
+        if found == known:
+            return ""
+    other = "no base" if known is None else "another data set"
+    raise ConfigError(
+        f"data.vocabulary.base is {path!r} in the recipe, but {dataset.path} was prepared on {other}: prepare it again "
+        "with --overwrite, or at another data.path"
+    )
+
+
+def _compare_logs(config: PrepareConfig, dataset: Dataset) -> str:
+    """What could not be compared of the logs; refused where they are of other content."""
+    prepared = dataset.about.origin
     paths = list(getattr(config.source, "paths", ()))
     if paths == list(dataset.about.paths):
         return ""
@@ -87,17 +114,23 @@ def settings_difference(
 
 def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
     """Why a model with the inputs `trained_on` cannot read `dataset`; empty when it can. See `Dataset.inputs`."""
-    mine = dataset.inputs()
-    for name, entry in mine["vocabularies"].items():
+    for name, entry in dataset.inputs()["vocabularies"].items():
         theirs = trained_on["vocabularies"].get(name, entry)
         if theirs != entry:
             counts = [f"{each['values']:,} values and {each['tail_buckets']} tail buckets" for each in (entry, theirs)]
             alike = counts[0] == counts[1]
             detail = "other values, or the same in another order" if alike else " instead of ".join(counts)
             return f"vocabulary {name!r} has {detail}, so that ids mean other values than in training"
+    return feature_difference(dataset, trained_on)
+
+
+def feature_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
+    """As `input_difference`, of features and figures alone: values of vocabularies may differ."""
+    mine = dataset.inputs()
     if len(mine["dense"]) == len(trained_on["dense"]):
         mine["dense"] = list(map(_same_figures, mine["dense"], trained_on["dense"]))
-    found = first_difference(mine, trained_on)
+    wanted, known = ({part: each[part] for part in ("sparse", "dense")} for each in (mine, trained_on))
+    found = first_difference(wanted, known)
     return "" if found is None else f"{found.field} is {found.want!r}, and was {found.have!r} in training"
 
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stratarec.checks import check_directory
+from stratarec.data.base import Base
 from stratarec.data.dataset import Dataset
 from stratarec.data.executing import Alone, Executor
 from stratarec.data.groups import GroupMode
@@ -140,6 +141,7 @@ class _Run:
         self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row, split=config.split)
         self.schema = self.source.schema
         config.vocabulary.check(self.schema)
+        self.base = Base.of(config, self.schema)
         self.splitter = Splitter(config.split, self.schema, self.source.files)
 
     def run(self, overwrite: bool) -> Dataset:
@@ -149,7 +151,7 @@ class _Run:
         if there and not overwrite:
             return self._finished()
         claim(self.work, WORK)
-        with held(self.work):
+        with held(self.work), nullcontext() if self.base is None else self.base.held():
             if not overwrite and self.final.exists():  # another process has just finished it
                 remove(self.work)
                 return self._finished()
@@ -167,6 +169,7 @@ class _Run:
             source=json.loads(json.dumps(self.source.fingerprint())),
             # Patterns may name folders, which the fingerprint leaves out.
             file_split=None if files is None else tuple(files.tolist()),
+            base=None if self.base is None else self.base.fingerprint,
         )
 
     def _look(self, overwrite: bool) -> bool:
@@ -204,6 +207,8 @@ class _Run:
             return f"{self.final} was prepared with data.{found.field} = {found.have!r}, and not {found.want!r}"
         if before.format != self.origin.format:
             return f"{self.final} was prepared by another version of StrataRec"
+        if before.base != self.origin.base:
+            return f"{self.final} was prepared with {'another' if before.base else 'no'} data.vocabulary.base"
         return f"{self.final} was prepared from logs of other content, {', '.join(dataset.about.paths[:3])}"
 
     def _work(self) -> None:
@@ -219,7 +224,9 @@ class _Run:
             self._write()
 
     def _write(self) -> None:
-        making = Making(self.workspace, self.source, self.splitter, self.config, self.executor, self.progress)
+        making = Making(
+            self.workspace, self.source, self.splitter, self.config, self.base, self.executor, self.progress
+        )  # fmt: skip
         self._publish(making.manifest(self.name, self.origin))
 
     def _estimate_partitions(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from stratarec.data.names import check_column, check_name
 from stratarec.errors import ConfigError
@@ -287,6 +287,17 @@ class Schema:
     def session_keys(self) -> tuple[str, ...]:
         """The columns whose equal values make neighbours one session: user and session, or the one there is."""
         return tuple(dict.fromkeys(name for name in (self.shard_key, self.session, self.user) if name))
+
+    def inputs(self) -> dict[str, list[dict[str, Any]]]:
+        """What a model is given of the features, as JSON: how a log is read for them, and kept, is left out."""
+        sparse, dense = ("name", "kind", "vocabulary", "of", "max_length"), ("name", "transform", "standardize")
+        return {
+            "sparse": [
+                {key: getattr(feature, key) for key in (*sparse, *(["beside"] if feature.beside else []))}
+                for feature in self.sparse
+            ],
+            "dense": [{key: getattr(feature, key) for key in dense} for feature in self.dense],
+        }
 
     def vocabularies(self) -> dict[str, tuple[SparseFeature, ...]]:
         """Vocabulary name -> the features that share it, in schema order."""

@@ -1,4 +1,8 @@
-"""Which id a value has: by frequency, the most frequent value of a feature being 0, or by its hash alone."""
+"""Which id a value has: by frequency, the most frequent value of a feature being 0, or by its hash alone.
+
+A vocabulary with a base begins with the values of an earlier one, whose ids they keep; those that are new follow by
+frequency. So only the ids behind the base's are ranked, and counts rise where a value of the base is rare by now.
+"""
 
 from __future__ import annotations
 
@@ -85,6 +89,9 @@ class VocabularyConfig(VocabularyLimits):
 
     overrides: Mapping[str, VocabularyOverride] = field(default_factory=dict)
     """Vocabulary name -> what is different for it."""
+    base: str = ""
+    """An earlier data set of the same features: its values keep their ids, whatever their counts are now, new ones
+    follow, and numbers are standardised by its moments. So `train --from` goes on with a run on it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,8 +135,11 @@ class Vocabulary:
     values: pl.Series
     """``[V]`` String, Int64 or UInt64; the place is the id."""
     counts: NDArray[np.int64]
-    """``[V + tail_buckets]`` lookups in the training split; falling over the first V."""
+    """``[V + tail_buckets]`` lookups in the training split; falling over the first V that are not of the base."""
     tail_buckets: int
+    kind: VocabularyKind = "count"
+    inherited: int = 0
+    """How many values, the first ones, have the ids that they have in the base."""
 
     @property
     def rows(self) -> int:
@@ -137,39 +147,54 @@ class Vocabulary:
         return len(self.values) + self.tail_buckets
 
     @classmethod
-    def rank(cls, counted: pl.DataFrame, limits: VocabularyLimits) -> Vocabulary:
-        """From the columns `value` and `count`: by falling count, ties by value."""
+    def rank(
+        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: pl.Series | None = None
+    ) -> Vocabulary:  # fmt: skip
+        """From the columns `value` and `count`: the values `base` first, then by falling count, ties by value."""
+        known = counted["value"].clear() if base is None else base
+        old = known.to_frame("value").join(counted, on="value", how="left", maintain_order="left")
+        counted = counted.join(known.to_frame("value"), on="value", how="anti")
         counted = counted.sort(["count", "value"], descending=[True, False])
         kept = counted.filter(pl.col("count") >= limits.min_count)
-        kept = kept.head(limits.max_rows) if limits.max_rows else kept
+        kept = kept.head(max(limits.max_rows - len(known), 0)) if limits.max_rows else kept
         rest = counted.slice(len(kept))
         tail = np.zeros(limits.tail_buckets, dtype=np.int64)
         np.add.at(tail, _buckets(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
-        counts = np.concatenate([kept["count"].to_numpy().astype(np.int64), tail])
-        return cls(values=kept["value"], counts=counts, tail_buckets=limits.tail_buckets)
+        counts = [old["count"].fill_null(0).to_numpy(), kept["count"].to_numpy(), tail]
+        return cls(
+            values=pl.concat([known, kept["value"]]).rename("value"),
+            counts=np.concatenate([part.astype(np.int64) for part in counts]),
+            tail_buckets=limits.tail_buckets,
+            inherited=len(known),
+        )
 
     @classmethod
     def hashed(cls, counted: pl.DataFrame, buckets: int) -> Vocabulary:
         """Without a row of any value's own, from the columns `value` and `count`."""
         counts = np.zeros(buckets, dtype=np.int64)
         np.add.at(counts, _buckets(counted["value"], buckets), counted["count"].to_numpy())
-        return cls(values=counted["value"].clear(), counts=counts, tail_buckets=buckets)
+        return cls(values=counted["value"].clear(), counts=counts, tail_buckets=buckets, kind="hash")
 
     @classmethod
-    def of(cls, counted: pl.DataFrame, limits: VocabularyLimits) -> Vocabulary:
-        """By the kind that `limits` ask for."""
-        return cls.hashed(counted, limits.buckets) if limits.kind == "hash" else cls.rank(counted, limits)
+    def of(cls, counted: pl.DataFrame, limits: VocabularyLimits, base: pl.Series | None = None) -> Vocabulary:
+        """By the kind that `limits` ask for; the values `base` keep their ids, which are their places."""
+        return cls.hashed(counted, limits.buckets) if limits.kind == "hash" else cls.rank(counted, limits, base)
 
     @property
     def digest(self) -> str:
         """xxh3_128 of the values in order of id: what ids mean, counts aside."""
-        found = xxhash.xxh3_128(str(self.values.dtype).encode())
-        if self.values.dtype == pl.String:
-            found.update(self.values.str.len_bytes().cast(pl.UInt64).to_numpy().tobytes())
-            for first in range(0, len(self.values), _PIECE):
-                found.update("".join(self.values[first : first + _PIECE].to_list()).encode())
+        return self.digest_of(len(self.values))
+
+    def digest_of(self, first: int) -> str:
+        """The digest of a vocabulary that has only the first so many values."""
+        values = self.values[:first]
+        found = xxhash.xxh3_128(str(values.dtype).encode())
+        if values.dtype == pl.String:
+            found.update(values.str.len_bytes().cast(pl.UInt64).to_numpy().tobytes())
+            for begin in range(0, len(values), _PIECE):
+                found.update("".join(values[begin : begin + _PIECE].to_list()).encode())
         else:
-            found.update(self.values.to_numpy().tobytes())
+            found.update(values.to_numpy().tobytes())
         return found.hexdigest()
 
     def encode(self, values: pl.Series) -> NDArray[np.int32]:
@@ -201,6 +226,12 @@ class VocabularySize(Protocol):
     def values(self) -> int: ...
     @property
     def tail_buckets(self) -> int: ...
+    @property
+    def kind(self) -> VocabularyKind: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def inherited(self) -> int: ...
     @property
     def digest(self) -> str: ...
 
@@ -234,15 +265,23 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySiz
     values = pl.from_arrow(_plain(table["value"].slice(0, expected.values)))
     assert isinstance(values, pl.Series)
     counts = table["count"].to_numpy()
-    vocabulary = Vocabulary(values=values.rechunk(), counts=counts, tail_buckets=expected.tail_buckets)
+    vocabulary = Vocabulary(
+        values=values.rechunk(),
+        counts=counts,
+        tail_buckets=expected.tail_buckets,
+        kind=expected.kind,
+        inherited=expected.inherited,
+    )
     if table["value"].slice(expected.values).null_count != expected.tail_buckets or values.null_count():
         raise ValueError(f"expected {expected.values} values and {expected.tail_buckets} rows without one")
+    if str(values.dtype) != expected.type:
+        raise ValueError(f"its values are {values.dtype}, expected {expected.type}")
     if values.n_unique() != len(values):
         raise ValueError("its values are not distinct")
     if not np.array_equal(table["id"].to_numpy(), np.arange(rows)):
         raise ValueError("its ids do not count up from 0")
-    if counts.min(initial=0) < 0 or (np.diff(counts[: expected.values]) > 0).any():
-        raise ValueError("its counts are negative, or rise")
+    if counts.min(initial=0) < 0 or (np.diff(counts[expected.inherited : expected.values]) > 0).any():
+        raise ValueError("its counts are negative, or rise behind the values of the base")
     if vocabulary.digest != expected.digest:
         raise ValueError("it has other values than its manifest says")
     return vocabulary

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stratarec.data.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo
+from stratarec.data.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo, ids_of
 from stratarec.data.names import stored_name
 from stratarec.data.row_group import Encoded, RowGroup
 from stratarec.data.vocabulary import Vocabulary
@@ -105,10 +105,8 @@ def write_vocabulary(root: Path, number: int, name: str, vocabulary: Vocabulary)
     table = vocabulary.frame().to_arrow()
     write_atomic(root / relative, lambda file: pq.write_table(table, file, compression="zstd"))
     return VocabularyInfo(
+        **vars(ids_of(vocabulary)),
         rows=vocabulary.rows,
-        values=len(vocabulary.values),
-        tail_buckets=vocabulary.tail_buckets,
-        digest=vocabulary.digest,
         path=relative,
         bytes=(root / relative).stat().st_size,
         hash=file_hash(root / relative),

@@ -30,6 +30,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Prepared
 from stratarec.embedding.saving import RANK_GROUPS
+from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
 from stratarec.errors import StrataError
@@ -273,6 +274,18 @@ class SharedEngine:
         if self._early is not None:
             self._early.forget()
         return next((found.decode() for found in channel.gather(reason.encode()) if found), "")
+
+    def begin_with(
+        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int
+    ) -> None:  # fmt: skip
+        """See `EmbeddingCollection.begin_with`: every rank takes its own rows."""
+        failed = None
+        try:
+            if self.own:
+                self.own.begin_with(directory, manifest, moved, seed)
+        except StrataError as error:
+            failed = error
+        self.mesh.files.agree(failed)
 
     def close(self) -> None:
         """Give back files and threads of this rank's own tables, and the thread that sends rows early."""

@@ -33,9 +33,12 @@ class Cluster:
     """A rank to the others of its host, one direction."""
     between_bytes_per_second: float
     """A host to the others, one direction; its ranks share it."""
+    adds_by_host: bool = False
+    """Whether gradients of dense parameters are added inside hosts first, as collectives of GPUs do. `Channel.sum`
+    does not."""
 
     def __post_init__(self) -> None:
-        _positive(self)
+        _positive(self, none=("adds_by_host",))
 
     @property
     def all_ranks(self) -> int:

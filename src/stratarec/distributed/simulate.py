@@ -105,12 +105,17 @@ def step_time(cluster: Cluster, workload: Workload, exchange: Exchange, calibrat
 
 
 def _reduction(cluster: Cluster, workload: Workload, calibration: Calibration) -> float:
-    """Gradients: those of a host are added, then those of hosts, and sums come back by the same ways."""
-    hosts, ranks = cluster.hosts, cluster.ranks
-    shared = workload.parameters * workload.gradient_bytes
-    # A host has the module of one tower.
-    own = workload.tower_parameters / hosts * workload.gradient_bytes
-    inside = 2 * (shared + own) * (ranks - 1) / ranks / cluster.inside_bytes_per_second
-    between = 2 * shared * (hosts - 1) / hosts / cluster.between_bytes_per_second
-    latency = calibration.inside.latency(ranks - 1) + calibration.between.latency(hosts - 1)
-    return inside + between + 2 * latency
+    """Gradients: a rank adds a piece of what all have, and sends the sum to them, or those of a host do it first."""
+    ranks, everyone = cluster.ranks, cluster.all_ranks
+    shared = 2 * workload.parameters * workload.gradient_bytes
+    # A host has the module of one tower, and adds its gradients by itself.
+    own = 2 * workload.tower_parameters / cluster.hosts * workload.gradient_bytes
+    inside = shared * (ranks - 1) / (ranks if cluster.adds_by_host else everyone) + own * (ranks - 1) / ranks
+    between = shared * (cluster.hosts - 1) / cluster.hosts * (1 if cluster.adds_by_host else ranks)
+    wires = calibration.between if cluster.hosts > 1 else calibration.inside
+    latency = wires.latency(everyone - 1)
+    if cluster.adds_by_host:
+        latency = calibration.inside.latency(ranks - 1) + calibration.between.latency(cluster.hosts - 1)
+    elif own:
+        latency += calibration.inside.latency(ranks - 1)
+    return inside / cluster.inside_bytes_per_second + between / cluster.between_bytes_per_second + 2 * latency

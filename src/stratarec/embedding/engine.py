@@ -26,11 +26,12 @@ from stratarec.embedding.homes import build_tables
 from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Handle, Part, Prepared
-from stratarec.embedding.saving import lie_alike, load_tables, save_tables
+from stratarec.embedding.saving import begin_tables, lie_alike, load_tables, save_tables
 from stratarec.embedding.tables import Moment, Tables
+from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
-from stratarec.errors import ConfigError, TrainingError
+from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.memory import RECYCLER, buffer_bytes
 from stratarec.kernels.update import Gradients, Scratchpad
@@ -87,6 +88,9 @@ class LookupEngine(Protocol[Held]):
     def named_views(self) -> Iterator[tuple[str, Tensor]]: ...
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]: ...
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str: ...
+    def begin_with(
+        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int
+    ) -> None: ...  # fmt: skip
     def close(self) -> None: ...
     def bytes_by_memory(self) -> dict[str, int]: ...
     def bytes_by_part(self) -> dict[str, int]: ...
@@ -126,6 +130,8 @@ class Engine:
         # Sequence features in the order in which `look_up` gives their rows.
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
         self.step = 0
+        # Steps of the runs that these tables began with: schedules begin anew, and the optimizer's state does not.
+        self.earlier = 0
         # Two clocks. `batches` numbers what was ever prepared, for the noise of rounding. Stamps tell the age of a
         # slot; they are `batches` counted from `_origin`, which moves on before they no longer fit 32 bits.
         self.batches = 0
@@ -261,7 +267,7 @@ class Engine:
                 prepared.release()
 
     def _update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        rule, start, features = self.optimizer.rule(self.step), 0, prepared.features
+        rule, start, features = self.optimizer.rule(self.step, self.earlier), 0, prepared.features
         for tables, ids in zip(self.tables, prepared.ids, strict=True):
             if weights is not None:
                 tables.weight_gradient(features, ids, pooled, weights)
@@ -302,6 +308,7 @@ class Engine:
             groups = save_tables(self.tables, directory, previous, settled, rank)
         return {
             "step": self.step,
+            "earlier": self.earlier,
             "batches": self.batches,
             "origin": self._origin,
             "lookahead": self.tiers.lookahead,
@@ -324,23 +331,39 @@ class Engine:
         self.health.require_not_closed()
         self._require_nothing_ahead("loaded")
         manifest = checked(directory, manifest)
-        fresh = self.health.state == "open" and not (self.step or self.batches)
         batches, origin = int(manifest["batches"]), int(manifest["origin"])
         groups = manifest["groups"]
         same = agreed(lie_alike(self.tables, groups, rank))
         load_tables(
-            self.tables, directory, groups, batches, batches - origin, rank=rank if same else None, fresh=fresh,
+            self.tables, directory, groups, batches, batches - origin, rank=rank if same else None, fresh=self._fresh,
             health=self.health,
         )  # fmt: skip
         self.health.recover()
         self.flight.end()
         self.step, self.batches, self._origin = int(manifest["step"]), batches, origin if same else batches
+        self.earlier = int(manifest["earlier"])
         if not same:
             return "its rows were taken over into other tiers"
         before, now = int(manifest["lookahead"]), self.tiers.lookahead
         if before != now and not all(tables.resident or tables.codec.is_exact for tables in self.tables):
             return f"it was trained with a lookahead of {before}, now it is {now}, which decides when rows are rounded"
         return ""
+
+    def begin_with(
+        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int
+    ) -> None:  # fmt: skip
+        """See `EmbeddingCollection.begin_with`."""
+        self.health.require()
+        if not self._fresh:
+            raise CheckpointError(f"these tables were trained; let new ones begin with those in {directory}")
+        manifest = checked(directory, manifest)
+        begin_tables(self.tables, directory, manifest["groups"], moved, seed, health=self.health)
+        self.earlier = int(manifest["earlier"]) + int(manifest["step"])
+
+    @property
+    def _fresh(self) -> bool:
+        """Whether the tables are as their constructor made them."""
+        return self.health.state == "open" and not (self.step or self.batches or self.earlier)
 
     def _require_nothing_ahead(self, what: str) -> None:
         waiting = self.flight.unused()

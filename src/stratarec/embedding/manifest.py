@@ -142,6 +142,8 @@ class TablesManifest(Model):
     """All tables of a collection."""
 
     step: Count
+    earlier: Count
+    """Steps of the runs before that the optimizer's state is of, too."""
     batches: Count
     origin: Count
     lookahead: Annotated[int, pydantic.Field(ge=0, le=1 << 20)]

@@ -17,6 +17,7 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine, Held, LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Handle, Prepared
+from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import JaggedTensor, KeyedJagged
@@ -201,6 +202,29 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
             has been trained, so that rows which the checkpoint lacks no longer have their initial values.
         """
         return self.engine.load(directory, manifest)
+
+    def begin_with(
+        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int
+    ) -> None:  # fmt: skip
+        """Begin new training with the rows and optimizer state of other tables, by whatever tiers, caches and codecs.
+
+        Steps and schedules are counted from 0; the state of row-wise Adam knows how many steps it is of.
+
+        Parameters
+        ----------
+        directory, manifest
+            As for `load`.
+        moved : mapping of str to Renumbering
+            Where the rows of each table are now; those that none of them becomes keep their initial values.
+        seed : int
+            Of the other tables, whose rows that were never looked up are functions of it.
+
+        Raises
+        ------
+        CheckpointError
+            As by `load`; also when these tables were trained.
+        """
+        self.engine.begin_with(directory, manifest, moved, seed)
 
     def close(self) -> None:
         """Give back the files and threads of stores; whatever is asked of the collection afterwards is an error."""

@@ -61,8 +61,8 @@ class RowOptimizerConfig:
         """Name of the float kept for each weight, or empty."""
         return {"adagrad": "sum", "rowwise_adam": "exp_avg"}.get(self.kind, "")
 
-    def rule(self, step: int) -> RowUpdate:
-        """The update at `step`, counted from 0."""
+    def rule(self, step: int, earlier: int = 0) -> RowUpdate:
+        """The update at `step`, counted from 0; state is of `earlier` steps more, of the runs before."""
         return RowUpdate(
             kind=self.kind,
             rate=self.learning_rate * self.schedule.factor(step),
@@ -70,5 +70,5 @@ class RowOptimizerConfig:
             decay=self.weight_decay,
             beta1=self.beta1,
             beta2=self.beta2,
-            step=step + 1,
+            step=earlier + step + 1,
         )

@@ -39,7 +39,7 @@ class Tower(Network):
     @property
     def columns(self) -> int:
         """W_t."""
-        return self.score.vectors * self.width + self.score.numbers
+        return self.score.columns
 
 
 class TowerNetwork(Network):
@@ -82,8 +82,8 @@ class TowerNetwork(Network):
             str(number): nn.Linear(tower.columns, self.width)
             for number, tower in enumerate(self.each) if tower.score.opened
         })  # fmt: skip
-        vectors, numbers = (sum(getattr(tower.score, name) for tower in self.each) for name in ("vectors", "numbers"))
-        self.score = score(len(schema.dense), vectors + len(self.openings), numbers)
+        vectors = sum(tower.score.vectors for tower in self.each) + len(self.openings)
+        self.score = score(len(schema.dense), vectors, sum(tower.columns for tower in self.each if tower.score.direct))
 
     @property
     def each(self) -> list[Tower]:
@@ -129,8 +129,8 @@ class TowerNetwork(Network):
                 vectors.append(self.openings[str(number)](columns).unsqueeze(1).to(columns.dtype))
             if count:
                 vectors.append(columns[:, : count * self.width].reshape(len(columns), count, self.width))
-            if tower.score.numbers:
-                numbers.append(columns[:, count * self.width :])
+            if tower.score.direct:
+                numbers.append(columns)
         joined = torch.cat(vectors, dim=1) if vectors else told[0].new_empty(len(told[0]), 0, self.width)
         if self._order is not None:
             joined = joined[:, self._order]

@@ -77,7 +77,7 @@ class CacheConfig:
 
     policy: Policy = "lru"
     """Which row of a set makes room: ``lru`` the one unused for longest, ``lfu`` the least used, ``rank`` the one of
-    the largest id, which is the least frequent one where `prepare` gave the ids."""
+    the largest id, which is the least frequent one where `prepare` gave the ids by counts and without a base."""
     fraction: float | None = None
     """Cache rows over a table's rows; raised where a table's pinned rows need more. Null lets the planner choose
     within the budget, and 0.05 where there is no budget."""

@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from stratarec.artifacts import Count, Hash, Model, read_sealed, write_sealed
+from stratarec.data.manifest import Ids
 from stratarec.data.schema import Schema
 from stratarec.data.transforms import Moments
 from stratarec.embedding import EmbeddingBagConfig
@@ -28,7 +29,7 @@ from stratarec.errors import ExportError
 from stratarec.models import DCNv2Config, ModelConfig
 from stratarec.models.base import build_tables
 
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 MANIFEST, NETWORK, TABLES, README, PROGRAM = (
     "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "program.pt2",
 )  # fmt: skip
@@ -37,7 +38,6 @@ ADVICE = "export the model again"
 _MOST_LAYERS = 1 << 10
 # Ids are int32.
 _MOST_ROWS = 1 << 31
-_Rows = Annotated[int, pydantic.Field(ge=0, le=_MOST_ROWS)]
 _Squares = Annotated[float, pydantic.Field(ge=0)]
 
 
@@ -79,17 +79,10 @@ class ExportedTable(Model):
     dtype: Literal["float32"]
 
 
-class ExportedVocabulary(Model):
+class ExportedVocabulary(Ids):
     """One vocabulary and its file."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/[0-9]{4,}[A-Za-z0-9_-]{0,60}\.parquet$")]
-    type: Literal["String", "Int64", "UInt64"]
-    """Of its values."""
-    values: _Rows
-    tail_buckets: Annotated[int, pydantic.Field(ge=1, le=_MOST_ROWS)]
-    """Rows behind those of the values, which all other values share by a hash."""
-    digest: Hash
-    """xxh3_128 of the values in order of id."""
 
 
 class PooledInput(Model):
@@ -112,7 +105,7 @@ class Manifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     model: ModelConfig
     """The recipe's section."""
     precision: Literal["float32", "bf16"]

@@ -137,11 +137,6 @@ def _vocabulary(folder: Path, manifest: Manifest, name: str) -> Vocabulary:
     entry = manifest.vocabularies[name]
     content = map_file(folder, entry.path, manifest.files[entry.path])
     try:
-        vocabulary = read_vocabulary(pa.BufferReader(pa.py_buffer(content)), entry, str(folder / entry.path))
+        return read_vocabulary(pa.BufferReader(pa.py_buffer(content)), entry, str(folder / entry.path))
     except DatasetError as error:
         raise ExportError(f"{error}; {ADVICE}") from error
-    if str(vocabulary.values.dtype) != entry.type:
-        raise ExportError(
-            f"{folder / entry.path}: values of {vocabulary.values.dtype}, expected {entry.type}; {ADVICE}"
-        )
-    return vocabulary

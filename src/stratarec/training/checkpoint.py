@@ -24,6 +24,7 @@ from torch import Tensor
 from stratarec.artifacts import read_sealed, write_sealed
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.rowfile import verify_file
+from stratarec.embedding.taking import Renumbering
 from stratarec.errors import CheckpointError, ConfigError, StorageError
 from stratarec.files import (
     file_hash,
@@ -136,6 +137,12 @@ class Checkpoint:
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
+    def begin(self, model: CTRModel, moved: Mapping[str, Renumbering], seed: int) -> None:
+        """Give network and tables to a `model` that begins with them; see `EmbeddingCollection.begin_with`."""
+        check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
+        model.network.load_state_dict(self.network)
+        model.embeddings.begin_with(self.path / "tables", self.state["tables"], moved, seed)
+
 
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint and check it.
@@ -239,8 +246,13 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return found
 
 
+def restore_random(tensors: Mapping[str, Tensor]) -> None:
+    """Go on with torch's random numbers where `optimizer_tensors` was, by tensors that `restore_optimizer` took."""
+    torch.set_rng_state(tensors["random"])
+
+
 def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`, of the checkpoint in `path`.
+    """The inverse of `optimizer_tensors` but for random numbers, of the checkpoint in `path`.
 
     Raises
     ------
@@ -264,7 +276,6 @@ def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Map
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path / OPTIMIZER} is no state of this optimizer ({reason}); {_ADVICE}") from error
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    torch.set_rng_state(random)
 
 
 def _check_moment(key: str, value: Tensor, weight: Tensor) -> None:

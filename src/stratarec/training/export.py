@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stratarec.artifacts import describe, own_file
 from stratarec.data.dataset import Dataset
+from stratarec.data.manifest import ids_of
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
@@ -163,13 +164,8 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
         shutil.copyfile(source, folder / path, follow_symlinks=False)
         if (folder / path).is_symlink() or file_hash(folder / path) != info.hash:
             raise DatasetError(f"{source} is damaged: its hash does not match; prepare the data again")
-        found[name] = ExportedVocabulary(
-            path=path,
-            type=str(read_vocabulary(folder / path, info, str(source)).values.dtype),  # type: ignore[arg-type]
-            values=info.values,
-            tail_buckets=info.tail_buckets,
-            digest=info.digest,
-        )
+        ids = ids_of(read_vocabulary(folder / path, info, str(source)))
+        found[name] = ExportedVocabulary(**vars(ids), path=path)
     return found
 
 

@@ -23,8 +23,6 @@ from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.view import View
-from stratarec.data.transforms import Moments
-from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import DataError
 from stratarec.models.outputs import autocast
 from stratarec.progress import Progress
@@ -211,14 +209,8 @@ class FreshLogs:
 
 def make_encoder(dataset: Dataset) -> FeatureEncoder:
     """What makes of raw columns what `prepare` made of those of a data set."""
-    moments = {
-        name: Moments(count=m.count, mean=m.mean, squares=m.squares, least=m.least, most=m.most)
-        for name, m in dataset.about.moments.items()
-    }
-    vocabularies = {
-        name: read_vocabulary(dataset.path / info.path, info, str(dataset.path / info.path))
-        for name, info in dataset.vocabularies.items()
-    }
+    moments = {name: found.moments for name, found in dataset.about.moments.items()}
+    vocabularies = {name: dataset.vocabulary(name) for name in dataset.vocabularies}
     return FeatureEncoder(dataset.schema, moments, vocabularies)
 
 

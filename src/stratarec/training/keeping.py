@@ -75,6 +75,7 @@ class Keeper:
         loaded = checkpoint.load(path)
         difference = loaded.into(self._model)
         checkpoint.restore_optimizer(path, self._optimizer, loaded.optimizer)
+        checkpoint.restore_random(loaded.optimizer)
         self._last = path
         return difference
 

@@ -166,20 +166,25 @@ def open_run(
         Where the run, its checkpoint or the data are missing, damaged or do not belong together.
     """
     path = Path(path)
+    require_run(path)
+    with ExitStack() as stack:
+        recipe, found, mesh = read_recipe(path), hold_chosen(path, stack), mesh or Mesh.alone()
+        mesh.check_same({"checkpoint": found.name})
+        return _open(path, recipe, found, data, same_samples=same_samples, mesh=mesh)
+
+
+def require_run(path: Path) -> None:
+    """`CheckpointError` where `path` is no run."""
     if not (path / RECIPE).is_file():
         what = f"it is a {kind_of(path)}" if kind_of(path) not in ("", "run") else f"it has no {RECIPE}"
         raise CheckpointError(f"{path} is no run: {what}; name the directory that `train` wrote")
-    with ExitStack() as stack:
-        recipe, found, mesh = read_recipe(path), _hold_chosen(path, stack), mesh or Mesh.alone()
-        mesh.check_same({"checkpoint": found.name})
-        return _open(path, recipe, found, data, same_samples=same_samples, mesh=mesh)
 
 
 # How often a run may prune what is about to be read.
 _TRIES = 10
 
 
-def _hold_chosen(path: Path, stack: ExitStack) -> Path:
+def hold_chosen(path: Path, stack: ExitStack) -> Path:
     """The chosen checkpoint of a run that may go on meanwhile, which stays until `stack` is closed."""
     for tries in range(_TRIES):
         found = chosen_checkpoint(path)

@@ -97,12 +97,16 @@ def fastest(found: Sequence[Prediction]) -> dict[str, Prediction]:
     return {kind: min(each, key=lambda one: one.step.total) for kind, each in kinds.items() if each}
 
 
-def assumptions(recipe: Recipe, cluster: Cluster, calibration: Calibration, *, measured: bool) -> list[str]:
+def assumptions(
+    recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration: Calibration, *, measured: bool
+) -> list[str]:
     """What predictions stand on, a line each."""
     batch = max(recipe.train.batch_size // cluster.all_ranks, 1)
     origin = "measured here" if measured else "not measured: start it by torchrun with 3 ranks or more"
-    latency = calibration.between
+    latency, apart = calibration.between, len(tied(dataset.schema))
+    none = [f"no towers: {cluster.hosts} hosts need one each, and {apart} sets of features can be apart"]
     return [
+        *(none if cluster.hosts > apart else ()),
         f"{batch:,} samples a rank of {cluster.all_ranks}, of train.batch_size {recipe.train.batch_size:,}",
         f"every rank computes as this process: {calibration.flops_per_second / 1e9:.3g} GFLOP/s, "
         f"{calibration.row_bytes_per_second / 1e9:.3g} GB/s of rows",

@@ -10,7 +10,7 @@ import pydantic
 from stratarec.artifacts import Count, Hash, Model
 from stratarec.embedding.manifest import TablesManifest
 
-FORMAT: Literal[4] = 4
+FORMAT: Literal[5] = 5
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
@@ -88,7 +88,7 @@ class PositionState(Model):
 class State(Model):
     """All of ``state.json`` but its seal."""
 
-    format: Literal[4]
+    format: Literal[5]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest

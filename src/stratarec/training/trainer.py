@@ -25,6 +25,8 @@ from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.beginning import Beginning, beginning
 from stratarec.training.cadence import Cadence
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
@@ -142,8 +144,19 @@ class Trainer:
         steps = self.pipeline.epoch_steps * self.config.epochs
         return min(steps, self.config.max_steps) if self.config.max_steps else steps
 
-    def train(self, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    def train(
+        self, *, resume: bool = False, overwrite: bool = False, earlier: str | Path | None = None
+    ) -> dict[str, Any]:  # fmt: skip
         """Train to the end, test once, and write result and report.
+
+        Parameters
+        ----------
+        resume : bool
+            Go on from the run's last checkpoint.
+        overwrite : bool
+            Remove an earlier run of that name once this one has a checkpoint.
+        earlier : path
+            Another run, with whose weights this one begins where it has no checkpoint to go on from; see `beginning`.
 
         Returns
         -------
@@ -153,8 +166,8 @@ class Trainer:
         Raises
         ------
         CheckpointError
-            When the run has checkpoints and neither `resume` nor `overwrite` is set, when they do not fit, or when a
-            finished run is resumed with another length that asks for no more steps.
+            When the run has checkpoints and neither `resume` nor `overwrite` is set, when they or those of `earlier` do
+            not fit, or when a finished run is resumed with another length that asks for no more steps.
         StorageError
             When the directory of the run cannot be written, or somebody else trains in it.
         TrainingError
@@ -169,13 +182,28 @@ class Trainer:
             with (
                 torch_settings(threads=self.config.threads, seed=self.config.seed),
                 self.dataset.held(),
+                self._beginning(earlier, resume=resume) as first,
                 opened(self._directory, self.mesh, resume=resume, overwrite=overwrite) as found,
             ):
                 if resume and found is None:
                     self.progress.say(f"{self.run} has no checkpoint to go on from; starting from the beginning")
+                if found is None and first is not None:
+                    self._begin(first)
                 return self._train_and_test(found)
         finally:
             self.model.embeddings.close()
+
+    def _beginning(self, earlier: str | Path | None, *, resume: bool) -> AbstractContextManager[Beginning | None]:
+        """What the run begins with: found before anything of it is written."""
+        if earlier is None or (resume and checkpoint.steps(self._directory.checkpoints)):
+            return nullcontext()
+        return beginning(earlier, self.run, self._identity, self.dataset, self.mesh)
+
+    def _begin(self, first: Beginning) -> None:
+        """Take weights and optimizer state, and keep them at once: what is resumed needs the earlier run no more."""
+        first.into(self.model, self.optimizer)
+        self.progress.say(f"beginning with {first.path}")
+        self._keeper.save(self.position)
 
     def _train_and_test(self, found: Path | None) -> dict[str, Any]:
         earlier = read_result(self.run)

@@ -26,7 +26,10 @@ _ROUNDS = 3
 
 
 def workload(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None, ranks: int) -> Workload:
-    """What one of so many ranks does in a step."""
+    """What one of so many ranks does in a step.
+
+    Operations are estimates: six a weight and sample, and the products of all pairs, which towers make fewer of.
+    """
     batch, model = recipe.train.batch_size, replace(recipe.model, towers=towers)
     tables = build_tables(model, dataset.schema, dataset.table_rows())
     specs = describe_tables(tables, dataset, recipe.train.embedding, batch_size=batch)

@@ -49,16 +49,17 @@ class Delimited:
 
         Records that are none are `bad`; empty lines are left out.
         """
-        if self._is_plain(content, len(numbers)):
-            frame = self._read(content, kinds)
+        quoted = self._is_quoted(content)
+        if not quoted and self._is_plain(content, len(numbers)):
+            frame = self._read(content, kinds, quoted=False)
             if frame is not None and frame.height == len(numbers):
                 return frame, np.arange(numbers.start, numbers.stop, dtype=np.int64)
         return self._parse_records(content, numbers.start, kinds, bad)
 
     def _is_plain(self, content: bytes, lines: int) -> bool:
         """Whether every line is a record with as many fields as it must have, as far as counting tells: Polars refuses
-        what has more."""
-        if len(self.names) == 1 or b"\r" in content or self._is_quoted(content):
+        what has more. Nothing is quoted."""
+        if len(self.names) == 1 or b"\r" in content:
             return False
         return count_byte(content, self.delimiter) == lines * (len(self.names) - 1)
 
@@ -78,12 +79,13 @@ class Delimited:
             raise unclosed(self.path, first_line + content.count(b"\n", 0, whole), self.quote)
         bad.settle()
         content, lines = _chosen(content, records.ends, keep), lines[keep]
+        quoted = self._is_quoted(content)
         for wanted in (kinds, dict.fromkeys(kinds, pl.String)):
-            frame = self._read(content, wanted)
+            frame = self._read(content, wanted, quoted=quoted)
             if frame is not None and frame.height == len(lines):
                 return frame, lines
         content, lines = self._decodable(content, lines, bad)
-        frame = self._read(content, dict.fromkeys(kinds, pl.String))
+        frame = self._read(content, dict.fromkeys(kinds, pl.String), quoted=self._is_quoted(content))
         if frame is None or frame.height != len(lines):
             raise DataError(f"{self.path}, line {first_line} and after: cannot be read as delimited text")
         return frame, lines
@@ -106,8 +108,8 @@ class Delimited:
         bad.settle()
         return _chosen(content, ends, keep), lines[keep]
 
-    def _read(self, content: bytes, kinds: Kinds) -> pl.DataFrame | None:
-        """Some columns of well-formed records; None where Polars refuses them."""
+    def _read(self, content: bytes, kinds: Kinds, *, quoted: bool) -> pl.DataFrame | None:
+        """Some columns of well-formed records, none or some of them `quoted`; None where Polars refuses them."""
         if not content:
             return pl.DataFrame(schema=dict(kinds))
         given = {name: f"column_{place}" for place, name in enumerate(self.names, 1)}
@@ -119,13 +121,13 @@ class Delimited:
                 schema=schema,
                 columns=[given[name] for name in kinds],
                 separator=self.delimiter,
-                quote_char=self.quote or None,
+                quote_char=self.quote if quoted else None,
                 null_values=list(self.nulls) or None,
             )
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
             return None
         frame = frame.select(pl.col(given[name]).alias(name) for name in kinds)
-        if self._is_quoted(content):
+        if quoted:
             # An empty field is missing, whether or not it stands in quotes.
             frame = frame.with_columns(
                 column.set(column == "", None) for column in frame.iter_columns() if column.dtype == pl.String

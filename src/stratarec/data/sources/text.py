@@ -29,6 +29,8 @@ CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2
 _EXAMPLES = 5
 # Bytes that are compared at a time: what comes of it stays in the processor's cache.
 _PIECE = 1 << 18
+# Bytes in which the last line end of a block is looked for.
+_SEARCHED = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,8 @@ def blocks(files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int, 
             for data in _decompressed(raw, file, block_bytes):
                 cut, quoted = _last_end(data, quote, quoted)
                 if cut:
-                    content = b"".join([*rest, memoryview(data)[:cut]])
+                    whole = not held and cut == len(data)
+                    content = data if whole else b"".join([*rest, memoryview(data)[:cut]])
                     _check_lines(content, file.path, line, max_line_bytes)
                     done, lines = before + min(raw.tell(), file.size), count_byte(content, "\n")
                     yield Block(file=index, first_line=line, content=content, bytes_done=done, lines=lines)
@@ -184,12 +187,31 @@ def _too_long(path: str, line: int, most: int) -> DataError:
 def _decompressed(raw: IO[bytes], file: InputFile, block_bytes: int) -> Iterator[bytes]:
     suffix = next((codec for ending, codec in CODECS.items() if file.path.endswith(ending)), None)
     try:
+        if suffix is None and "://" not in file.path:
+            yield from _by_lines(raw, block_bytes)
+            return
         stream = raw if suffix is None else pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), suffix)
         while data := stream.read(block_bytes):
             yield data
     except (OSError, pa.ArrowException, EOFError) as error:
         what = f"damaged or truncated {suffix}" if suffix else "unreadable"
         raise DataError(f"{file.path}: {what} ({error})") from error
+
+
+def _by_lines(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
+    """What lies before each multiple of `block_bytes`, up to the last line end: whole lines are then never copied to
+    cut them. Where lines are long, a piece may end in one."""
+    place, goal = 0, block_bytes
+    while True:
+        raw.seek(max(place, goal - _SEARCHED))
+        start, tail = raw.tell(), raw.read(min(goal - place, _SEARCHED))
+        found = tail.rfind(b"\n") + 1
+        raw.seek(place)
+        data = raw.read((start + found if found else goal) - place)
+        if not data:
+            return
+        yield data
+        place, goal = place + len(data), goal + block_bytes
 
 
 def read_block(block: Block, file: str, layout: TextFormat, bad: BadRows) -> tuple[pl.DataFrame, NDArray[np.int64]]:

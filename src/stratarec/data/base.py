@@ -1,0 +1,117 @@
+"""The earlier data set that a new one is based on: it keeps its ids and moments, so that a model goes on with it.
+
+A data set and its base differ in their samples alone: features, kinds and tail buckets are the same. A base may have a
+base of its own; nothing but the last one is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from stratarec.comparing import first_difference
+from stratarec.data.dataset import Dataset
+from stratarec.data.schema import Schema
+from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.errors import ConfigError, DataError, DatasetError
+
+if TYPE_CHECKING:
+    from stratarec.data.prepare import PrepareConfig
+
+_FIELD = "data.vocabulary.base"
+# Names of a list that a message repeats.
+_MOST_NAMES = 5
+
+
+class Base:
+    """An earlier data set, found to be one that data of a recipe can be based on.
+
+    Use `Base.of`.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self.fingerprint = dataset.fingerprint
+
+    @classmethod
+    def of(cls, config: PrepareConfig, schema: Schema) -> Base | None:
+        """The base that a recipe names; None where it names none.
+
+        Raises
+        ------
+        ConfigError
+            Where it is the data set itself, or has other features, kinds of vocabularies or tail buckets: names the
+            field.
+        DatasetError
+            Where it is missing or damaged.
+        """
+        if not config.vocabulary.base:
+            return None
+        path = Path(config.vocabulary.base)
+        if path.resolve() == Path(config.path).resolve():
+            raise ConfigError(f"{_FIELD} is data.path itself, {config.path!r}; name an earlier data set")
+        try:
+            dataset = Dataset.open(path, verify="used")
+        except DatasetError as error:
+            raise DatasetError(f"{_FIELD}: {error}") from error
+        for fault in (*_other_features(schema, dataset), *_other_tails(config.vocabulary, dataset)):
+            raise ConfigError(f"{fault}; a data set keeps the ids of one with the same features and tails alone")
+        return cls(dataset)
+
+    def held(self) -> AbstractContextManager[None]:
+        """See `Dataset.held`."""
+        return self._dataset.held()
+
+    def values(self, name: str, counted: pl.DataFrame) -> pl.Series:
+        """The values of a vocabulary, in order of id.
+
+        Raises
+        ------
+        DataError
+            Where they are of another type than those that were `counted` in the log.
+        """
+        values = self._dataset.vocabulary(name).values
+        found = counted["value"].dtype
+        if len(counted) and found != values.dtype:
+            raise DataError(
+                f"vocabulary {name!r} has values of type {found} in the log and of {values.dtype} in {_FIELD}, "
+                f"{self._dataset.path}: set `type` of its features, or the type of the column"
+            )
+        return values
+
+    def moments(self) -> dict[str, Moments]:
+        """Of each dense feature."""
+        return {name: found.moments for name, found in self._dataset.about.moments.items()}
+
+
+def _other_features(schema: Schema, base: Dataset) -> Iterator[str]:
+    mine, theirs = schema.inputs(), base.schema.inputs()
+    for part in ("sparse", "dense"):
+        names, others = ([feature["name"] for feature in each[part]] for each in (mine, theirs))
+        if names != others:
+            yield f"schema.{part} is {_listed(names)}, and {_listed(others)} in {_FIELD}, {base.path}"
+    found = first_difference(mine, theirs)
+    if found is not None:
+        yield f"schema.{found.field} is {found.want!r}, and {found.have!r} in {_FIELD}, {base.path}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f", ... ({len(names)})" if len(names) > _MOST_NAMES else ""
+    return f"[{', '.join(names[:_MOST_NAMES])}{more}]"
+
+
+def _other_tails(config: VocabularyConfig, base: Dataset) -> Iterator[str]:
+    for name, info in base.vocabularies.items():
+        limits = config.limits(name)
+        tail = "buckets" if limits.kind == "hash" else "tail_buckets"
+        for field, mine, theirs in (
+            ("kind", limits.kind, info.kind),
+            (tail, getattr(limits, tail), info.tail_buckets),
+        ):
+            if mine != theirs:
+                yield f"data.vocabulary.{field} of {name!r} is {mine!r}, and {theirs!r} in {_FIELD}, {base.path}"

@@ -1,0 +1,105 @@
+"""A new run that begins with the weights of an earlier one: `train --from`.
+
+The earlier run's vocabularies are the beginnings of those of the new run's data set: they are the same, or one data
+set was prepared with the other as `data.vocabulary.base`, directly or by way of others. Rows keep their values; those
+of tail buckets move behind the new ones. Network and optimizer state are taken over; steps, schedules, the order of
+samples and random numbers are those of a new run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stratarec.comparing import first_difference
+from stratarec.data.dataset import Dataset
+from stratarec.data.matching import feature_difference
+from stratarec.distributed.mesh import Mesh
+from stratarec.embedding.taking import Renumbering
+from stratarec.errors import CheckpointError, ConfigError
+from stratarec.models import CTRModel
+from stratarec.training import checkpoint
+from stratarec.training.run import hold_chosen, require_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """The checkpoint of an earlier run, found to be one that a new run can begin with."""
+
+    path: Path
+    moved: Mapping[str, Renumbering]
+    """Where the rows of each table are in the new run."""
+    seed: int
+    """Of the earlier run: what rows that it never looked up are functions of."""
+
+    def into(self, model: CTRModel, optimizer: torch.optim.Optimizer) -> None:
+        """Give weights and optimizer state to a model that was not trained."""
+        loaded = checkpoint.load(self.path)
+        loaded.begin(model, self.moved, self.seed)
+        checkpoint.restore_optimizer(self.path, optimizer, loaded.optimizer)
+
+
+@contextmanager
+def beginning(
+    earlier: str | Path, run: Path, identity: Mapping[str, Any], dataset: Dataset, mesh: Mesh
+) -> Iterator[Beginning]:  # fmt: skip
+    """What the new `run` of that identity, on `dataset`, begins with; held while it is read.
+
+    Raises
+    ------
+    CheckpointError
+        Where `earlier` is no run, has no checkpoint, or is of another model, other features or a data set that is no
+        base of `dataset`: names the field.
+    """
+    earlier = Path(earlier)
+    if earlier.resolve() == run.resolve():
+        raise ConfigError(f"--from names {earlier}, the very run that is to begin: name another train.run")
+    require_run(earlier)
+    with ExitStack() as stack:
+        found = hold_chosen(earlier, stack)
+        mesh.check_same({"--from": str(found)})
+        known = checkpoint.read_state(found)["identity"]
+        _check_model(earlier, identity, known)
+        difference = feature_difference(dataset, known["inputs"])
+        if difference:
+            raise CheckpointError(f"{dataset.path} does not go on from {earlier}: {difference}; {_ADVICE}")
+        moved = {name: _moved(dataset, name, earlier, entry) for name, entry in known["inputs"]["vocabularies"].items()}
+        yield Beginning(path=found, moved=moved, seed=int(known["train"]["seed"]))
+
+
+_ADVICE = "prepare the data with the data set of that run as data.vocabulary.base"
+
+
+def _check_model(earlier: Path, identity: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse weights that the new model has not, and optimizer state of another kind."""
+    found = first_difference(identity["model"], known["model"], "model")
+    for part in ("dense", "embedding"):
+        want, have = ({"kind": each["train"][part]["kind"]} for each in (identity, known))
+        found = found or first_difference(want, have, f"train.{part}")
+    if found is not None:
+        raise CheckpointError(
+            f"a run cannot begin with {earlier}: {found.field} is {found.have!r} there and {found.want!r} here"
+        )
+
+
+def _moved(dataset: Dataset, name: str, earlier: Path, known: Mapping[str, Any]) -> Renumbering:
+    """Where the rows of the vocabulary that was `known` are in that of `dataset`, which begins with its values."""
+    info, values, tail = dataset.vocabularies[name], int(known["values"]), int(known["tail_buckets"])
+    if tail != info.tail_buckets or values > info.values or not _begins(dataset, name, values, known["digest"]):
+        raise CheckpointError(
+            f"{dataset.path} does not go on from {earlier}: vocabulary {name!r} has {info.values:,} values and "
+            f"{info.tail_buckets} tail buckets, and does not begin with the {values:,} values of that run before its "
+            f"{tail} tail buckets; {_ADVICE}"
+        )
+    return Renumbering(rows=values + tail, kept=values, shift=info.values - values)
+
+
+def _begins(dataset: Dataset, name: str, values: int, digest: str) -> bool:
+    if values == dataset.vocabularies[name].values:
+        return dataset.vocabularies[name].digest == digest
+    return dataset.vocabulary(name).digest_of(values) == digest

@@ -1,0 +1,225 @@
+"""A data set with a base keeps its ids and moments; a stranger can compute every id from the manifest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import xxhash
+
+from stratarec.checking import check
+from stratarec.data.dataset import Dataset
+from stratarec.data.matching import check_prepared, input_difference
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources.parquet import ParquetConfig
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary import VocabularyConfig, VocabularyOverride
+from stratarec.errors import ConfigError, DataError, DatasetError
+
+SCHEMA = Schema(
+    sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"), SparseFeature(name="place")),
+    dense=(DenseFeature(name="age"),),
+)
+VOCABULARY = VocabularyConfig(
+    min_count=3, tail_buckets=5, overrides={"place": VocabularyOverride(kind="hash", buckets=7)}
+)
+
+
+def log(day: int, rows: int = 300) -> pl.DataFrame:
+    """Items that come and go: those of a day are about `day * 10`."""
+    random = np.random.default_rng(day)
+    items = (day * 10 + random.geometric(0.08, rows)).tolist()
+    return pl.DataFrame(
+        {
+            "label": random.integers(0, 2, rows),
+            "item": items,
+            "tags": [[f"t{item % 11}", f"é{item // 3}"] for item in items],
+            "place": random.integers(-9, 9, rows),
+            "age": random.gamma(2.0, 10.0 * (day + 1), rows),
+        }
+    )
+
+
+def day_config(root: Path, day: int, base: str = "", **vocabulary: Any) -> PrepareConfig:
+    path = root / f"log-{day}.parquet"
+    if not path.exists():
+        log(day).write_parquet(path)
+    return PrepareConfig(
+        source=ParquetConfig(paths=(str(path),), schema=SCHEMA),
+        path=str(root / f"day-{day}"),
+        split=SplitConfig(valid=0.0, test=0.2),
+        vocabulary=replace(VOCABULARY, base=base and str(root / base), **vocabulary),
+    )
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three data sets, each but the first based on the one before."""
+    root = tmp_path_factory.mktemp("days")
+    for day in range(3):
+        prepare(day_config(root, day, f"day-{day - 1}" if day else ""))
+    return root
+
+
+def training(root: Path, day: int, column: str) -> Counter[Any]:
+    """How often each value is looked up by the training rows."""
+    dataset = Dataset.open(root / f"day-{day}")
+    rows = np.concatenate(list(dataset.row_numbers("train")))
+    values = log(day)[column][rows - 1]
+    return Counter((values.explode() if values.dtype == pl.List else values).to_list())
+
+
+def values_of(dataset: Dataset, name: str) -> list[Any]:
+    info = dataset.vocabularies[name]
+    return pl.read_parquet(dataset.path / info.path)["value"].to_list()[: info.values]
+
+
+@pytest.mark.parametrize("name", ["item", "tags"])
+def test_values_keep_their_ids_and_new_ones_follow_by_frequency(days: Path, name: str) -> None:
+    expected: list[Any] = []
+    for day in range(3):
+        dataset, counts = Dataset.open(days / f"day-{day}"), training(days, day, name)
+        info = dataset.vocabularies[name]
+        assert info.inherited == len(expected)
+        new = [value for value in counts if value not in expected and counts[value] >= 3]
+        assert not day or new
+        expected += sorted(new, key=lambda value: (-counts[value], value))
+        assert values_of(dataset, name) == expected
+        found = dataset.access_counts(name)
+        assert found[: len(expected)].tolist() == [counts[value] for value in expected]
+        assert found.sum() == counts.total()
+
+
+def test_moments_are_those_of_the_base(days: Path) -> None:
+    first, last = (Dataset.open(days / f"day-{day}") for day in (0, 2))
+    assert last.about.moments == first.about.moments
+    assert last.inputs()["dense"] == first.inputs()["dense"]
+    assert input_difference(last, first.inputs()).startswith("vocabulary 'item' has")
+
+
+def test_counts_that_rise_among_the_values_of_the_base_are_right_and_others_are_not(days: Path) -> None:
+    dataset = Dataset.open(days / "day-2")
+    info = dataset.vocabularies["item"]
+    counts = dataset.access_counts("item")
+    assert (np.diff(counts[: info.inherited]) > 0).any()
+    assert (np.diff(counts[info.inherited : info.values]) <= 0).all()
+    assert any("every value within its range" in line for line in check(dataset.path))
+
+
+def stranger_ids(ids: Mapping[str, Any], values: list[Any], file: list[Any]) -> list[int]:
+    """Ids by a manifest's own words and the values in its file."""
+    places, tail = {value: place for place, value in enumerate(file[: ids["values"]])}, ids["tail"]
+    found = []
+    for value in values:
+        known = None if tail["hashed"] == "every value" else places.get(value)
+        if known is None:
+            known = tail["first"] + stranger_hash(tail, value) % tail["buckets"]
+        found.append(known)
+    return found
+
+
+def stranger_hash(rule: Mapping[str, Any], value: Any) -> int:
+    if rule["function"] == "xxh3_64":
+        return xxhash.xxh3_64_intdigest(value.encode(), seed=rule["seed"])
+    assert rule["function"] == "splitmix64"
+    whole = 1 << 64
+    x = (value + rule["seed"]) % whole
+    for shift, factor in re.findall(r"x \^= x >> (\d+); x \*= (0x[0-9A-F]+);", rule["steps"]):
+        x = (x ^ (x >> int(shift))) * int(factor, 16) % whole
+    shift = re.search(r"hash = x \^ \(x >> (\d+)\)", rule["steps"])
+    assert shift
+    return x ^ (x >> int(shift[1]))
+
+
+@pytest.mark.parametrize("name", ["item", "tags", "place"])
+def test_ids_follow_from_the_manifest_alone(days: Path, name: str) -> None:
+    root = days / "day-1"
+    entry = json.loads((root / "dataset.json").read_text())["vocabularies"][name]
+    file = pl.read_parquet(root / entry["path"])["value"].to_list()
+    dataset = Dataset.open(root)
+    rows = np.concatenate(list(dataset.row_numbers("test")))
+    tables = [
+        dataset.read_row_group("test", 0, group).column(name)
+        for group in range(len(dataset.shards("test")[0].row_groups))
+    ]
+    found = pl.concat([pl.Series(table.to_pylist()) for table in tables])
+    raw = log(1)[name][rows - 1]
+    lists = raw.dtype == pl.List
+    expected = stranger_ids(entry, (raw.explode() if lists else raw).to_list(), file)
+    assert (found.explode() if lists else found).to_list() == expected
+
+
+def test_a_base_changes_what_a_data_set_is_of(days: Path, tmp_path: Path) -> None:
+    root = tmp_path / "days"
+    shutil.copytree(days, root)
+    config = day_config(root, 2, "day-1")
+    assert check_prepared(config, Dataset.open(config.path)) == ""
+    assert prepare(config).path == Path(config.path)  # nothing to do
+    for other in ("", "day-0"):
+        with pytest.raises(DatasetError, match=r"was prepared with another data\.vocabulary\.base"):
+            prepare(day_config(root, 2, other))
+        with pytest.raises(ConfigError, match=r"data\.vocabulary\.base is '.*' in the recipe, but .* another data set"):
+            check_prepared(day_config(root, 2, other), Dataset.open(config.path))
+    with pytest.raises(ConfigError, match=r"but .*day-0 was prepared on no base"):
+        check_prepared(day_config(root, 0, "day-1"), Dataset.open(root / "day-0"))
+    shutil.rmtree(root / "day-1")
+    assert "cannot compare data.vocabulary.base" in check_prepared(config, Dataset.open(config.path))
+    with pytest.raises(DatasetError, match=r"data\.vocabulary\.base: .*day-1 is no prepared data set"):
+        prepare(config, overwrite=True)
+    assert Dataset.open(config.path)
+
+
+def test_max_rows_leaves_the_values_of_the_base(days: Path, tmp_path: Path) -> None:
+    shutil.copytree(days / "day-0", tmp_path / "day-0")
+    made = prepare(day_config(tmp_path, 1, "day-0", max_rows=2))
+    assert values_of(made, "item") == values_of(Dataset.open(days / "day-0"), "item")
+
+
+def other_schema(**changes: Any) -> Schema:
+    """The schema, with a feature changed."""
+    sparse = [replace(feature, **changes.get(feature.name, {})) for feature in SCHEMA.sparse]
+    return replace(SCHEMA, sparse=tuple(sparse), dense=(replace(SCHEMA.dense[0], **changes.get("age", {})),))
+
+
+@pytest.mark.parametrize(
+    ("schema", "vocabulary", "message"),
+    [
+        (other_schema(tags={"max_length": 3}), {}, r"schema\.sparse\[1\]\.max_length is 3, and 50 in"),
+        (other_schema(age={"transform": "none"}), {}, r"schema\.dense\[0\]\.transform is 'none', and 'log1p' in"),
+        (
+            replace(SCHEMA, sparse=SCHEMA.sparse[:2]),
+            {"overrides": {}},
+            r"schema\.sparse is \[item, tags\], and \[item, tags, place\]",
+        ),
+        (SCHEMA, {"tail_buckets": 6}, r"data\.vocabulary\.tail_buckets of 'item' is 6, and 5 in"),
+        (SCHEMA, {"overrides": {}}, r"data\.vocabulary\.kind of 'place' is 'count', and 'hash' in"),
+    ],
+)
+def test_a_base_of_other_features_or_tails_is_refused(
+    days: Path, schema: Schema, vocabulary: dict[str, Any], message: str
+) -> None:
+    config = day_config(days, 1, "day-0", **vocabulary)
+    assert isinstance(config.source, ParquetConfig)
+    config = replace(config, path=str(days / "never"), source=replace(config.source, schema=schema))
+    with pytest.raises(ConfigError, match=message):
+        prepare(config)
+    assert not list(days.glob("never*"))
+
+
+def test_a_data_set_is_not_its_own_base_and_values_keep_their_type(days: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.vocabulary\.base is data\.path itself"):
+        prepare(day_config(days, 1, "day-1"), overwrite=True)
+    shutil.copytree(days / "day-0", tmp_path / "day-0")
+    log(1).with_columns(pl.col("item").cast(pl.String)).write_parquet(tmp_path / "log-1.parquet")
+    with pytest.raises(DataError, match=r"vocabulary 'item' has values of type String in the log and of Int64 in"):
+        prepare(day_config(tmp_path, 1, "day-0"))

@@ -1,0 +1,224 @@
+"""Runs that begin with another's weights: every value keeps its row, whatever the tiers of both."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import yaml
+
+from recipes import assert_same_model, last
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.distributed.mesh import Mesh
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.errors import CheckpointError, ConfigError
+from stratarec.models import CTRModel
+from stratarec.planning.plan import Plan
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+from stratarec.tensors import read_tensors
+from stratarec.training import checkpoint
+from stratarec.training.beginning import beginning
+from stratarec.training.run import identity, new_model, new_plan, open_run
+from stratarec.training.trainer import Trainer
+
+MEMORIES: dict[str, dict[str, Any]] = {
+    "memory": {},
+    "int8": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}},
+    "log": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}},
+}
+Rows = dict[Any, tuple[np.ndarray[Any, Any], ...]]
+
+
+def write_log(root: Path, day: int, rows: int = 1500) -> None:
+    random = np.random.default_rng(day)
+    items = day * 60 + random.geometric(0.02, rows)
+    pl.DataFrame(
+        {
+            "label": random.integers(0, 2, rows),
+            "item": items,
+            "place": [f"p{place}" for place in random.integers(0, 40, rows)],
+            "age": random.gamma(2.0, 10.0 + day, rows),
+        }
+    ).write_parquet(root / f"log-{day}.parquet")
+
+
+def content(root: Path, day: int, run: Path, memory: str = "memory", **train: Any) -> dict[str, Any]:
+    memories = dict(MEMORIES[memory])
+    if memory == "log":
+        memories["block"] = {"path": str(run.parent / "rows"), "budget": "64MiB"}
+    base = {"base": str(root / f"day-{day - 1}")} if day else {}
+    return {
+        "name": f"day-{day}",
+        "data": {
+            "path": str(root / f"day-{day}"),
+            "source": {
+                "kind": "parquet",
+                "paths": [str(root / f"log-{day}.parquet")],
+                "schema": {"sparse": [{"name": "item"}, {"name": "place"}], "dense": [{"name": "age"}]},
+            },
+            "split": {"valid": 0.0, "test": 0.2},
+            "vocabulary": {
+                "min_count": 3, "tail_buckets": 5, "overrides": {"place": {"kind": "hash", "buckets": 30}}, **base,
+            },
+        },
+        "model": {"kind": "dlrm", "embedding_dim": 8, "bottom_mlp": [8], "top_mlp": [8]},
+        "memory": memories,
+        "train": {"run": str(run), "batch_size": 16, "max_steps": 12, **train},
+    }  # fmt: skip
+
+
+def placed(made: Recipe) -> Plan | None:
+    """The plan of a recipe; with a block device, tables are at home there in float32, which a planner would not do."""
+    dataset = Dataset.open(made.data.path)
+    plan = new_plan(made, dataset)
+    if plan is None or made.memory.block is None:
+        return plan
+    tables = (replace(t, tier="log", codec=CodecConfig(kind="fp32")) for t in plan.tables if t.tier != "level0")
+    found = {table.table: table for table in tables}
+    return replace(plan, tables=tuple(found.get(table.table, table) for table in plan.tables))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data of three days, and a run of the first day under each memory."""
+    root = tmp_path_factory.mktemp("beginning")
+    for day in range(3):
+        write_log(root, day)
+        prepare(Recipe.from_dict(content(root, day, root / "run")).data)
+    for memory in MEMORIES:
+        made = Recipe.from_dict(content(root, 0, root / memory / "run", memory, seed=4))
+        Trainer(made, Dataset.open(made.data.path), plan=placed(made)).train()
+    return root
+
+
+def rows_by_value(model: CTRModel, dataset: Dataset) -> dict[str, Rows]:
+    """Each table as a dictionary: a value, or the number of a tail bucket -> its weights and state."""
+    found = {}
+    for name, info in dataset.vocabularies.items():
+        values = pl.read_parquet(dataset.path / info.path)["value"].to_list()
+        parts = model.embeddings.rows(name, 0, info.rows)
+        rows: Rows = {}
+        for place in range(info.rows):
+            key = values[place] if place < info.values else ("tail", place - info.values)
+            rows[key] = tuple(part[place].numpy().copy() for part in parts.values())
+        found[name] = rows
+    return found
+
+
+@pytest.mark.parametrize("now", MEMORIES)
+@pytest.mark.parametrize("before", MEMORIES)
+def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now: str) -> None:
+    earlier = home / before / "run"
+    with open_run(earlier) as trained:
+        old, network = rows_by_value(trained.model, trained.dataset), trained.model.network.state_dict()
+        made = Recipe.from_dict(content(home, 1, tmp_path / "new", now, seed=9))
+        dataset, plan = Dataset.open(made.data.path), placed(made)
+        model = new_model(made, dataset, plan, "beginning")
+        assert any(not tables.resident for tables in model.embeddings.engine.tables) == (now != "memory")
+        untrained = rows_by_value(model, dataset)
+        optimizer = made.train.dense.build(model.network)
+        with beginning(earlier, tmp_path / "new", identity(made, dataset), dataset, Mesh.alone()) as first:
+            first.into(model, optimizer)
+        found = rows_by_value(model, dataset)
+        assert all(torch.equal(value, network[key]) for key, value in model.network.state_dict().items())
+        model.embeddings.close()
+    kept = read_tensors(last(earlier) / "optimizer.safetensors")
+    assert all(
+        torch.equal(value, kept[key])
+        for key, value in checkpoint.optimizer_tensors(optimizer).items()
+        if key != "random"
+    )
+    new = {value for value in found["item"] if value not in old["item"]}
+    assert 10 < len(new) < len(found["item"]) - 20
+    for name, rows in found.items():
+        exact = plan is None or plan[name].codec.kind == "fp32"
+        for value, parts in rows.items():
+            expected = old[name].get(value, untrained[name][value])
+            for part, want in zip(parts, expected, strict=True):
+                # One step of int8, which rows that were not taken over are not rounded to.
+                step = 0.0 if exact or value in new else 1.01 * float(np.ptp(want)) / 255
+                np.testing.assert_allclose(
+                    part, want, rtol=0, atol=step + 1e-7 * (not exact), err_msg=f"{name} {value}"
+                )
+
+
+def test_a_run_begins_goes_on_and_leaves_the_earlier_one(home: Path, tmp_path: Path) -> None:
+    """By the command line; a run of the third day begins with one of the second, and with one of the first as well."""
+    options: dict[str, Any] = {
+        "embedding": {"kind": "rowwise_adam"}, "checkpoint": {"every_steps": 3, "keep": 9}, "max_steps": 6,
+    }  # fmt: skip
+    runs = [tmp_path / f"run-{day}" for day in range(3)]
+    for day, run in enumerate(runs):
+        made = content(home, day, run, **options)
+        (tmp_path / f"{day}.yaml").write_text(yaml.safe_dump(made))
+    assert main(["train", "-q", str(tmp_path / "0.yaml")]) == 0
+    before = {path: path.read_bytes() for path in runs[0].rglob("*") if path.is_file()}
+    assert main(["train", "-q", str(tmp_path / "1.yaml"), "--from", str(runs[0])]) == 0
+    assert {path: path.read_bytes() for path in runs[0].rglob("*") if path.is_file()} == before
+    steps = [checkpoint.read_state(path) for path in checkpoint.steps(runs[1] / "checkpoints")]
+    assert [state["step"] for state in steps] == [0, 3, 6]
+    assert {state["tables"]["earlier"] for state in steps} == {6}
+    assert main(["train", "-q", str(tmp_path / "2.yaml"), "--from", str(runs[1])]) == 0
+    assert checkpoint.read_state(last(runs[2]))["tables"]["earlier"] == 12
+    assert main(["export", "-q", str(runs[2]), "-o", str(tmp_path / "export")]) == 0
+    assert Scorer.open(tmp_path / "export").manifest.vocabularies["item"].inherited > 0
+    # The middle one stopped at its first checkpoint, and goes on without the run that it began with.
+    shutil.copytree(runs[1], tmp_path / "whole")
+    shutil.move(runs[0], tmp_path / "elsewhere")
+    for path in checkpoint.steps(runs[1] / "checkpoints")[1:]:
+        shutil.rmtree(path)
+    (runs[1] / "result.json").unlink()
+    assert main(["train", "-q", str(tmp_path / "1.yaml"), "--resume", "--from", str(runs[0])]) == 0
+    assert_same_model(last(runs[1]), last(tmp_path / "whole"))
+    made = Recipe.from_dict(content(home, 2, tmp_path / "later", **options))
+    Trainer(made, Dataset.open(made.data.path)).train(earlier=tmp_path / "elsewhere")
+    assert checkpoint.read_state(last(tmp_path / "later"))["tables"]["earlier"] == 6
+
+
+def refused(home: Path, run: Path, earlier: Path, day: int = 1, **changes: Mapping[str, Any]) -> str:
+    made = content(home, day, run)
+    for section, change in changes.items():
+        made[section] |= change
+    recipe = Recipe.from_dict(made)
+    with pytest.raises((CheckpointError, ConfigError)) as caught:
+        Trainer(recipe, Dataset.open(recipe.data.path)).train(earlier=earlier)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_runs_that_do_not_fit_are_refused_and_nothing_is_made(home: Path, tmp_path: Path) -> None:
+    earlier = home / "memory" / "run"
+    width = refused(home, tmp_path / "new", earlier, model={"embedding_dim": 4})
+    assert "model.embedding_dim is 8 there and 4 here" in width
+    kind = refused(home, tmp_path / "new", earlier, train={"embedding": {"kind": "sgd"}})
+    assert "train.embedding.kind is 'rowwise_adagrad' there and 'sgd' here" in kind
+    assert "is no run" in refused(home, tmp_path / "new", home / "day-0")
+    assert "the very run that is to begin" in refused(home, tmp_path / "new", tmp_path / "new")
+    write_log(tmp_path, 0, rows=900)
+    other = content(tmp_path, 0, tmp_path / "new")
+    prepare(Recipe.from_dict(other).data)
+    assert "does not go on from" in (said := refused(tmp_path, tmp_path / "new", earlier, day=0))
+    assert "dense[0].mean is" in said
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_data_set_of_other_values_is_refused_and_an_earlier_run_stays(home: Path, tmp_path: Path) -> None:
+    """The data of a day that came before the run's: its values are some of them, and not the first ones."""
+    made = Recipe.from_dict(content(home, 1, tmp_path / "second"))
+    Trainer(made, Dataset.open(made.data.path)).train()
+    made = Recipe.from_dict(content(home, 0, tmp_path / "first"))
+    Trainer(made, Dataset.open(made.data.path)).train()
+    before = last(tmp_path / "first")
+    with pytest.raises(CheckpointError, match=r"vocabulary 'item' has .* and does not begin with the .* values of"):
+        Trainer(made, Dataset.open(made.data.path)).train(overwrite=True, earlier=tmp_path / "second")
+    assert before.is_dir()
