@@ -242,6 +242,9 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also write program.pt2, which torch opens without StrataRec; opening one runs whatever its writer put in",
     )
+    command.add_argument(
+        "--onnx", action="store_true", help="also write network.onnx, the network as ONNX (needs stratarec[onnx])"
+    )
     return parser
 
 

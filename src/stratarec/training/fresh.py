@@ -18,8 +18,10 @@ from stratarec.data.events import Events
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.sources import SourceConfig
+from stratarec.data.sources.avazu import AvazuConfig, AvazuSource
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.columns import check_there
+from stratarec.data.sources.criteo import CriteoConfig, CriteoSource
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.view import View
@@ -32,7 +34,7 @@ from stratarec.training.run import TrainedModel
 _BATCH = 8192
 # Of histories the last values are kept, and of other lists the first.
 _WHOLE = 1 << 62
-_Source = CsvSource | ParquetSource
+_Source = CsvSource | ParquetSource | CriteoSource | AvazuSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,12 +217,16 @@ def make_encoder(dataset: Dataset) -> FeatureEncoder:
 
 
 def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:
-    """Other logs by the source of a recipe; `DataError` where it does not read rows by a schema."""
+    """Other logs by the source of a recipe; `DataError` where its samples are no rows of a log."""
     if isinstance(config, CsvConfig):
         return CsvSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
     if isinstance(config, ParquetConfig):
         return ParquetSource(replace(config, paths=tuple(files)), on_bad_row, view)
+    if isinstance(config, CriteoConfig):
+        return CriteoSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
+    if isinstance(config, AvazuConfig):
+        return AvazuSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
     raise DataError(
-        f"the run's source is of kind {config.kind}, which does not read raw rows by a schema: prepare {files[0]} with "
+        f"the run's source is of kind {config.kind}, whose samples are no rows of a log: prepare {files[0]} with "
         "the run's vocabulary as a data set of its own and name that, or export the model and use stratarec.Scorer"
     )

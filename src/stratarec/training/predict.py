@@ -19,6 +19,7 @@ from stratarec.data.spill import split_rows
 from stratarec.errors import ConfigError, StorageError
 from stratarec.files import write_atomic
 from stratarec.models.outputs import probabilities
+from stratarec.opening import remove_leftovers_of
 from stratarec.progress import Progress
 from stratarec.training.evaluation import Scored, logits
 from stratarec.training.fresh import FreshLogs, FreshRows
@@ -62,6 +63,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
                 rows += len(label)
 
     if trained.mesh.is_first:
+        remove_leftovers_of(output)
         write_atomic(output, write)
     else:  # this rank scores its share all the same
         with open(os.devnull, "wb") as nowhere:
@@ -105,6 +107,7 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
             writer.close()
 
     try:
+        remove_leftovers_of(output)
         write_atomic(output, write)
     except pa.ArrowException as error:
         raise StorageError(f"cannot write {output}: {' '.join(str(error).split())}; keep other columns") from error

@@ -79,7 +79,8 @@ class Converter:
         for name in (schema.session, schema.user):
             if name:
                 columns[name] = self.category(frame[name], kinds.get(name, "auto"))
-                self.require(frame[name], frame[name].is_not_null(), "a value")
+                # Of the converted: what is missing may be written as NaN, which is not null.
+                self.require(frame[name], columns[name].is_not_null(), "a value")
         return self.good(columns)
 
     def require(self, raw: pl.Series, fine: pl.Series, expected: str) -> None:
@@ -132,7 +133,10 @@ class Converter:
 
     def number(self, raw: pl.Series) -> pl.Series:
         """``Float64``; null where missing."""
-        value = self._numeric(raw, "numbers for a dense feature").fill_nan(None)
+        value = self._numeric(raw, "numbers for a dense feature")
+        if not value.null_count() and np.abs(value.to_numpy()).max(initial=0.0) <= 3.0e38:  # as most columns are
+            return value
+        value = value.fill_nan(None)
         missing = raw.is_null() if raw.dtype in _TEXT else value.is_null()
         self.require(raw, missing | (value.abs() <= _MOST), "a finite number or nothing")
         return value

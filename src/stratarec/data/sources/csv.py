@@ -222,9 +222,9 @@ def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[
 def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     """What each column is read as at first: text, where it stands in several places of the schema that differ."""
     schema = view.schema
+    # Whole numbers are parsed faster; others are read as text first.
     roles: list[tuple[str, type[pl.DataType]]] = [
-        # Whole numbers are parsed faster; others are read as text first.
-        (name, pl.UInt8 if isinstance(rule, str) else pl.Float64)
+        (name, pl.UInt8 if isinstance(rule, str) and not schema.labels else pl.Float64)
         for name, rule in zip(schema.label_columns, schema.label_rules, strict=True)
     ]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
