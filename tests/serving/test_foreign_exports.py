@@ -357,7 +357,7 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
         "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history",
         "model.pooling",
         "model",
-        "moments.price.mean", "moments.price.deviation", "model.towers", "tables.city.float32_rows",
+        "moments.price.mean", "moments.price.deviation", "tables.city.float32_rows",
         "tables.item.float32_rows", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
         "files.program.pt2.bytes", "files.program.pt2.hash",
         # Ids of a base are those of the file all the same; a seed that is 0 may be put to 0.
