@@ -78,7 +78,7 @@ class EncodedTable:
 
 
 class ReadOnlyTables:
-    """Pools and looks up rows of tables.
+    """Pools and looks up rows of tables of one width.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class ReadOnlyTables:
         encoded: Mapping[str, EncodedTable],
         histories: Sequence[str],
     ) -> None:
-        self._histories, self._encoded, self._weights = tuple(histories), encoded, floats.weights
+        self.histories, self._encoded, self._weights = tuple(histories), encoded, floats.weights
         self._width = configs[0].embedding_dim if configs else 0
         pooled = [name for table in configs for name in table.feature_names]
         places = {name: self._width * place for place, name in enumerate(pooled)}
@@ -123,7 +123,7 @@ class ReadOnlyTables:
         if self._coded is not None:
             bags = _bags(features, np.arange(len(features.values), dtype=np.int32), self._coded_features)
             rows |= _read(self._decoded(features, bags), self._coded, bags, self._coded_features, pooled)
-        return pooled, [_history(rows[name], features, name) for name in self._histories]
+        return pooled, [_history(rows[name], features, name) for name in self.histories]
 
     def _decoded(self, features: KeyedJagged, bags: BagBatch) -> Floats:
         """``[N * D]`` the row of every id of an encoded table; the others are left as they are."""
@@ -132,6 +132,31 @@ class ReadOnlyTables:
             first, last = bags.span(place)
             self._encoded[table.name].decode(ids[first:last], out[first:last])
         return out.reshape(-1)
+
+
+class TablesApart:
+    """Tables of different widths, each by itself, side by side.
+
+    Parameters
+    ----------
+    parts : sequence of ReadOnlyTables
+        In the order in which the network takes their columns.
+    histories : sequence of str
+        Unpooled features of all of them, in the order in which the network takes them.
+    """
+
+    def __init__(self, parts: Sequence[ReadOnlyTables], histories: Sequence[str]) -> None:
+        self._parts, self._histories = tuple(parts), tuple(histories)
+
+    def look_up(self, features: KeyedJagged) -> tuple[Tensor, list[History]]:
+        """See `ReadOnlyTables.look_up`."""
+        found = [part.look_up(features) for part in self._parts]
+        rows = {
+            name: history
+            for part, (_, histories) in zip(self._parts, found, strict=True)
+            for name, history in zip(part.histories, histories, strict=True)
+        }
+        return torch.cat([pooled for pooled, _ in found], dim=1), [rows[name] for name in self._histories]
 
 
 def _decode(layout: Layout, records: Records, places: Indices, out: Floats) -> None:
