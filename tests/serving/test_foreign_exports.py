@@ -350,14 +350,14 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
         # Not read by scoring, or other numbers of the same meaning: a manifest's writer decides.
         "schema.sparse.type", "schema.time_format", "schema.weight", "schema.sparse.beside",
         "schema.labels", "model.heads", "model.heads.kind", "model.heads.tower_mlp", "model.heads.experts",
-        "model.heads.expert_mlp", "model.embedding_dims", "model.towers",
+        "model.heads.expert_mlp",
         "schema.label", "schema.session", "schema.time", "schema.user", "schema.time_unit", "schema.dense.group",
         "schema.sparse.group", "schema.sparse.max_length", "schema.sparse.separator", "schema.dense.standardize",
         "schema.sparse", "schema.sparse.kind", "schema.sparse.of", "schema.sparse.vocabulary", "schema.dense.transform",
         "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history",
         "model.pooling",
         "model",
-        "moments.price.mean", "moments.price.deviation", "tables.city.float32_rows",
+        "moments.price.mean", "moments.price.deviation", "model.towers", "tables.city.float32_rows",
         "tables.item.float32_rows", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
         "files.program.pt2.bytes", "files.program.pt2.hash",
         # Ids of a base are those of the file all the same; a seed that is 0 may be put to 0.

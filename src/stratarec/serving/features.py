@@ -51,8 +51,7 @@ class FeatureEncoder:
         DataError
             Where a column is missing or holds what it does not hold in a log.
         """
-        # Columns of a sequence are read together, which cells are not.
-        few = None if self._schema.sequences else self._cells.encode(frame)
+        few = self._cells.encode(frame)
         return few if few is not None else self.encode_columns(read_frame(frame, self._read), "the frame")
 
     def encode_columns(self, columns: Mapping[str, pl.Series], origin: str) -> tuple[Tensor, KeyedJagged]:

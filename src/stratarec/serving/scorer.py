@@ -21,7 +21,7 @@ from stratarec.models.outputs import autocast, probabilities
 from stratarec.serving.features import FeatureEncoder
 from stratarec.serving.manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, Manifest
 from stratarec.serving.stored import MappedTensors, map_file, map_tensors
-from stratarec.serving.tables import EncodedTable, FloatTables, ReadOnlyTables, TablesApart
+from stratarec.serving.tables import EncodedTable, FloatTables, ReadOnlyTables
 from stratarec.tensors import Spec
 
 # Samples that are scored at once: bounds memory.
@@ -38,9 +38,7 @@ class Scorer:
     must not change while the scorer is in use.
     """
 
-    def __init__(
-        self, manifest: Manifest, encoder: FeatureEncoder, tables: ReadOnlyTables | TablesApart, network: Network
-    ) -> None:
+    def __init__(self, manifest: Manifest, encoder: FeatureEncoder, tables: ReadOnlyTables, network: Network) -> None:
         self.manifest = manifest
         self.labels = manifest.columns.label_columns
         """What scores are of, by the columns of the log that it was in."""
@@ -128,26 +126,16 @@ def _network(folder: Path, manifest: Manifest) -> Network:
     return network.eval().requires_grad_(False)
 
 
-def _tables(folder: Path, manifest: Manifest, histories: Sequence[str]) -> ReadOnlyTables | TablesApart:
+def _tables(folder: Path, manifest: Manifest, histories: Sequence[str]) -> ReadOnlyTables:
     specs = {key: spec for name, table in manifest.tables.items() for key, spec in table.tensors(name).items()}
     found = map_tensors(folder, TABLES, manifest.files[TABLES], specs)
     flat, places = found.all_floats()
-    plain = [name for name, table in manifest.tables.items() if table.codec == "fp32"]
+    plain = {name: places[name] for name, table in manifest.tables.items() if table.codec == "fp32"}
     encoded = {name: _encoded(table, name, found) for name, table in manifest.tables.items() if name not in plain}
     for name, table in encoded.items():
         if fault := table.fault():
             raise ExportError(f"{folder / TABLES}: {name!r} has {fault}; {ADVICE}")
-    configs = manifest.configs()
-    if len({table.embedding_dim for table in configs}) < 2:
-        rows = {name: places[name] // manifest.tables[name].width for name in plain}
-        return ReadOnlyTables(configs, FloatTables(weights=flat, first_row=rows), encoded, histories)
-    parts = []
-    for config in configs:
-        name = config.name
-        own = FloatTables(weights=flat[places[name] if name in plain else 0 :], first_row={name: 0})
-        coded = {name: encoded[name]} if name in encoded else {}
-        parts.append(ReadOnlyTables([config], own, coded, [n for n in histories if n in config.sequence_features]))
-    return TablesApart(parts, histories)
+    return ReadOnlyTables(manifest.configs(), FloatTables(weights=flat, place=plain), encoded, histories)
 
 
 def _encoded(table: ExportedTable, name: str, found: MappedTensors) -> EncodedTable:
