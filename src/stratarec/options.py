@@ -211,7 +211,7 @@ def make_parser() -> argparse.ArgumentParser:
     command = add(
         "predict",
         commands.predict,
-        "Score raw logs, in their order and without labels, or a split of a prepared data set.",
+        "Score raw logs, in their order and without labels, or a split of a prepared data set, each label by itself.",
         "stratarec predict runs/demo tomorrow.csv --keep user -o scores.csv",
     )
     add_data(command)

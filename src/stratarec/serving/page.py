@@ -39,6 +39,8 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
             "max_length" are taken.
    history  values of the feature "of" in earlier rows of the same user ("user") whose label is positive, strictly
             earlier ("time"), in order of time and then of the log, without nulls; the last "max_length", oldest first.
+   sequence a list like that of multi, in order, oldest first; with those "beside" it, which are as long, it has an
+            event at each place. Events that lack a value in one of them are left out; the last "max_length".
 
 3. ROWS of a table, by id, from tables.safetensors. "codec" fp32: <table> is [rows, D] float32. Otherwise <table> is
    [rows, record bytes] uint8, little-endian, a record being
@@ -72,7 +74,8 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
            "low_rank" the layer is linear(c score.cross.layers.k.0.weight^T, score.cross.layers.k.1).
            "structure" parallel: logit = linear([c, mlp(x, score.deep)], score.out); stacked:
            linear(mlp(c, score.deep), score.out)
-   A model with "towers" is not told here: take Scorer, or network.onnx of `stratarec export --onnx`.
+   A model with "towers", "embedding_dims", several "labels", or sequences that the log gave is not told here: take
+   Scorer, or network.onnx of `stratarec export --onnx`.
    The score is 1 / (1 + exp(-logit)).
    Sums are taken in another order elsewhere: expect the scores of `stratarec predict` to 2e-6 of themselves.
 """
