@@ -15,15 +15,14 @@ stragglers, none of the exchange hidden behind other work.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
 from benchmarks.contenders import Shape
 from benchmarks.sharded import batch_of, loads_of, tables_of
-from stratarec.distributed.collectives import Channel
+from stratarec.distributed.calibration import NetworkFigures, measure_network
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.planning import plan_sharding
 from stratarec.distributed.requests import Requests
@@ -35,53 +34,16 @@ _ID_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constants:
+class Constants(NetworkFigures):
     """What was measured of a network, and of a rank."""
 
-    alpha: float
-    """Seconds of a collective whatever it carries."""
-    alpha_peer: float
-    """Seconds more for each other rank."""
-    beta: float
-    """Seconds a byte that passes a link."""
-    sharing: int
-    """Ranks that share a link: those of an emulated host."""
     compute: float
     """Seconds of a step of one rank by itself."""
 
 
-def _times(channel: Channel, size: int, rounds: int) -> tuple[float, float]:
-    """Seconds of one exchange of so many bytes with each other rank, and of a rank's processor in it; lower quartiles,
-    of the slowest rank: what the exchange takes, not who came late."""
-    given, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
-    walls, works = [], []
-    for _ in range(rounds):
-        channel.agree(None)
-        wall, work = time.perf_counter(), time.process_time()
-        channel.exchange(given, even, even)
-        walls.append(time.perf_counter() - wall)
-        works.append(time.process_time() - work)
-    mine = [sorted(found)[rounds // 4] for found in (walls, works)]
-    wall, work = (max(found) for found in zip(*channel.figures(mine), strict=True))
-    return wall, work
-
-
 def network_constants(mesh: Mesh, local: int, compute: float) -> Constants:
     """Measured by all ranks together, `local` of them on each host."""
-    hosts, far, large = mesh.ranks // local, mesh.ranks // 2, 1 << 20
-    pair = dist.new_group([0, far])
-    many, many_work = _times(mesh.rows, 8, 60)
-    full, _ = _times(mesh.rows, large, 9)
-    two, two_work = 0.0, 0.0
-    if mesh.rank in (0, far):
-        two, two_work = _times(Channel(int(mesh.rank > 0), 2, pair), 8, 60)
-    two, two_work = (max(found) for found in zip(*mesh.rows.figures([two, two_work]), strict=True))
-    peer = max((many_work - two_work) / (mesh.ranks - 2), 0.0)
-    sharing = 1 if hosts == 1 else local
-    passing = large * sharing * (mesh.ranks - sharing)
-    return Constants(
-        alpha=max(two - peer, 0.0), alpha_peer=peer, beta=(full - many) / passing, sharing=sharing, compute=compute
-    )
+    return Constants(**asdict(measure_network(mesh, local)), compute=compute)
 
 
 def split_seconds(shape: Shape, ranks: int, rounds: int = 5) -> tuple[float, float]:
@@ -101,9 +63,8 @@ def split_seconds(shape: Shape, ranks: int, rounds: int = 5) -> tuple[float, flo
 def predicted(shape: Shape, ranks: int, constants: Constants) -> dict[str, Any]:
     """A step of the embedding part by so many ranks."""
     split, sent = split_seconds(shape, ranks)
-    latency = COLLECTIVES * (constants.alpha + constants.alpha_peer * (ranks - 1))
-    shared = constants.sharing
-    transfer = constants.beta * shared * sent * (ranks - shared) / ranks
+    latency = COLLECTIVES * constants.latency(ranks - 1)
+    transfer = constants.transfer(sent, ranks)
     step = constants.compute + split + latency + transfer
     return {
         "ranks": ranks,

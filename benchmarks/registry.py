@@ -30,6 +30,8 @@ BENCHMARKS = {
     "precision_quality": "benchmarks.precision_quality",
     "precision_quality_globo": "benchmarks.precision_quality_globo",
     "ranks": "benchmarks.ranks",
+    "simulator": "benchmarks.simulator",
+    "scorer": "benchmarks.scorer",
     "tiers": "benchmarks.tiers",
     "tower_quality": "benchmarks.tower_quality",
     "towers": "benchmarks.towers",
@@ -90,7 +92,18 @@ def versions() -> dict[str, str]:
     """Versions of everything that matters."""
     found = {"python": platform.python_version()}
     installed = {str(entry.metadata["Name"]).lower() for entry in metadata.distributions()}
-    wanted = ("stratarec", "torch", "numba", "numpy", "polars", "pyarrow", "torchrec", "fbgemm-gpu-cpu", "rocksdict")
+    wanted = (
+        "stratarec",
+        "torch",
+        "numba",
+        "numpy",
+        "polars",
+        "pyarrow",
+        "torchrec",
+        "fbgemm-gpu-cpu",
+        "rocksdict",
+        "onnxruntime",
+    )
     return found | {
         name: metadata.version(name) for name in wanted if name in installed or name.replace("-", "_") in installed
     }

@@ -2,9 +2,10 @@
 
 Two hosts of two ranks, one thread each, 26 tables with Criteo's sizes and skew (capped), 1,024 samples a rank, at
 100 Mbit/s, at 1 Gbit/s and unshaped. The flat exchange is that of `stratarec train`: distinct rows travel where they
-are fewer bytes than bags; `flat, bags` is what is published as flat, where every looked-up vector travels. Gradients of
-the network travel in bfloat16 on all sides. Two models: a DLRM at D = 64, and one of D = 128 with small layers whose
-flat step is mostly exchange, as in the published setting.
+are fewer bytes than bags; `flat, bags` is what is published as flat, where every pooled vector travels. Gradients of
+the network travel in bfloat16 on all sides. Three models: one of D = 128 with small layers and bags of four ids on
+average, whose flat step is mostly exchange, as in the published setting; the same with one id a bag, of which the flat
+exchange sends each row once; and a DLRM at D = 64, likewise.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from stratarec.errors import TrainingError
 HOSTS, RANKS_A_HOST, BATCH = 2, 2, 1024
 _LIMIT_SECONDS = 1500.0
 _RATIOS = (1.0, 2.0, 4.0, 8.0)
-MODELS: dict[str, tuple[int, dict[str, Any]]] = {
-    "exchange-bound": (128, {"bottom_mlp": (64,), "top_mlp": (128, 64)}),
-    "dlrm": (64, {"bottom_mlp": (512, 256), "top_mlp": (512, 256)}),
+MODELS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "exchange-bound": (128, 4, {"bottom_mlp": (64,), "top_mlp": (128, 64)}),
+    "single ids": (128, 1, {"bottom_mlp": (64,), "top_mlp": (128, 64)}),
+    "dlrm": (64, 1, {"bottom_mlp": (512, 256), "top_mlp": (512, 256)}),
 }
-"""Width of embeddings, and layers."""
+"""Width of embeddings, ids a bag, and layers."""
 
 
 def contenders(quick: bool) -> list[Contender]:
@@ -53,15 +55,15 @@ def contenders(quick: bool) -> list[Contender]:
 
 def measured(model: str, mbit: float | None, quick: bool) -> dict[str, Any]:
     """What the ranks measured of one model on one network."""
-    width, layers = MODELS[model]
+    width, ids, layers = MODELS[model]
     cap = 2_000 if quick else 40_000
-    shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=width, batch=BATCH)
+    shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=width, batch=BATCH, ids=ids)
     slow = mbit is not None and mbit < 1000
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         settings = {
-            "shape": asdict(shape), "model": layers, "dense_wire": "bf16", "rounds": 1 if quick else 3 if slow else 5,
-            "steps": 2 if quick or slow else 4, "contenders": [asdict(each) for each in contenders(quick)],
+            "shape": asdict(shape), "model": layers, "dense_wire": "bf16", "rounds": 1 if quick else 2 if slow else 3,
+            "steps": 1 if slow else 3, "contenders": [asdict(each) for each in contenders(quick)],
             "out": str(out),
         }  # fmt: skip
         with Hosts(HOSTS, mbit) as hosts:
@@ -94,7 +96,7 @@ def run(quick: bool) -> dict[str, Any]:
             rows += [{"model": model, "network": name, **row} for row in found["rows"]]
             parameters[model] = found["parameters"]
             flat = found["rows"][0]
-            key = f"{model.replace('-', '_')}_{name.split('/')[0].replace(' ', '').lower()}"
+            key = f"{model.replace('-', '_').replace(' ', '_')}_{name.split('/')[0].replace(' ', '').lower()}"
             metrics |= {f"ratio_{key}_{wire}": value for wire, value in ratios(found["rows"]).items()}
             metrics[f"flat_exchange_share_{key}"] = (flat["exchange_ms"] + flat["inside_ms"]) / flat["step_ms"]
     if not quick:
@@ -103,7 +105,9 @@ def run(quick: bool) -> dict[str, Any]:
     return {
         "config": {
             "hosts": HOSTS, "ranks_a_host": RANKS_A_HOST, "threads_a_rank": 1, "batch_a_rank": BATCH,
-            "models": {name: {"width": width, **layers} for name, (width, layers) in MODELS.items()},
+            "models": {
+                name: {"width": width, "ids": ids, **layers} for name, (width, ids, layers) in MODELS.items()
+            },
             "most_rows_a_table": 2_000 if quick else 40_000, "dense_wire": "bf16", "compression_of_ratios": 4.0,
             "parameters": parameters, "targets": {"ratio_1gbit": 1.9, "ratio_100mbit": 3.0},
         },

@@ -24,6 +24,7 @@ from torch import nn
 from benchmarks.__main__ import give_everyone_good_memory
 from benchmarks.contenders import Shape
 from benchmarks.exchange_ranks import wire_bytes
+from stratarec.distributed.planning import TableLoad
 
 DENSE = 13
 _WARM, _AHEAD = 1, 1
@@ -48,6 +49,18 @@ def plan(features: int) -> tuple[tuple[str, ...], ...]:
     return tuple(names[: features // 2]), tuple(names[features // 2 :])
 
 
+def loads_of(shape: Shape, ranks: int) -> list[TableLoad]:
+    """What a batch of all ranks asks of each table, counted in one batch."""
+    (ids, offsets), samples, found = shape.bags(0), shape.batch * ranks, []
+    for place, rows in enumerate(shape.sizes):
+        asked = ids[offsets[place * shape.batch] : offsets[(place + 1) * shape.batch]]
+        found.append(TableLoad(
+            name=f"f{place}", width=shape.width, bytes=rows * 4 * (shape.width + 1), lookups=len(asked) * ranks,
+            bags=samples, distinct=float(len(asked.unique())),
+        ))  # fmt: skip
+    return found
+
+
 class TimedReduction:
     """The reduction of a run, and how long it took."""
 
@@ -67,7 +80,6 @@ class Bench:
     def __init__(self, contender: Contender, mesh: Any, shape: Shape, model: dict[str, Any], dense_wire: str) -> None:
         from functools import partial
 
-        from benchmarks.sharded import loads_of
         from stratarec.data.schema import DenseFeature, Schema, SparseFeature
         from stratarec.distributed.collection import ShardedCollection
         from stratarec.distributed.config import DistributedConfig
@@ -89,7 +101,7 @@ class Bench:
             dense=tuple(DenseFeature(name=f"d{place}") for place in range(DENSE)),
             sparse=tuple(SparseFeature(name=f"f{place}") for place in range(features)),
         )
-        loads = [replace(load, name=f"f{place}") for place, load in enumerate(loads_of(shape, mesh.ranks))]
+        loads = loads_of(shape, mesh.ranks)
         if by_towers:
             halves = (loads[: features // 2], loads[features // 2 :])
             local = mesh.inside.ranks

@@ -14,12 +14,12 @@ from stratarec.jagged import KeyedJagged, to_device
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """B samples.
+    """B samples, with T labels.
 
     Parameters
     ----------
     label : Tensor
-        ``[B]`` float32 in {0, 1}.
+        ``[B]`` float32 in {0, 1}; ``[B, T]`` where there are several, NaN where one is not known.
     dense : Tensor
         ``[B, F_dense]`` float32, transformed; F_dense may be 0.
     sparse : KeyedJagged
@@ -28,6 +28,8 @@ class Batch:
         The features that were loaded deduplicated.
     user : Tensor or None
         ``[B]`` int64, the user (else the session) of each sample, for grouped AUC.
+    weight : Tensor or None
+        ``[B]`` float32, how much each sample counts; None where all count alike.
     """
 
     label: Tensor
@@ -35,10 +37,11 @@ class Batch:
     sparse: KeyedJagged
     groups: tuple[InverseJagged, ...] = ()
     user: Tensor | None = None
+    weight: Tensor | None = None
 
     @property
     def size(self) -> int:
-        return self.label.numel()
+        return self.label.shape[0]
 
     def to(self, device: torch.device | str) -> Batch:
         """The same samples on `device`."""
@@ -48,6 +51,7 @@ class Batch:
             sparse=self.sparse.to(device),
             groups=tuple(group.to(device) for group in self.groups),
             user=to_device(self.user, device),
+            weight=to_device(self.weight, device),
         )
 
     def expanded(self, keys: Sequence[str] | None = None) -> Batch:
@@ -62,6 +66,7 @@ class Batch:
     def concatenate(cls, parts: Sequence[Batch]) -> Batch:
         """The samples of all parts, which have the same features and groups; distinct values of parts stay apart."""
         users = [part.user for part in parts if part.user is not None]
+        weights = [part.weight for part in parts if part.weight is not None]
         groups = zip(*(part.groups for part in parts), strict=True)
         return cls(
             label=torch.cat([part.label for part in parts]),
@@ -69,6 +74,7 @@ class Batch:
             sparse=KeyedJagged.concatenate([part.sparse for part in parts]),
             groups=tuple(InverseJagged.concatenate(group) for group in groups),
             user=torch.cat(users) if users else None,
+            weight=torch.cat(weights) if weights else None,
         )
 
     def replace(self, **changes: object) -> Batch:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratarec.artifacts import read_sealed
 from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET, MANIFEST
-from stratarec.data.names import LABEL
+from stratarec.data.names import label_names
+from stratarec.data.schema import UNKNOWN
 from stratarec.embedding.taking import saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.ownership import kind_of
@@ -68,26 +70,36 @@ def _content(path: Path, dataset: Dataset) -> Iterator[str]:
         dataset.vocabulary(name)
         yield f"vocabulary {name}: {info.values:,} values, each once"
     for split in dataset.splits:
-        positives = sum(_shard(dataset, split, number) for number in range(len(dataset.shards(split))))
-        if positives != dataset.positives[split]:
-            raise DatasetError(
-                f"{path / MANIFEST} names {dataset.positives[split]} positive samples in {split}, its files have "
-                f"{positives}; prepare the data again"
-            )
+        found = np.zeros((len(dataset.schema.label_columns), 2), dtype=np.int64)
+        for number in range(len(dataset.shards(split))):
+            found += _shard(dataset, split, number)
+        for (label, count), (known, positives) in zip(dataset.label_counts(split).items(), found.tolist(), strict=True):
+            if (known, positives) != (count.known, count.positives):
+                of = f" of {count.known} with {label!r}" if dataset.schema.labels else ""
+                have = f"{positives} of {known}" if dataset.schema.labels else str(positives)
+                raise DatasetError(
+                    f"{path / MANIFEST} names {count.positives} positive samples{of} in {split}, its files have "
+                    f"{have}; prepare the data again"
+                )
         yield f"{split}: {dataset.samples(split):,} samples, every value within its range"
 
 
-def _shard(dataset: Dataset, split: str, number: int) -> int:
-    """Read all of a shard; how many of its samples are positive."""
-    positives, rows, shard = 0, [], dataset.shards(split)[number]
+def _shard(dataset: Dataset, split: str, number: int) -> NDArray[np.int64]:
+    """Read all of a shard; of each label the samples that have it, and positive ones."""
+    names = label_names(len(dataset.schema.label_columns))
+    found = np.zeros((len(names), 2), dtype=np.int64)
+    rows, shard = [], dataset.shards(split)[number]
     with dataset.reader(split) as reader:
         for group in range(len(shard.row_groups)):
-            positives += int(reader.read(number, group).samples[LABEL].to_numpy().sum())
+            samples = reader.read(number, group).samples
+            for place, name in enumerate(names):
+                label = samples[name].to_numpy()
+                found[place] += (np.count_nonzero(label != UNKNOWN), np.count_nonzero(label == 1))
             if dataset.about.rows.kept:
                 rows.append(reader.row_numbers(number, group))
     if rows and len(np.unique(np.concatenate(rows))) != shard.samples:
         raise DatasetError(f"{dataset.path / shard.path}: rows of the log stand twice; prepare the data again")
-    return positives
+    return found
 
 
 def _run(path: Path) -> Iterator[str]:

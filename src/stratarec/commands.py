@@ -14,6 +14,7 @@ from stratarec.naming import visible
 
 if TYPE_CHECKING:
     from stratarec.data.executing import Executor
+    from stratarec.distributed.calibration import NetworkFigures
     from stratarec.recipe import Recipe
 
 
@@ -56,7 +57,13 @@ def prepare(args: argparse.Namespace) -> None:
         )
     for split in dataset.splits:
         samples = dataset.samples(split)
-        rate = f", {dataset.positives[split] / samples:.2%} positive" if samples else ""
+        counts = dataset.label_counts(split).items()
+        rate = "".join(
+            f", {count.positives / count.known:.2%} positive"
+            + (f" ({visible(label)})" if dataset.schema.labels else "")
+            for label, count in counts
+            if count.known
+        )
         print(f"{split:6} {samples:>12,} samples{rate}")
     print(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
     if dataset.about.bad_rows:
@@ -75,30 +82,77 @@ def _executor(address: str | None) -> AbstractContextManager[Executor | None]:
 
 def plan(args: argparse.Namespace) -> None:
     """Where the tables of a recipe would live, in bytes and predicted speed; of several processes the first says so."""
+    from stratarec.distributed.calibration import network_at_hand
     from stratarec.distributed.mesh import joined
     from stratarec.recipe import Recipe
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    _check_towers(args)
+    _check_kind(args)
     run = _plan if args.towers is None else _plan_towers
     with joined(recipe.distributed, recipe.towers) as mesh:
-        mesh.first(lambda: run(args, recipe, args.ranks or mesh.ranks))
+        if args.hosts is not None:
+            network = network_at_hand(mesh)
+            mesh.first(lambda: _plan_cluster(args, recipe, network))
+        else:
+            mesh.first(lambda: run(args, recipe, args.ranks or mesh.ranks))
 
 
-def _check_towers(args: argparse.Namespace) -> None:
-    """Refuse options of the other kind of plan."""
+def _check_kind(args: argparse.Namespace) -> None:
+    """Refuse options of another kind of plan than the one asked for: of tables, of towers, or of steps on a cluster."""
     from stratarec.errors import ConfigError
 
-    of_towers = {
-        "method": args.method, "interaction": args.interaction, "from": args.run, "steps": args.steps,
-        "balance": args.balance, "write": args.write or None,
+    kinds = {
+        "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
+        "towers": {
+            "method": args.method, "interaction": args.interaction, "from": args.run, "steps": args.steps,
+            "balance": args.balance, "write": args.write or None, "ranks": args.ranks, "report": args.report,
+        },
+        "a cluster": {"network": args.network, "inside": args.inside, "measure": args.measure or None},
     }  # fmt: skip
-    of_tables = {"output": args.output, "measure": args.measure or None}
-    given = [name for name, value in (of_towers if args.towers is None else of_tables).items() if value is not None]
-    if given and args.towers is None:
-        raise ConfigError(f"--{given[0]} is of towers: say how many, as in --towers 4")
-    if given:
-        raise ConfigError(f"--{given[0]} is of tables, and --towers plans towers: leave one of them out")
+    if args.towers is not None and args.hosts is not None:
+        raise ConfigError("--towers deals features to towers and --hosts predicts steps: ask for one of them")
+    kind = "towers" if args.towers is not None else "a cluster" if args.hosts is not None else "tables"
+    for other, options in kinds.items():
+        for name, value in options.items():
+            if value is not None and name not in kinds[kind]:
+                start = {"tables": "", "towers": "; start with --towers N", "a cluster": "; start with --hosts TxL"}
+                raise ConfigError(f"--{name} is of a plan of {other}, and this is one of {kind}{start[other]}")
+    if args.hosts is not None and args.network is None:
+        raise ConfigError("--hosts needs --network, the rate of each host to the others, such as 200Gbit")
+
+
+def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigures | None) -> None:
+    """Steps on a cluster that is not here."""
+    import json
+
+    from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
+    from stratarec.distributed.machines import Cluster
+    from stratarec.planning.tiers import measure_tiers
+    from stratarec.reporting.scaling import print_steps
+    from stratarec.sizes import parse_rate
+    from stratarec.training.scaling import assumptions, fastest, predictions
+    from stratarec.training.workloads import ASSUMED, calibrate, inside_rate
+
+    hosts, ranks = args.hosts
+    between = parse_rate(args.network, "--network")
+    inside = parse_rate(args.inside, "--inside") if args.inside else None
+    dataset = Dataset.open(recipe.data.path, verify="used")
+    check_prepared(recipe.data, dataset)
+    measure_tiers(recipe.memory, again=args.measure)
+    cluster = Cluster(
+        hosts=hosts, ranks=ranks, between_bytes_per_second=between,
+        inside_bytes_per_second=inside or inside_rate(recipe, ranks),
+    )  # fmt: skip
+    with dataset.held():
+        calibration = calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED)
+        found = predictions(recipe, dataset, cluster, calibration)
+    lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
+    rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
+    if args.json:
+        print(json.dumps({"steps": rows, "fastest": best, "assumed": lines}, indent=1, allow_nan=False))
+    else:
+        print_steps(rows, best, lines)
 
 
 def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
@@ -113,8 +167,9 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
     from stratarec.reporting.towers import print_towers, write_towers_report
     from stratarec.training.partitioning import TowerRequest, make_towers
 
-    if args.report:
-        check_output(Path(args.report))
+    for path in (args.report, args.recipe if args.write else None):
+        if path:
+            check_output(Path(path).resolve())
     options = {
         "method": args.method, "measure": args.interaction, "run": args.run, "steps": args.steps,
         "balance": args.balance,
@@ -232,10 +287,13 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
         early, late = found["early_bytes"], found["late_bytes"]
         print(
             f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
-            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its steps waiting for others "
-            f"({hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden, "
-            f"{early / max(early + late, 1):.0%} of the rows early)"
+            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its time waiting"
         )
+        if early:
+            print(
+                f"                 {hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden, "
+                f"{early / (early + late):.0%} of the rows early"
+            )
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison
 
@@ -252,6 +310,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.fresh import FreshLogs
+    from stratarec.training.metrics import figures
     from stratarec.training.run import open_run
     from stratarec.training.slices import evaluate_logs
 
@@ -262,17 +321,19 @@ def evaluate(args: argparse.Namespace) -> None:
             _refuse_ranks(mesh.ranks)
             fresh = FreshLogs(trained, logs, keep=args.by, earlier=args.history, labelled=True)
             whole, slices = evaluate_logs(fresh, progress)
-            print("\n".join(lines("log", whole.to_dict())))
+            print("\n".join(lines("log", figures(whole))))
             for name, found in slices.items():
-                print("\n".join(sliced(name, [(value, each.to_dict()) for value, each in found])))
+                for label in whole:
+                    head = name if len(whole) == 1 else f"{name} ({label})"
+                    print("\n".join(sliced(head, [(value, each[label].to_dict()) for value, each in found])))
             return
         for split in args.split or ["test"]:
             precision = trained.recipe.train.precision
-            found_split, _, _ = evaluate_split(
+            found_split, _ = evaluate_split(
                 trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
             )
             if mesh.is_first:
-                print("\n".join(lines(split, found_split.to_dict())))
+                print("\n".join(lines(split, figures(found_split))))
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -330,7 +391,7 @@ def export(args: argparse.Namespace) -> None:
     output = Path(args.output or Path(args.run) / "export")
     check_new(output)
     with open_run(args.run, same_samples=False) as trained:
-        _say(f"exported {run(trained, output, program=args.program)}")
+        _say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}")
 
 
 def check(args: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,12 +49,59 @@ def remove_leftovers(folder: Path) -> None:
     """
     for inside, _, names in os.walk(folder):
         for name in filter(is_leftover, names):
-            path = Path(inside, name)
-            with suppress(OSError):  # it is in use, or cannot be removed
-                if not path.is_symlink():
-                    with open_regular(path) as file:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        path.unlink()
+            _remove_unheld(Path(inside, name))
+
+
+def _remove_unheld(path: Path) -> None:
+    with suppress(OSError):  # it is in use, or cannot be removed
+        if not path.is_symlink():
+            with open_regular(path) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+def remove_leftovers_of(path: Path) -> None:
+    """Delete temporary files of `path` itself whose writers were killed; those of others, and directories, stay."""
+    for entry in _leftovers_of(path):
+        if entry.is_file(follow_symlinks=False):
+            _remove_unheld(Path(entry.path))
+
+
+def leftover_directories(path: Path) -> list[Path]:
+    """Temporary directories of `path` whose writers were killed."""
+    found = [Path(entry.path) for entry in _leftovers_of(path) if entry.is_dir(follow_symlinks=False)]
+    return [directory for directory in found if not _is_held(directory)]
+
+
+def _leftovers_of(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path.parent) as entries:
+            return [entry for entry in entries if is_leftover(entry.name, [escape(path.name[:_LONGEST_NAME])])]
+    except OSError:
+        return []
+
+
+def hold_directory(path: Path) -> int:
+    """A descriptor that tells others that somebody writes in a temporary directory, until it is closed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a directory is locked; where there are no locks, it may be."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def create(path: Path) -> BinaryIO:

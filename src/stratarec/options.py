@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -23,6 +24,14 @@ def _ranks(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 to {_MOST_RANKS}")
     return int(text)
+
+
+def _cluster(text: str) -> tuple[int, int]:
+    """Hosts, and processes of each."""
+    found = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no cluster, expected hosts x processes of each, such as 8x8")
+    return int(found[1]), int(found[2])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,6 +93,13 @@ def make_parser() -> argparse.ArgumentParser:
         )
         group.add_argument("--write", action="store_true", help="write the towers into the recipe; comments stay")
 
+    def add_cluster(group: argparse._ArgumentGroup) -> None:
+        group.add_argument("--hosts", type=_cluster, metavar="TxL", help="predict T hosts of L processes, such as 8x8")
+        group.add_argument("--network", metavar="RATE", help="of each host to the others: 100Mbit, 1Gbit, 200Gbit")
+        group.add_argument(
+            "--inside", metavar="RATE", help="of a process to others of its host (default: by this machine's memory)"
+        )
+
     command = add(
         "init",
         commands.init,
@@ -129,6 +145,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
     command.add_argument("--report", help="also write tables and a picture as HTML to this file")
     add_towers(command.add_argument_group("towers of features (model.towers.plan), instead of the tables"))
+    add_cluster(command.add_argument_group("steps on a cluster by each exchange, instead of the tables"))
 
     command = add(
         "profile",
@@ -224,6 +241,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--program",
         action="store_true",
         help="also write program.pt2, which torch opens without StrataRec; opening one runs whatever its writer put in",
+    )
+    command.add_argument(
+        "--onnx", action="store_true", help="also write network.onnx, the network as ONNX (needs stratarec[onnx])"
     )
     return parser
 

@@ -51,6 +51,10 @@ class Recipe:
             raise ConfigError(f"name is {self.name!r}, expected a name without '/' and control characters, and no path")
         if len(self.name) > _LONGEST:
             raise ConfigError(f"name is {short(self.name)}, expected at most {_LONGEST} characters")
+        schema = getattr(self.data.source, "schema", None)
+        if schema is not None:  # others have theirs when their logs are opened
+            self.train.loss_factors(schema.label_columns)
+            self.model.check_vocabularies(schema.vocabularies())
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

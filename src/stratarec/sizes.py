@@ -1,4 +1,4 @@
-"""Bytes and seconds as people write and read them."""
+"""Bytes, rates and seconds as people write and read them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,25 @@ def parse_bytes(value: object, field: str) -> int:
     if not 1 <= number * scale < 1 << 63:
         raise ConfigError(f"{field} is {value!r}, expected at least one byte and less than 8 EiB")
     return int(number * scale)
+
+
+_RATE_UNITS = {"kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(kbit|Mbit|Gbit|Tbit)")
+
+
+def parse_rate(text: str, field: str) -> float:
+    """Bytes a second of a network's rate such as ``100Mbit``, ``1Gbit`` or ``2.5Gbit``: bits, powers of 1,000.
+
+    Raises
+    ------
+    ConfigError
+        For anything else, capitals included: Mbit, mbit and MB are three things.
+    """
+    match = _RATE.fullmatch(text)
+    rate = float(match[1]) * _RATE_UNITS[match[2]] if match else 0.0
+    if not 1e3 <= rate <= 1e15:
+        raise ConfigError(f"{field} is {text!r}, expected a rate in bits a second such as 100Mbit, 1Gbit or 200Gbit")
+    return rate / 8
 
 
 def readable(size: float) -> str:

@@ -14,7 +14,7 @@ from stratarec.data.sources import clicks
 from stratarec.data.sources.base import Share
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
-from stratarec.errors import ConfigError
+from stratarec.errors import ConfigError, DataError
 from stratarec.kernels.lookback import FEATURES
 from stratarec.kernels.lookback.reference import Click, features
 
@@ -67,6 +67,15 @@ def test_dense_features_are_those_of_earlier_clicks(tmp_path: Path) -> None:
         names = (*FEATURES, "device_popularity")
         got = [np.nan if row[name] is None else row[name] for name in names]
         np.testing.assert_array_equal(np.float32(got), np.float32(expected), str(names))
+
+
+@pytest.mark.parametrize("name", ["user_id", "session_id", "item_id"])
+def test_a_click_whose_user_session_or_item_is_nan_is_a_bad_row(tmp_path: Path, name: str) -> None:
+    log = click_log(tmp_path / "log.parquet").with_columns(pl.col(name).cast(pl.Float64))
+    log[5, name] = float("nan")
+    log.write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=rf"log\.parquet, row 6: column '{name}': got nan, expected a value"):
+        samples(tmp_path / "log.parquet", tmp_path / "work")
 
 
 def test_dense_features_can_be_chosen(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ STALE: dict[str, Callable[[Path], object]] = {
     "damaged rows": lambda work: (work / "spilled" / "00000000.arrow").write_bytes(b"no more"),
     "damaged counts": lambda work: next((work / "counts").glob("00000-*C1.parquet")).write_bytes(b"PAR1 no more"),
     "other moments": lambda work: change_json(work / "counts" / "00000.json", renamed("moments")),
-    "no positives": lambda work: change_json(work / "counts" / "00000.json", renamed("positives")),
+    "no labels": lambda work: change_json(work / "counts" / "00000.json", renamed("labels")),
     "a shard's other fields": lambda work: change_json(
         work / "encoded" / "00000.json", lambda note: {key: renamed("hash")(shard) for key, shard in note.items()}
     ),

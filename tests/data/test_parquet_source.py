@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
@@ -238,8 +238,19 @@ def fits(name: str, kind: pa.DataType) -> bool:
     return True
 
 
+def with_users(users: list[float | None], row_group: int) -> Log:
+    """A log that nothing is wrong with but its users."""
+    rows = len(users)
+    columns = {name: pa.nulls(rows) for name in USUAL}
+    columns |= {"label": pa.array([0] * rows), "moment": pa.array([0] * rows), "user": pa.array(users, pa.float32())}
+    return Log(columns=columns, row_group=row_group)
+
+
 @settings(deadline=None, max_examples=250)
 @given(logs())
+@example(with_users([0.0, 0.0, math.nan, None, 1.0], row_group=1))
+@example(with_users([0.0, 0.0, math.nan, None, 1.0], row_group=5))
+@example(with_users([math.nan], row_group=1))
 def test_any_schema_reads_as_the_reference_or_names_what_is_wrong(
     tmp_path_factory: pytest.TempPathFactory, log: Log
 ) -> None:

@@ -24,6 +24,7 @@ from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.evaluation import evaluate_split
+from stratarec.training.metrics import figures
 from stratarec.training.predict import predict
 from stratarec.training.run import new_model, new_plan, open_run
 from stratarec.training.trainer import Trainer
@@ -204,10 +205,10 @@ def test_a_run_that_is_there_is_refused_on_all_ranks(ranks: Ranks, home: Path, t
 
 def scored(mesh: Mesh, run: Path, output: Path) -> dict[str, Any]:
     with open_run(run, mesh=mesh) as found:
-        metrics, _, _ = evaluate_split(
+        metrics, _ = evaluate_split(
             found.model, found.dataset, "test", precision="float32", progress=SilentProgress(), mesh=mesh
         )
-        return {"metrics": metrics.to_dict(), "rows": predict(found, "valid", output, SilentProgress())}
+        return {"metrics": figures(metrics), "rows": predict(found, "valid", output, SilentProgress())}
 
 
 def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Path, tmp_path: Path) -> None:

@@ -87,6 +87,31 @@ def test_a_draft_is_a_recipe_that_prepares(name: str, tmp_path: Path, monkeypatc
     assert dataset.about.bad_rows == 0
 
 
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log.parquet"])
+def test_a_list_of_earlier_items_is_a_sequence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(1)
+    last = [draws.integers(0, 400, draws.integers(0, 6)).tolist() for _ in range(ROWS)]
+    texts = ["|".join(map(str, items)) for items in last]
+    more = {
+        "last_products": last if name != "log.csv" else texts,
+        "last_words": [["x", "y"][: row % 3] for row in range(ROWS)],
+    }
+    frame = log().with_columns(pl.Series("last_products", more["last_products"]))
+    if name != "log.csv":
+        frame = frame.with_columns(pl.Series("last_words", more["last_words"], dtype=pl.List(pl.String)))
+    write(frame, tmp_path / name)
+    assert main(["init", name, "-o", "mine.yaml"]) == 0
+    recipe = Recipe.load("mine.yaml")
+    features = {each.name: each for each in recipe.data.source.schema.sparse}  # type: ignore[union-attr]
+    found = features["last_products"]
+    assert (found.kind, found.of, found.vocabulary) == ("sequence", "product", "product")
+    assert "last_words" not in features or features["last_words"].kind == "multi"
+    dataset = prepare(recipe.data)
+    assert dataset.about.bad_rows == 0
+    assert dataset.samples("train")
+
+
 def test_a_file_without_names_gets_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     log().write_csv("log.csv", include_header=False)

@@ -26,6 +26,7 @@ from stratarec.serving.scorer import Scorer
 from stratarec.serving.stored import check_files
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.export import export
+from stratarec.training.metrics import figures
 from stratarec.training.run import new_plan, open_run
 from stratarec.training.trainer import Trainer
 
@@ -175,10 +176,10 @@ class _Run:
     def __call__(self, path: Path, _: Path) -> dict[str, str]:
         found = {}
         with open_run(path) as trained:
-            metrics, _, _ = evaluate_split(
+            found_metrics, _ = evaluate_split(
                 trained.model, trained.dataset, "test", precision="float32", progress=SilentProgress()
             )
-            found["evaluated"] = json.dumps(metrics.to_dict())
+            found["evaluated"] = json.dumps(figures(found_metrics))
         made = recipe(self.root, path, steps=STEPS + 2, memory=self.memory)
         trainer = Trainer(made, Dataset.open(made.data.path))
         found["trained"] = json.dumps(trainer.train(resume=True)["test"])

@@ -65,7 +65,7 @@ def with_history(config: ModelConfig, pooling: Any) -> ModelConfig:
 def test_the_loss_trains_every_weight_and_every_table(
     config: ModelConfig, pooling: Any, precision: torch.dtype
 ) -> None:
-    model = build_model(with_history(config, pooling), schema(), ROWS, click_rate=0.3)
+    model = build_model(with_history(config, pooling), schema(), ROWS, click_rates=[0.3])
     before = {name: view.clone() for name, view in model.embeddings.named_state()}
     batch = batch_of(HISTORIES)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
@@ -185,7 +185,7 @@ def test_data_without_dense_features_or_histories(config: ModelConfig) -> None:
 
 
 def test_a_new_model_starts_at_the_click_rate() -> None:
-    model = build_model(CONFIGS[0], schema(), ROWS, click_rate=0.1)
+    model = build_model(CONFIGS[0], schema(), ROWS, click_rates=[0.1])
     assert model.network.score.out.bias.sigmoid().item() == pytest.approx(0.1)  # type: ignore[union-attr, operator]
 
 

@@ -10,6 +10,7 @@ import torch
 from models.test_models import HISTORIES, ROWS, batch_of, schema
 from torch.nn import functional
 
+from stratarec.data.schema import SparseFeature
 from stratarec.errors import ConfigError
 from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
 from stratarec.models.tower_modules import DotTower
@@ -135,3 +136,20 @@ def test_a_history_of_its_own_table_stays_with_its_feature() -> None:
 def test_a_ratio_that_leaves_a_tower_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="1 vectors of 8 that leaves less than one column; expected 8 at most"):
         build_model(towers(CONFIGS[0], 9.0), schema(), ROWS)
+
+
+def test_towers_give_logits_of_several_labels_and_refuse_what_they_do_not_take() -> None:
+    plan = TowersConfig(plan=(("item", "history"), ("tags", "place")))
+    config = DLRMConfig(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,), towers=plan)
+    several = replace(schema(), label="label", labels=("click", "like"))
+    model = build_model(config, several, ROWS, click_rates=[0.2, 0.4])
+    assert model(batch_of(HISTORIES)).shape == (len(HISTORIES), 2)
+    with pytest.raises(ConfigError, match=r"model\.embedding_dims is of models without model\.towers"):
+        build_model(replace(config, embedding_dims={"place": 2}), schema(), ROWS)
+    last = SparseFeature(name="last", kind="sequence", of="item")
+    with_last = replace(schema(), sparse=(*schema().sparse, last))
+    wide = replace(config, towers=TowersConfig(plan=(("item", "history", "last"), ("tags", "place"))))
+    attentive = replace(wide, history=HistoryConfig(pooling="transformer"))
+    with pytest.raises(ConfigError, match=r"model\.towers takes sequences such as 'last' with model\.history\.pooling"):
+        build_model(attentive, with_last, ROWS)
+    assert build_model(wide, with_last, ROWS).network is not None

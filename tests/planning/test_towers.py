@@ -20,14 +20,17 @@ from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.errors import ConfigError
 from stratarec.jagged import JaggedTensor, KeyedJagged
 from stratarec.models import DCNv2Config, build_model
+from stratarec.planning.assignment import Limits, assign
 from stratarec.planning.bytes import RowShape
 from stratarec.planning.candidates import TableSpec
-from stratarec.planning.clusters import Limits, assign, balanced_clusters, spread
+from stratarec.planning.clusters import balanced_clusters, spread
 from stratarec.planning.distances import distances, embed
 from stratarec.planning.interactions import _inputs, _mixed, feature_keys, measure, normalized
 from stratarec.planning.popularity import Popularity
-from stratarec.planning.tower_bounds import Item, TowerBounds, tied_items
-from stratarec.planning.towers import METHODS, TowerPlan, partition
+from stratarec.planning.tower_bounds import TowerBounds
+from stratarec.planning.tower_items import Item, tied_items
+from stratarec.planning.tower_plan import METHODS, TowerPlan
+from stratarec.planning.towers import partition
 from stratarec.recipe import Recipe
 from stratarec.training.partitioning import TowerRequest, make_towers
 

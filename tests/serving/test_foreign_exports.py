@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import struct
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -140,6 +141,38 @@ def test_the_program_gives_the_same_scores(whole: Path, scores: np.ndarray[Any, 
     with torch.no_grad():
         found = program(dense, pooled, *history.padded())
     np.testing.assert_allclose(found.numpy(), scores, rtol=1e-5, atol=1e-6)
+
+
+def test_onnx_gives_the_same_scores(whole: Path, tmp_path: Path, scores: np.ndarray[Any, Any]) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    with open_run(whole.parent / "run") as trained:
+        folder = export(trained, tmp_path / "out", onnx=True)
+        again = export(trained, tmp_path / "again", onnx=True)
+    content = (folder / "network.onnx").read_bytes()
+    assert (again / "network.onnx").read_bytes() == content
+    assert b"stratarec" not in content, "names and places of code"
+    assert "network.onnx" in Manifest.read(folder).files
+    dense, sparse = Scorer.open(folder)._encoder.encode(FRAME)
+    pooled, (history,) = Scorer.open(folder)._tables.look_up(sparse)
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    assert names == ["dense", "pooled", "rows_0", "mask_0"]
+    for rows in (slice(None), slice(0, 1)):
+        given = [part[rows].numpy() for part in (dense, pooled, *history.padded())]
+        (found,) = session.run(["score"], dict(zip(names, given, strict=True)))
+        np.testing.assert_allclose(found, scores[rows], rtol=1e-5, atol=1e-6)
+
+
+def test_onnx_that_is_not_installed_is_one_line(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert main(["export", "-q", str(whole.parent / "run"), "-o", str(tmp_path / "out"), "--onnx"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"--onnx needs onnx and onnxscript, .*: pip install 'stratarec\[onnx\]'", error)
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 class Marks:
@@ -315,15 +348,17 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
             accepted.add(".".join(str(part) for part in path if not isinstance(part, int)))
     free = {
         # Not read by scoring, or other numbers of the same meaning: a manifest's writer decides.
-        "schema.sparse.type", "schema.time_format",
+        "schema.sparse.type", "schema.time_format", "schema.weight", "schema.sparse.beside",
+        "schema.labels", "model.heads", "model.heads.kind", "model.heads.tower_mlp", "model.heads.experts",
+        "model.heads.expert_mlp",
         "schema.label", "schema.session", "schema.time", "schema.user", "schema.time_unit", "schema.dense.group",
         "schema.sparse.group", "schema.sparse.max_length", "schema.sparse.separator", "schema.dense.standardize",
         "schema.sparse", "schema.sparse.kind", "schema.sparse.of", "schema.sparse.vocabulary", "schema.dense.transform",
         "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history",
         "model.pooling",
         "model",
-        "moments.price.mean", "moments.price.squares", "moments.price.count", "moments.price.least",
-        "moments.price.most", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
+        "moments.price.mean", "moments.price.deviation", "model.towers", "tables.city.float32_rows",
+        "tables.item.float32_rows", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
         "files.program.pt2.bytes", "files.program.pt2.hash",
         # Ids of a base are those of the file all the same; a seed that is 0 may be put to 0.
         "vocabularies.city.inherited", "vocabularies.item.inherited", "vocabularies.city.tail.seed",
@@ -467,6 +502,39 @@ def no_text(size: int) -> pa.Array:
     """Bytes that claim to be text."""
     buffers = pa.array([b"\xff\xfe" * (place + 1) for place in range(size)], pa.large_binary()).buffers()
     return pa.Array.from_buffers(pa.large_string(), size, buffers)
+
+
+@pytest.fixture(scope="module")
+def encoded(whole: Path) -> Path:
+    """An export of int8 rows, and some in float32."""
+    made = recipe(whole.parent).to_dict()
+    made |= {"memory": {"precision": "int8", "cache": {"fraction": 0.05}, "lookahead": 0}}
+    made["train"] |= {"run": str(whole.parent / "coded"), "batch_size": 2}
+    made["data"] |= {"path": str(whole.parent / "more"), "vocabulary": {"tail_buckets": 3000}}
+    changed = Recipe.from_dict(made)
+    Trainer(changed, prepare(changed.data)).train()
+    with open_run(whole.parent / "coded") as trained:
+        return export(trained, whole.parent / "encoded")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found["@rows/item"].__setitem__(0, -1), "'item' has rows outside of the table"),
+        (lambda found: found["@rows/item"].__setitem__(-1, 3030), "'item' has rows outside of the table"),
+        (lambda found: found["@rows/item"].__setitem__(1, found["@rows/item"][0]), "'item' has rows that do not rise"),
+        (lambda found: found["@float32/item"].fill(np.nan), "'@float32/item' has a number that is not finite"),
+        (lambda found: found["item"].fill(255), "'item' has a number that is not finite"),
+        (lambda found: found.update(item=found["item"][:, :-1].copy()), "'item' is U8"),
+        (lambda found: found.pop("@rows/item"), "'@rows/item' is missing"),
+    ],
+)
+def test_encoded_tables_that_are_none_are_refused(encoded: Path, tmp_path: Path, change: Any, message: str) -> None:
+    folder = Path(shutil.copytree(encoded, tmp_path / "copy"))
+    assert Manifest.read(folder).tables["item"].float32_rows > 1
+    assert Manifest.read(folder).tables["item"].codec == "int8"
+    change_weights(folder, "tables.safetensors", change)
+    assert message in refused(folder)
 
 
 VOCABULARIES: list[tuple[Any, str]] = [

@@ -246,7 +246,10 @@ def test_early_stopping_by_auc_needs_both_classes(home: Path, tmp_path: Path) ->
     shutil.copytree(home / "data", tmp_path / "data")
     made = recipe(tmp_path, tmp_path / "a", early_stopping={"patience": 1}, max_steps=3)
     dataset = Dataset.open(home / "data")
-    dataset.positives = {**dataset.positives, "valid": 0}
+    counts = dataset.label_counts("valid")
+    dataset.label_counts = lambda split: {  # type: ignore[method-assign]
+        name: count.model_copy(update={"positives": 0}) for name, count in counts.items()
+    }
     with pytest.raises(ConfigError, match="samples of one class alone in its validation split"):
         Trainer(made, dataset)
     by_loss = {"patience": 1, "metric": "log_loss"}

@@ -19,6 +19,7 @@ from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.prepare import prepare
 from stratarec.errors import CheckpointError, ExportError, StorageError
+from stratarec.opening import create, hold_directory
 from stratarec.recipe import Recipe
 from stratarec.training.export import export
 from stratarec.training.run import open_run
@@ -148,8 +149,28 @@ def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
     (left,) = tmp_path.iterdir()
     with pytest.raises(ExportError, match=r"is no exported model: it has no manifest\.json"):
         Scorer.open(left)
+    for mine in (".out.tmp", ".out.0123456789abcdef.tmp", ".output.0123456789abcdef.tmp"):
+        (tmp_path / mine).mkdir()
+        (tmp_path / mine / "mine").touch()
+    held = hold_directory(Path(shutil.copytree(left, tmp_path / ".out.fedcba9876543210.tmp")))
     assert main(["export", "-q", str(run), "-o", str(tmp_path / "out")]) == 0
+    os.close(held)
     Scorer.open(tmp_path / "out")
+    # What the killed one left is gone; what somebody else made or writes is not.
+    names = sorted(path.name for path in tmp_path.iterdir())
+    kept = [".out.0123456789abcdef.tmp", ".out.fedcba9876543210.tmp", ".out.tmp", ".output.0123456789abcdef.tmp"]
+    assert names == [*kept, "out"]
+
+
+def test_predictions_of_a_killed_process_are_removed_by_the_next(run: Path, tmp_path: Path) -> None:
+    names = [".s[1].csv.parquet.0123456789abcdef.tmp", ".s1.csv.parquet.0123456789abcdef.tmp", ".s.tmp"]
+    for name in names:
+        (tmp_path / name).write_text("half")
+    held = create(tmp_path / ".s[1].csv.parquet.fedcba9876543210.tmp")
+    assert main(["predict", "-q", str(run), "-o", str(tmp_path / "s[1].csv.parquet")]) == 0
+    held.close()
+    kept = sorted([*names[1:], ".s[1].csv.parquet.fedcba9876543210.tmp", "s[1].csv.parquet"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 def test_equal_models_give_equal_files(run: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
+from stratarec.data.sources.avazu import CATEGORIES
 
 ROWS = 3000
 
@@ -211,4 +212,56 @@ def test_a_source_of_clicks_says_what_to_do_instead(tmp_path: Path, capsys: pyte
     capsys.readouterr()
     (tmp_path / "new.csv").write_text("a\n1\n")
     assert main(["predict", run_of(tmp_path), str(tmp_path / "new.csv")]) == 2
-    assert "the run's source is of kind synthetic, which does not read raw rows" in capsys.readouterr().err
+    assert "the run's source is of kind synthetic, whose samples are no rows of a log" in capsys.readouterr().err
+
+
+def public_log(kind: str, rows: int) -> list[list[str]]:
+    """Fields of a log of one of the public formats, the header first where there is one."""
+    draws = np.random.default_rng(4)
+    label = draws.integers(0, 2, rows).astype(str)
+    if kind == "criteo":
+        numbers = draws.integers(0, 99, (rows, 13)).astype(str)
+        words = np.char.add("v", draws.integers(0, 9, (rows, 26)).astype(str))
+        numbers[::7, 2], words[::5, 3] = "", ""
+        return np.column_stack([label, numbers, words]).tolist()
+    hours = [f"1410{day:02}{hour:02}" for day, hour in draws.integers([10, 0], [20, 24], (rows, 2))]
+    words = draws.integers(0, 9, (rows, 21)).astype(str)
+    head = ["id", "click", "hour", *CATEGORIES]
+    return [head, *np.column_stack([np.arange(rows).astype(str), label, hours, words]).tolist()]
+
+
+@pytest.mark.parametrize(("kind", "label", "keep"), [("criteo", 0, "C1"), ("avazu", 1, "id")])
+def test_public_logs_are_scored_with_labels_and_without(
+    tmp_path: Path, kind: str, label: int, keep: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, delimiter = public_log(kind, 400), "\t" if kind == "criteo" else ","
+    bare = [[field for place, field in enumerate(line) if place != label] for line in lines]
+    for name, content in (("log.txt", lines), ("bare.txt", bare)):
+        (tmp_path / name).write_text("".join(delimiter.join(line) + "\n" for line in content))
+    made = tiny(tmp_path, max_steps=3)
+    made["data"]["source"] = {"kind": kind, "paths": [str(tmp_path / "log.txt")]}
+    made["data"]["split"] = {"by": "fraction", "valid": 0, "test": 0.5}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
+    for command in ("prepare", "train"):
+        assert main([command, "-q", str(tmp_path / "r.yaml")]) == 0
+    run, found = run_of(tmp_path), {}
+    for name, files in {"split": [], "log": ["log.txt"], "bare": ["bare.txt"]}.items():
+        output = tmp_path / f"{name}.parquet"
+        options = ["--keep", keep] if files else []
+        logs = [str(tmp_path / each) for each in files]
+        assert main(["predict", "-q", run, *logs, *options, "-o", str(output)]) == 0
+        found[name] = pl.read_parquet(output).sort("row")
+    assert found["log"].columns == ["file", "row", keep, "label", "score"]
+    assert found["bare"].columns == ["file", "row", keep, "score"]
+    assert found["bare"]["score"].equals(found["log"]["score"])
+    both = found["split"].join(found["log"], on="row", suffix="_raw")
+    assert len(both) == len(found["split"]) > 100
+    assert both["label"].equals(both["label_raw"])
+    np.testing.assert_allclose(both["score_raw"], both["score"], rtol=2e-6)
+    capsys.readouterr()
+    assert main(["evaluate", "-q", run, str(tmp_path / "log.txt")]) == 0
+    assert main(["evaluate", "-q", run, str(tmp_path / "bare.txt")]) == 2
+    assert re.search(rf"bare\.txt: .*{'label' if kind == 'criteo' else 'click'}", capsys.readouterr().err)
+    (tmp_path / "short.txt").write_text(delimiter.join(lines[-1][:-5]) + "\n")
+    assert main(["predict", "-q", run, str(tmp_path / "short.txt"), "-o", str(tmp_path / "no.csv")]) == 2
+    assert "short.txt, line 1: " in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_scores_join_to_the_rows_they_were_made_of(tmp_path: Path, capsys: pytes
             assert sum(len(shard.row_groups) for shard in trained.dataset.shards("train")) > 8
             parts = logits(trained.model, trained.dataset, split, precision="float32", progress=SilentProgress())
             scores = np.concatenate(
-                [1 / (1 + np.exp(-score.astype(np.float64))) for (_, score, _) in map(Scored.joined, parts)]
+                [1 / (1 + np.exp(-part.logit.astype(np.float64))) for part in map(Scored.joined, parts)]
             )
         np.testing.assert_array_equal(found[-1]["score"], scores.astype(np.float32))
     whole = pl.concat(found)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
@@ -28,11 +29,12 @@ def assemble(held: Sequence[tuple[ShuffleBuffer, NDArray[np.int32]]], dataset: D
 
 def empty(dataset: Dataset) -> Batch:
     """A batch of no samples, without groups."""
-    keys = tuple(feature.name for feature in dataset.schema.sparse)
+    keys, labels = tuple(feature.name for feature in dataset.schema.sparse), len(dataset.schema.label_columns)
     return Batch(
-        label=torch.empty(0),
+        label=torch.empty((0, labels) if labels > 1 else 0),
         dense=torch.empty(0, len(dataset.schema.dense)),
         sparse=_keyed(keys, np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64), 0),
+        weight=torch.empty(0) if dataset.schema.weight else None,
     )
 
 
@@ -40,21 +42,29 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
     samples, size = buffer.samples, len(rows)
     singles, room = len(samples.sparse) - len(samples.lists), sum(part.ids(rows) for part in samples.lists)
     words, missing = spread_rows(samples.ids, rows, paired=buffer.users, ids=singles, room=room)
-    front = 2 * buffer.users * size
-    label, *pointers = words[front : front + (1 + len(buffer.tables)) * size].reshape(-1, size)
-    tables = dict(zip(buffer.tables, pointers, strict=True))
-    values = words[front + (1 + len(pointers)) * size :]
+    labels, weighted = len(dataset.schema.label_columns), bool(dataset.schema.weight)
+    front, marks = 2 * buffer.users * size, labels + weighted
+    columns = words[front : front + (marks + len(buffer.tables)) * size].reshape(-1, size)
+    tables = dict(zip(buffer.tables, columns[marks:], strict=True))
+    values = words[front + columns.size :]
     dense = _dense(buffer, rows, tables, len(dataset.schema.dense))
     # From here on pointers are numbers of the batch's own.
     shared = [name for name in dataset.groups if buffer.tables[name].columns.sparse]
     groups = [_group(buffer.tables[name], tables[name]) for name in shared]
     return Batch(
-        label=torch.from_numpy(label.view(np.float32)),
+        label=_label(columns[:labels]),
         dense=torch.from_numpy(dense),
         sparse=_keyed(samples.sparse, *end_bags(values, singles, missing, samples.lists, rows), size),
         groups=(*groups, *(_history(name, buffer.tables[name], tables[name]) for name in dataset.windows)),
         user=torch.from_numpy(words[:front].view(np.int64)) if buffer.users else None,
+        weight=torch.from_numpy(columns[labels].view(np.float32)) if weighted else None,
     )
+
+
+def _label(columns: NDArray[np.int32]) -> Tensor:
+    """``[B]``, or ``[B, T]`` of several labels."""
+    bits = columns[0] if len(columns) == 1 else np.ascontiguousarray(columns.T)
+    return torch.from_numpy(bits.view(np.float32))
 
 
 def _dense(

@@ -11,10 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from stratarec.data.executing import Executor
 from stratarec.data.groups import Repeats
+from stratarec.data.manifest import LabelCount
 from stratarec.data.partition import Partition
 from stratarec.data.partitions import EachPartition, Partitions, note_of
 from stratarec.data.schema import Schema
@@ -55,8 +57,9 @@ class Counts:
             counted = bounded(part.count(name), self._vocabulary.limits(name))
             write_atomic(self._values(number, place, name), counted.write_parquet)
         moments = {feature.name: asdict(part.moments(feature.name)) for feature in self._schema.dense}
-        positives = [part.positives(split) for split in range(len(SPLITS))]
-        return {"moments": moments, "positives": positives, "repeats": self._repeats(part).to_dict()}
+        labels = [part.labels(split) for split in range(len(SPLITS))]
+        repeats = self._repeats(part).to_dict()
+        return {"moments": moments, "labels": labels, "weight": part.weight(), "repeats": repeats}
 
     def _repeats(self, part: Partition) -> Repeats:
         return part.repeats() if self._count_repeats else Repeats.none(self._schema)
@@ -94,14 +97,24 @@ class Counts:
                 total += Repeats.from_dict(read_json(path)["repeats"])
         return total
 
-    def positives(self) -> dict[str, int]:
-        """Positive samples of each split."""
-        total = dict.fromkeys(SPLITS, 0)
+    def labels(self) -> dict[str, dict[str, LabelCount]]:
+        """Of each split the samples that have a label, and positive ones, by label."""
+        names = self._schema.label_columns
+        total = np.zeros((len(SPLITS), len(names), 2), dtype=np.int64)
         for path in self._notes():
             with reading(path):
-                for name, count in zip(SPLITS, read_json(path)["positives"], strict=True):
-                    total[name] += count
-        return total
+                total += np.array(read_json(path)["labels"], dtype=np.int64)
+        return {
+            split: {
+                name: LabelCount(known=known, positives=positives)
+                for name, (known, positives) in zip(names, counts, strict=True)
+            }
+            for split, counts in zip(SPLITS, total.tolist(), strict=True)
+        }
+
+    def weight(self) -> float:
+        """Of all training samples together."""
+        return sum(float(read_json(path)["weight"]) for path in self._notes())
 
     def _notes(self) -> Iterator[Path]:
         return (note_of(self._folder, number) for number in range(self._shards))

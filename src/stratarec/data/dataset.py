@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from stratarec.artifacts import own_file
 from stratarec.data.layout import Layout
 from stratarec.data.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
-from stratarec.data.names import LABEL, ROW, SESSION, TIME, USER
+from stratarec.data.names import ROW, SESSION, TIME, USER, WEIGHT, label_names
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.row_group import RowGroup
 from stratarec.data.splits import SPLITS
@@ -57,6 +57,7 @@ class Dataset:
         self.groups = dict(manifest.groups or {})
         self.splits = {split: manifest.splits[split] for split in SPLITS}
         self.positives, self.vocabularies = manifest.positives, manifest.vocabularies
+        self.label_counts = manifest.label_counts
         self.fingerprint = manifest.fingerprint
         """Hash of what the data set holds: equal for data sets whose every file is equal, however they were made."""
         self._right: set[str] = set()
@@ -141,10 +142,13 @@ class Dataset:
     def inputs(self) -> dict[str, Any]:
         """What ids and dense values of a batch mean, as JSON: a model is of use with equal inputs alone.
 
-        Features in order, the values of each vocabulary (not their counts), mean and deviation of standardised columns.
+        Labels where there are several, features in order, the values of each vocabulary (not their counts), mean and
+        deviation of standardised columns.
         """
         features = self.schema.inputs()
+        labels = {"labels": list(self.schema.label_columns)} if self.schema.labels else {}
         return {
+            **labels,
             "sparse": features["sparse"],
             "dense": list(map(self._dense_input, features["dense"])),
             "vocabularies": {
@@ -234,7 +238,11 @@ class Dataset:
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
         """One row group with a column for every feature, nothing deduplicated."""
         columns = self.row_group(split, shard, group).expand(self.groups, self.windows)
-        names = [LABEL, *self.schema.names]
+        names = [
+            *label_names(len(self.schema.label_columns)),
+            *([WEIGHT] if self.schema.weight else []),
+            *self.schema.names,
+        ]
         names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})
 

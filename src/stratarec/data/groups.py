@@ -46,7 +46,7 @@ class Repeats:
     Parameters
     ----------
     names : tuple of str
-        F features, histories left out.
+        F features, histories left out; a sequence stands for all of its columns.
     samples, sessions : int
         How many were seen.
     same : ndarray
@@ -70,7 +70,9 @@ class Repeats:
         names = feature_names(schema)
         pairs = np.empty((len(names), int(inside.sum())), dtype=np.float32)
         for place, name in enumerate(names):
-            pairs[place] = frame[name].eq_missing(frame[name].shift(1)).to_numpy()[inside]
+            columns = [feature.name for feature in schema.sequences.get(name, ())] or [name]
+            same = (frame[column].eq_missing(frame[column].shift(1)).to_numpy() for column in columns)
+            pairs[place] = np.logical_and.reduce(list(same))[inside]
         return cls(
             names=names,
             samples=len(frame),
@@ -137,9 +139,10 @@ class Repeats:
 
 
 def feature_names(schema: Schema) -> tuple[str, ...]:
-    """The features that can be in a group: all but histories, sparse before dense."""
+    """The features that can be in a group, sparse before dense: all but histories, and columns beside a sequence, which
+    go where that goes."""
     return (
-        *(feature.name for feature in schema.sparse if feature.kind != "history"),
+        *(feature.name for feature in schema.sparse if feature.kind != "history" and not feature.beside),
         *(feature.name for feature in schema.dense),
     )
 
@@ -150,19 +153,31 @@ def choose_groups(mode: GroupMode, schema: Schema, repeats: Repeats) -> dict[str
         return None
     taken = [name for names in schema.groups.values() for name in names]
     found = repeats.propose(taken, (*schema.groups, *schema.names)) if mode == "auto" and repeats.sessions else {}
-    groups = {**schema.groups, **found}
+    whole = {name: _with_columns(features, schema) for name, features in found.items()}
+    groups = {**schema.groups, **whole}
     return groups if groups or schema.histories else None
+
+
+def _with_columns(features: Sequence[str], schema: Schema) -> tuple[str, ...]:
+    """Features with what is beside those of them that are sequences, in the order of the schema."""
+    chosen = {column.name for name in features for column in schema.sequences.get(name, ())} | set(features)
+    return tuple(name for name in _sparse_first(schema) if name in chosen)
+
+
+def _sparse_first(schema: Schema) -> tuple[str, ...]:
+    return (*(feature.name for feature in schema.sparse), *(feature.name for feature in schema.dense))
 
 
 def describe(groups: Mapping[str, Sequence[str]], schema: Schema, repeats: Repeats) -> list[str]:
     """What to tell the user: the groups that were found, and declared ones that do not repeat together."""
     lines = []
     for name, features in groups.items():
-        factor = repeats.factor(*features) if repeats.sessions else float("nan")
+        counted = [feature for feature in features if feature in repeats.names]
+        factor = repeats.factor(*counted) if repeats.sessions else float("nan")
         if name not in schema.groups:
             lines.append(f"found group {name}: {', '.join(features)} (dedup factor about {factor:.1f})")
         elif factor < _LEAST_FACTOR:
-            loner = min(features, key=repeats.stays)
+            loner = min(counted, key=repeats.stays)
             lines.append(
                 f"group {name!r} of the schema: its columns do not repeat together (dedup factor at most {factor:.2f}, "
                 f"{loner!r} changes most often); the data set is right but larger than without the group"

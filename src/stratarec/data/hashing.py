@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from stratarec.artifacts import Count, Model
 from stratarec.errors import DataError
+from stratarec.kernels.random.reference import mix
 from stratarec.kernels.random.vector import mix_array
 
 _SEED = 0x5DEECE66D
+_MASK = (1 << 64) - 1
 
 
 def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
@@ -21,15 +23,29 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
     """
     if values.dtype.is_integer():
         signed = values.reinterpret(signed=True) if values.dtype == pl.UInt64 else values.cast(pl.Int64)
-        keys = signed.fill_null(-1).to_numpy().view(np.uint64)
-        return mix_array(keys + np.uint64(_SEED))
+        return hash_integers(signed.fill_null(-1).to_numpy())
     if values.dtype != pl.String:
         raise DataError(f"column {values.name!r} is {values.dtype}, expected integers or text")
     distinct = values.unique()
-    hashes = [xxhash.xxh3_64_intdigest(value.encode()) if value is not None else 0 for value in distinct]
+    hashes = [hash_text(value) if value is not None else 0 for value in distinct]
     codes = pl.DataFrame({"value": distinct, "hash": pl.Series(hashes, dtype=pl.UInt64)})
     joined = values.to_frame("value").join(codes, on="value", how="left", maintain_order="left", nulls_equal=True)
     return joined["hash"].to_numpy()
+
+
+def hash_integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`stable_hash` of integers of 64 bits."""
+    return mix_array(values.view(np.uint64) + np.uint64(_SEED))
+
+
+def hash_text(value: str) -> int:
+    """`stable_hash` of one text."""
+    return xxhash.xxh3_64_intdigest(value.encode())
+
+
+def hash_integer(value: int) -> int:
+    """`stable_hash` of one integer."""
+    return mix((value + _SEED) & _MASK)
 
 
 class HashRule(Model):

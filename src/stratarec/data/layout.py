@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stratarec.data.manifest import Manifest, Shard
-from stratarec.data.names import LABEL, ROW, SESSION, SESSIONS, TIME, USER, events, pointer, stored_name
+from stratarec.data.names import ROW, SESSION, SESSIONS, TIME, USER, WEIGHT, events, label_names, pointer, stored_name
 from stratarec.data.row_group import RowGroup
+from stratarec.data.schema import UNKNOWN
 from stratarec.kernels.batches import least_and_total, outside, outside_windows
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
@@ -33,12 +35,16 @@ class Layout:
     """Column -> type, of the file of samples."""
     tables: Mapping[str, Columns]
     """Table -> column -> type."""
+    labels: int
+    """How many labels there are."""
     ids: Mapping[str, int]
     """Feature of ids -> rows of its table."""
     pointed: tuple[str, ...]
     """Groups and histories, which samples point at."""
     windows: tuple[str, ...]
     """Histories that are stored as windows."""
+    sequences: tuple[tuple[str, ...], ...]
+    """The columns of each sequence that has several."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Layout:
@@ -46,7 +52,8 @@ class Layout:
         features = _features(manifest)
         histories = [feature.name for feature in schema.histories]
         grouped = {name for names in (groups or {}).values() for name in names}
-        samples = {LABEL: pa.uint8()}
+        labels = dict.fromkeys(label_names(len(schema.label_columns)), pa.uint8())
+        samples = {**labels, **({WEIGHT: _FLOATS} if schema.weight else {})}
         apart = grouped | set(histories if manifest.deduplicated else ())
         samples.update({name: kind for name, kind in features.items() if name not in apart})
         samples.update({TIME: pa.int64()} if schema.time else {})
@@ -67,9 +74,13 @@ class Layout:
         return cls(
             samples=samples,
             tables=tables,
+            labels=len(schema.label_columns),
             ids={feature.name: manifest.vocabularies[feature.vocabulary].rows for feature in schema.sparse},
             pointed=pointed,
             windows=tuple(histories) if manifest.deduplicated else (),
+            sequences=tuple(
+                tuple(feature.name for feature in columns) for columns in schema.sequences.values() if len(columns) > 1
+            ),
         )
 
     @property
@@ -83,14 +94,18 @@ class Layout:
 
     def faults(self, row_group: RowGroup) -> Iterator[str]:
         """What is wrong with the values of a row group, columns that were not read aside."""
-        label = row_group.samples[LABEL].to_numpy()
-        if len(label) and label.max() > 1:
-            yield f"a label is {label.max()}, expected 0 or 1"
+        for name in label_names(self.labels):
+            label, most = row_group.samples[name].to_numpy(), UNKNOWN if self.labels > 1 else 1
+            if len(label) and label.max() > most:
+                yield f"a label is {label.max()}, expected 0 or 1"
+        if WEIGHT in self.samples and (row_group.samples[WEIGHT].to_numpy() < 0).any():
+            yield "a weight is negative"
         for table in (
             row_group.samples,
             *(row_group.tables[name] for name in self.pointed if name not in self.windows),
         ):
             yield from self._values(table)
+            yield from self._unequal(table)
         yield from self._pointers(row_group)
 
     def _values(self, table: pa.Table) -> Iterator[str]:
@@ -104,6 +119,12 @@ class Layout:
                     yield from _ids_outside(name, values.to_numpy(), rows)
                 elif values.type == _FLOATS and not np.isfinite(values.to_numpy()).all():
                     yield f"column {name!r} has a value that is not finite"
+
+    def _unequal(self, table: pa.Table) -> Iterator[str]:
+        for main, *others in self.sequences:
+            for name in others if main in table.column_names else ():
+                if not pc.list_value_length(table[name]).equals(pc.list_value_length(table[main])):
+                    yield f"columns {main!r} and {name!r} have lists of different lengths"
 
     def _pointers(self, row_group: RowGroup) -> Iterator[str]:
         for name in self.pointed:

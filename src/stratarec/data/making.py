@@ -12,7 +12,17 @@ from stratarec.data.dealing import Dealing, shares_of
 from stratarec.data.encoding import Shards, encode_shards
 from stratarec.data.executing import Executor
 from stratarec.data.groups import Repeats, choose_groups, describe
-from stratarec.data.manifest import About, Manifest, MomentsInfo, Origin, RepeatsInfo, RowsInfo, Shard, VocabularyInfo
+from stratarec.data.manifest import (
+    About,
+    LabelCount,
+    Manifest,
+    MomentsInfo,
+    Origin,
+    RepeatsInfo,
+    RowsInfo,
+    Shard,
+    VocabularyInfo,
+)
 from stratarec.data.partitions import Partitions
 from stratarec.data.sources import Source
 from stratarec.data.spill import SpilledChunk
@@ -80,13 +90,17 @@ class Making:
             keep_rows=config.keep_rows,
         )
         shards = encode_shards(workspace.folder("encoded"), partitions, wanted, self._executor, self._progress)
-        self._check_splits(partitions, shards, counts.positives())
+        labels = counts.labels()
+        self._check_splits(partitions, shards, labels["train"])
+        if not counts.weight():
+            raise DataError(f"column {self._schema.weight!r}: every weight of the training split is 0, expected others")
         return Manifest(
             name=name,
             columns=self._schema,
             groups=None if groups is None else {group: tuple(features) for group, features in groups.items()},
             splits=shards,
-            positives=counts.positives(),
+            positives={split: found[self._schema.label_column].positives for split, found in labels.items()},
+            labels=labels if self._schema.labels else {},
             vocabularies=infos,
             about=self._about(origin, partitions.chunks, moments, repeats),
         )
@@ -144,15 +158,17 @@ class Making:
         return ranked, infos
 
     def _check_splits(
-        self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], positives: Mapping[str, int]
+        self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], labels: Mapping[str, LabelCount]
     ) -> None:
         """Refuse a training split of one class, and an empty split that was asked for."""
         samples = {name: sum(shard.samples for shard in found) for name, found in shards.items()}
-        if not 0 < positives["train"] < samples["train"]:
-            raise DataError(
-                f"the training split has {samples['train']} samples, {positives['train']} of them positive; "
-                "expected both classes: check data.split"
-            )
+        for name, count in labels.items():
+            if not 0 < count.positives < count.known:
+                which = f" with the label {name!r}" if self._schema.labels else ""
+                raise DataError(
+                    f"the training split has {count.known} samples{which}, {count.positives} of them positive; "
+                    "expected both classes: check data.split"
+                )
         for name in ("valid", "test"):
             if self._config.split.asks_for(name) and not samples[name]:
                 asked = getattr(self._config.split, name)

@@ -66,6 +66,20 @@ class Shard(StoredFile):
         return self
 
 
+class LabelCount(Model):
+    """One of several labels in a split."""
+
+    known: Count
+    """Samples that have it."""
+    positives: Count
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> LabelCount:
+        if self.positives > self.known:
+            raise ValueError(f"{self.positives} positive ones of {self.known} samples")
+        return self
+
+
 ValueType = Literal["String", "Int64", "UInt64"]
 
 
@@ -224,6 +238,9 @@ class Manifest(Model):
     """Group -> its features; None where nothing is deduplicated, histories neither."""
     splits: dict[str, tuple[Shard, ...]]
     positives: dict[str, Count]
+    """Split -> positive samples, by the first label."""
+    labels: dict[str, dict[str, LabelCount]] = pydantic.Field(default_factory=dict)
+    """Split -> label -> its samples; empty where there is one label, which every sample has."""
     vocabularies: dict[str, VocabularyInfo]
     about: About
 
@@ -238,12 +255,33 @@ class Manifest(Model):
             if set(part) != set(SPLITS):
                 yield f"splits {sorted(part)}, expected {sorted(SPLITS)}"
                 return
+        yield from self._label_counts()
         for split, shards in self.splits.items():
             samples = sum(shard.samples for shard in shards)
             if self.positives[split] > samples:
                 yield f"{self.positives[split]} positive ones of {samples} samples of the {split} split"
             if any(not shard.path.startswith(f"{split}/") for shard in shards):
                 yield f"the {split} split has shards of another one"
+
+    def _label_counts(self) -> Iterator[str]:
+        names = set(self.columns.label_columns) if self.columns.labels else set()
+        if set(self.labels) != (set(SPLITS) if names else set()):
+            yield f"labels of {sorted(self.labels)}, expected {sorted(SPLITS) if names else 'none'}"
+            return
+        for split, counts in self.labels.items():
+            samples = sum(shard.samples for shard in self.splits[split])
+            first = counts.get(self.columns.label_column)
+            if set(counts) != names or any(count.known > samples for count in counts.values()):
+                yield f"labels of {sorted(counts)} in {samples} samples of {split}, expected {sorted(names)}"
+            elif first is not None and first.positives != self.positives[split]:
+                yield f"{first.positives} positive samples of {split} by the first label, and {self.positives[split]}"
+
+    def label_counts(self, split: str) -> dict[str, LabelCount]:
+        """Label -> its samples in a split."""
+        if self.labels:
+            return {name: self.labels[split][name] for name in self.columns.label_columns}
+        samples = sum(shard.samples for shard in self.splits[split])
+        return {self.columns.label_column: LabelCount(known=samples, positives=self.positives[split])}
 
     def _names(self) -> Iterator[str]:
         expected = {
@@ -257,6 +295,10 @@ class Manifest(Model):
         known = set(self.columns.names) - {feature.name for feature in self.columns.histories}
         if len(set(members)) != len(members) or not set(members) <= known:
             yield f"groups of {sorted(members)}, expected each of {sorted(known)} at most once"
+        for columns in self.columns.sequences.values():
+            names = {feature.name for feature in columns}
+            if any(names & set(group) not in (set(), names) for group in (self.groups or {}).values()):
+                yield f"a group has some columns of the sequence {columns[0].name!r} and not others"
         own = {*(self.groups or {}), *(feature.name for feature in self.columns.histories)}
         if own & {SESSIONS, *map(pointer, own), *map(events, own)}:
             yield "a group with the name of a table of another"

@@ -18,16 +18,21 @@ from stratarec.errors import ConfigError
 MARK = "@"
 
 # Columns of samples.
-LABEL, TIME, USER, SESSION, ROW = "@label", "@time", "@user", "@session", "@row"
+LABEL, WEIGHT, TIME, USER, SESSION, ROW = "@label", "@weight", "@time", "@user", "@session", "@row"
 # Columns of spilled rows, beside those that the schema names.
 FILE, SPLIT, PARTITION, PLACE = "@file", "@split", "@partition", "@place"
 # The table of the sessions of a row group.
 SESSIONS = "@sessions"
 
-_OWN = (LABEL, TIME, USER, SESSION, ROW, FILE, SPLIT, PARTITION, PLACE, SESSIONS)
+_OWN = (LABEL, WEIGHT, TIME, USER, SESSION, ROW, FILE, SPLIT, PARTITION, PLACE, SESSIONS)
 # safetensors keeps a name for itself.
 _TAKEN = "__metadata__"
 _MOST_BYTES = 200
+
+
+def label_names(labels: int) -> tuple[str, ...]:
+    """The columns of so many labels, the first label's first."""
+    return tuple(f"{LABEL}/{place}" if place else LABEL for place in range(labels))
 
 
 def pointer(name: str) -> str:
@@ -69,7 +74,7 @@ def check_name(field: str, name: str) -> None:
 
 def check_column(field: str, name: str) -> None:
     """Refuse what the label, time, session or user column cannot be called: it is read, but stored under another."""
-    if name in _OWN:
+    if name in _OWN or name.startswith(f"{LABEL}/"):
         raise _refused(field, name, "that is none of StrataRec's own columns")
     _check_any(field, name)
 

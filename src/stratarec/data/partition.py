@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from stratarec.data.groups import Repeats
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import LABEL, PLACE, ROW, SESSION, SPLIT, TIME, USER, column
+from stratarec.data.names import PLACE, ROW, SESSION, SPLIT, TIME, USER, WEIGHT, column, label_names
 from stratarec.data.row_group import Encoded, GroupValues, WindowValues, slices
-from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.schema import UNKNOWN, Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.vocabulary import Vocabulary, merge_counts
 
@@ -66,9 +66,17 @@ class Partition:
             stop=before,
         )
 
-    def positives(self, split: int) -> int:
-        """Rows of a split whose label is 1."""
-        return int(self.frame.filter(pl.Series(self.split == split))[self._schema.label_column].sum())
+    def labels(self, split: int) -> list[tuple[int, int]]:
+        """Of each label the rows of a split that have it, and those of which it is 1."""
+        chosen = self.split == split
+        columns = (self.frame[name].to_numpy()[chosen] for name in self._schema.label_columns)
+        return [(int((column != UNKNOWN).sum()), int((column == 1).sum())) for column in columns]
+
+    def weight(self, training: int = 0) -> float:
+        """Of all training rows."""
+        if not self._schema.weight:
+            return float(np.count_nonzero(self.split == training))
+        return float(self.frame[self._schema.weight].to_numpy()[self.split == training].sum())
 
     def count(self, vocabulary: str, training: int = 0) -> pl.DataFrame:
         """Columns `value` and `count`: how often training rows look each value up."""
@@ -79,8 +87,8 @@ class Partition:
                 parts.append(_window_counts(self.windows[feature.name], chosen))
                 continue
             values = self.frame[feature.name].filter(pl.Series(chosen))
-            if feature.kind == "multi":
-                values = values.list.head(feature.max_length).explode(empty_as_null=False)
+            if feature.kind != "single":
+                values = _shortened(values, feature).explode(empty_as_null=False)
             parts.append(values.drop_nulls().rename("value").value_counts(name="count"))
         return merge_counts(parts)
 
@@ -123,8 +131,14 @@ class Partition:
         chosen = np.flatnonzero(self.split == split)
         rows = self.frame[chosen]
         grouped = {name for names in (groups or {}).values() for name in names}
-        columns: dict[str, pa.Array] = {LABEL: pa.array(rows[self._schema.label_column].to_numpy(), pa.uint8())}
-        windows = {}
+        labels = self._schema.label_columns
+        columns: dict[str, pa.Array] = {
+            name: pa.array(rows[label].to_numpy(), pa.uint8())
+            for name, label in zip(label_names(len(labels)), labels, strict=True)
+        }
+        if self._schema.weight:
+            columns[WEIGHT] = pa.array(rows[self._schema.weight].to_numpy().astype(np.float32))
+        front, windows = tuple(columns), {}
         for name in self._schema.names:
             if name in self.windows:
                 windows[name] = self._encode_windows(name, chosen, encoder)
@@ -132,7 +146,7 @@ class Partition:
                 columns[name] = encoder.column(name, rows[name])
         if groups is None:
             columns.update({name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()})
-            columns = {name: columns[name] for name in (LABEL, *self._schema.names)}
+            columns = {name: columns[name] for name in (*front, *self._schema.names)}
         if self._schema.time:
             columns[TIME] = pa.array(rows[self._schema.time].to_numpy(), pa.int64())
         if keep_rows:
@@ -194,7 +208,7 @@ class _Encoder:
     def column(self, name: str, values: pl.Series) -> pa.Array:
         if name in self._dense:
             return pa.array(transform(values, self._dense[name], self._moments[name]))
-        if self._sparse[name].kind == "multi":
+        if self._sparse[name].kind != "single":
             return _encode_lists(values, self._sparse[name], self._vocabularies[self._sparse[name].vocabulary])
         return pa.array(self.ids(name, values))
 
@@ -240,8 +254,13 @@ def _window_counts(windows: Windows, chosen: NDArray[np.bool_]) -> pl.DataFrame:
     return covered.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
 
 
+def _shortened(lists: pl.Series, feature: SparseFeature) -> pl.Series:
+    most = feature.max_length
+    return lists.list.tail(most) if feature.kind == "sequence" else lists.list.head(most)
+
+
 def _encode_lists(values: pl.Series, feature: SparseFeature, vocabulary: Vocabulary) -> pa.Array:
-    lists = values.list.head(feature.max_length)
+    lists = _shortened(values, feature)
     lengths = lists.list.len().fill_null(0).to_numpy()
     flat = lists.drop_nulls().explode(empty_as_null=False)
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)

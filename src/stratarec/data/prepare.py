@@ -77,6 +77,12 @@ class PrepareConfig:
         if not self.path:
             raise ConfigError("data.path is empty, expected a directory for the prepared data set")
         check_directory(self.path, "data.path")
+        schema = getattr(self.source, "schema", None)
+        if schema is not None and schema.labels and self.split.negatives < 1:
+            raise ConfigError(
+                f"data.split.negatives is {self.split.negatives}: of samples with several labels none can be left out "
+                "by one of them; set it to 1, or name one label"
+            )
 
 
 def prepare(

@@ -10,10 +10,13 @@ from stratarec.data.names import check_column, check_name
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
 
-SparseKind = Literal["single", "multi", "history"]
+SparseKind = Literal["single", "multi", "history", "sequence"]
 DenseTransform = Literal["log1p", "none"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 ValueType = Literal["auto", "integer", "text"]
+
+UNKNOWN = 2
+"""What stands for a label that is not known, where samples have several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +53,30 @@ class SparseFeature:
     name: str
     """Column name, and the feature's name in a batch."""
     kind: SparseKind = "single"
-    """``single``: at most one value; ``multi``: a list; ``history``: the values of `of` in the last positive samples
-    of the same user, strictly before this one, oldest first, those of one moment in the order of the log."""
+    """``single``: at most one value; ``multi``: a list in no order; ``history``: the values of `of` in the last
+    positive samples of the same user, strictly before this one, oldest first, those of one moment in the order of the
+    log; ``sequence``: a list that the log gives in order, oldest first, such as the user's last items."""
     vocabulary: str = ""
     """Features that name the same vocabulary share ids and a table; empty means the feature's own name, and for a
-    history the vocabulary of the feature that it is a history of."""
+    history or a sequence the vocabulary of the feature that it is of."""
     of: str = ""
-    """For ``history``: the single-valued feature it is a history of."""
+    """For ``history``: the single-valued feature it is a history of. For ``sequence``: the single-valued feature, of
+    the item that is scored, that its values are of; without it the model does not compare them."""
+    beside: str = ""
+    """For ``sequence``: the sequence that this is another column of, such as the categories of its items: the lists of
+    a row are as long as each other, and the i-th values are of one event. An event without a value in one of the
+    columns is left out of all."""
     max_length: int = 50
-    """For ``multi`` the first, for ``history`` the last `max_length` values are kept."""
+    """For ``multi`` the first, for ``history`` and ``sequence`` the last `max_length` values are kept; of a column
+    `beside` a sequence as many as of that."""
     separator: str = ""
-    """For ``multi``: split a text column at this string; empty means the column holds lists."""
+    """For ``multi`` and ``sequence``: split a text column at this string; empty means the column holds lists."""
     type: ValueType = "auto"
     """What values are: ``integer`` (007, 7 and 7.0 are one value), ``text``, or ``auto``: text in text files, what the
-    column holds in Parquet. A history's values are those of `of`."""
+    column holds in Parquet. With `of` it is that feature's."""
     group: str = ""
-    """As for dense features. Histories need none: they are windows into one sequence of events."""
+    """As for dense features. Histories need none: they are windows into one sequence of events. The columns of a
+    sequence are in one group."""
 
     def __post_init__(self) -> None:
         if self.kind == "history" and not self.of:
@@ -77,7 +88,9 @@ class SparseFeature:
                 f"sparse feature {self.name!r}: a history is stored as a window, not in group {self.group!r}; "
                 "remove `group`"
             )
-        if not self.vocabulary and self.kind != "history":
+        if self.beside and self.kind != "sequence":
+            raise ConfigError(f"sparse feature {self.name!r}: `beside` is for kind sequence, and this is a {self.kind}")
+        if not self.vocabulary and self.kind != "history" and not (self.kind == "sequence" and self.of):
             object.__setattr__(self, "vocabulary", self.name)
 
 
@@ -87,6 +100,13 @@ class Schema:
 
     label: str | LabelRule = "label"
     """Column of 0 and 1, or of truth values; or a rule such as ``{column: rating, at_least: 4}``."""
+    labels: tuple[str | LabelRule, ...] = ()
+    """Several labels of each sample in place of `label`, such as ``[click, like]``: columns or rules, of which a row
+    may lack some. The model has a logit for each. The first is the one by which rows are positive events of histories,
+    and by whose metrics training may stop early."""
+    weight: str = ""
+    """Column of sample weights, finite numbers of 0 or more: how much each sample counts in the loss of training and in
+    every metric. Empty where all count alike."""
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...] = ()
     time: str = ""
@@ -102,16 +122,49 @@ class Schema:
     """Column that names the user; needed by ``history`` features and used for grouped AUC."""
 
     def __post_init__(self) -> None:
+        self._take_labels()
         vocabularies = {feature.name: feature.vocabulary for feature in self.sparse}
         types = {feature.name: feature.type for feature in self.sparse}
         filled = (
             replace(f, vocabulary=f.vocabulary or vocabularies.get(f.of) or f.of, type=types.get(f.of, f.type))
             for f in self.sparse
         )
-        object.__setattr__(self, "sparse", tuple(filled))
+        object.__setattr__(self, "sparse", tuple(self._beside(feature) for feature in filled))
         self._check_names()
         self._check_keys()
-        self._check_histories()
+        self._check_events()
+
+    def _take_labels(self) -> None:
+        if not self.labels:
+            return
+        if self.label not in (Schema.label, self.labels[0]):
+            raise ConfigError(f"schema.label is {self.label!r}, and schema.labels names others; leave one of them out")
+        if len(self.labels) == 1:
+            raise ConfigError("schema.labels has one entry; name it in schema.label, or name another label, too")
+        object.__setattr__(self, "label", self.labels[0])
+        columns = self.label_columns
+        repeated = next((name for name in columns if columns.count(name) > 1), None)
+        if repeated is not None:
+            raise ConfigError(f"schema.labels: column {repeated!r} stands there twice, expected different columns")
+
+    def _beside(self, feature: SparseFeature) -> SparseFeature:
+        """A column of a sequence has its length and its group."""
+        mains = {each.name: each for each in self.sparse if each.kind == "sequence" and not each.beside}
+        if not feature.beside:
+            return feature
+        if feature.beside not in mains:
+            raise ConfigError(
+                f"sparse feature {feature.name!r}: `beside` names {feature.beside!r}, expected a feature of kind "
+                "sequence that is beside no other"
+            )
+        main, default = mains[feature.beside], SparseFeature.max_length
+        for name, free in (("max_length", default), ("group", "")):
+            if getattr(feature, name) not in (free, getattr(main, name)):
+                raise ConfigError(
+                    f"sparse feature {feature.name!r}: {name} is {getattr(feature, name)!r}, and "
+                    f"{getattr(main, name)!r} of {main.name!r}, beside which it is; leave it out"
+                )
+        return replace(feature, max_length=main.max_length, group=main.group)
 
     def _check_names(self) -> None:
         for field, name in self._given_names():
@@ -120,8 +173,9 @@ class Schema:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
-        if self.label_column in names:
-            raise ConfigError(f"schema: the label column {self.label_column!r} is also a feature")
+        for label in self.label_columns:
+            if label in names:
+                raise ConfigError(f"schema: the label column {label!r} is also a feature")
         clash = sorted(set(self.groups) & set(names))
         if clash:
             raise ConfigError(f"schema: a group cannot have the name of a feature: {', '.join(clash)}")
@@ -139,32 +193,55 @@ class Schema:
                 yield f"schema.sparse[{place}].group", sparse.group
 
     def _check_keys(self) -> None:
-        lists = {feature.name for feature in self.sparse if feature.kind == "multi"}
-        check_column("schema.label", self.label_column)
+        lists = {feature.name for feature in self.sparse if feature.kind in ("multi", "sequence")}
+        for label in self.label_columns:
+            check_column("schema.labels" if self.labels else "schema.label", label)
         for key in ("time", "session", "user"):
             name = getattr(self, key)
             if not name:
                 continue
             check_column(f"schema.{key}", name)
-            if name == self.label_column:
+            if name in self.label_columns:
                 raise ConfigError(f"schema.{key} is {name!r}, which is the label column; name another column")
             if name in lists:
                 raise ConfigError(f"schema.{key} is {name!r}, a feature of several values; name a column of one")
+        self._check_weight()
 
-    def _check_histories(self) -> None:
+    def _check_weight(self) -> None:
+        if not self.weight:
+            return
+        check_column("schema.weight", self.weight)
+        others = {feature.name for feature in self.sparse} | {*self.label_columns, self.time, self.session, self.user}
+        if self.weight in others:
+            raise ConfigError(
+                f"schema.weight is {self.weight!r}, which is the label, a key or a sparse feature; name another column"
+            )
+
+    def _check_events(self) -> None:
         singles = {feature.name for feature in self.sparse if feature.kind == "single"}
-        for feature in self.histories:
+        for feature in (feature for columns in self.behaviours.values() for feature in columns if feature.of):
             if feature.of not in singles:
                 raise ConfigError(
                     f"sparse feature {feature.name!r}: `of` names {feature.of!r}, which is no single-valued feature"
                 )
+        for feature in self.histories:
             if not self.user or not self.time:
                 raise ConfigError(f"sparse feature {feature.name!r}: kind history needs schema.user and schema.time")
 
     @property
     def label_column(self) -> str:
-        """The column that the label is made of."""
-        return self.label if isinstance(self.label, str) else self.label.column
+        """The column that the label is made of, the first one where there are several."""
+        return self.label_columns[0]
+
+    @property
+    def label_rules(self) -> tuple[str | LabelRule, ...]:
+        """Every label."""
+        return self.labels or (self.label,)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns that labels are made of, by which they are called."""
+        return tuple(rule if isinstance(rule, str) else rule.column for rule in self.label_rules)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -175,6 +252,21 @@ class Schema:
     def histories(self) -> tuple[SparseFeature, ...]:
         """The features that `prepare` derives from earlier samples."""
         return tuple(feature for feature in self.sparse if feature.kind == "history")
+
+    @property
+    def sequences(self) -> dict[str, tuple[SparseFeature, ...]]:
+        """Sequence that the log gives -> its columns, its own first."""
+        own = [feature for feature in self.sparse if feature.kind == "sequence"]
+        return {
+            main.name: (main, *(feature for feature in own if feature.beside == main.name))
+            for main in own
+            if not main.beside
+        }
+
+    @property
+    def behaviours(self) -> dict[str, tuple[SparseFeature, ...]]:
+        """What users did, event by event: histories, then sequences, each with its columns."""
+        return {**{feature.name: (feature,) for feature in self.histories}, **self.sequences}
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
@@ -200,7 +292,10 @@ class Schema:
         """What a model is given of the features, as JSON: how a log is read for them, and kept, is left out."""
         sparse, dense = ("name", "kind", "vocabulary", "of", "max_length"), ("name", "transform", "standardize")
         return {
-            "sparse": [{key: getattr(feature, key) for key in sparse} for feature in self.sparse],
+            "sparse": [
+                {key: getattr(feature, key) for key in (*sparse, *(["beside"] if feature.beside else []))}
+                for feature in self.sparse
+            ],
             "dense": [{key: getattr(feature, key) for key in dense} for feature in self.dense],
         }
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
-from stratarec.data.names import LABEL, SESSIONS, USER, events, pointer
+from stratarec.data.names import SESSIONS, USER, WEIGHT, events, label_names, pointer
 from stratarec.data.row_group import RowGroup
-from stratarec.data.schema import Schema
+from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.inverse import LEAST_RUN
 from stratarec.kernels.batches import Lists, fill_runs, order_runs
 
@@ -80,7 +80,7 @@ class ShuffleBuffer:
 
     samples: Columns
     """The features that are in no table. In front of the ids stand the user (two words, where there is one), the bits
-    of the label as float32, and a pointer into each of `tables`."""
+    of each label and of the weight (where there is one) as float32, and a pointer into each of `tables`."""
     users: bool
     """Whether samples have a user."""
     tables: dict[str, Table]
@@ -94,20 +94,22 @@ class ShuffleBuffer:
         """Join row groups; `draws` permutes their units, None leaves samples as they are stored."""
         parts, columns = [row_group.samples for row_group in row_groups], _tables(row_groups, dataset)
         users = SESSIONS in row_groups[0].tables or USER in parts[0].column_names
-        front = 2 * users + 1 + len(columns)
+        marks = [*label_names(len(dataset.schema.label_columns)), *([WEIGHT] if dataset.schema.weight else [])]
+        front = 2 * users + len(marks) + len(columns)
         samples = Columns.of(parts, set(parts[0].column_names), dataset.schema, front)
         if users:
             _set_users(samples.ids, row_groups)
-        label = np.concatenate([part[LABEL].to_numpy() for part in parts]).astype(np.float32)
-        samples.ids[:, 2 * users] = label.view(np.int32)
+        for place, name in enumerate(marks, 2 * users):
+            mark = np.concatenate([part[name].to_numpy() for part in parts])
+            samples.ids[:, place] = _as_floats(mark).view(np.int32)
         tables = {
             name: _table(name, row_groups, found, samples.ids, column)
-            for column, (name, found) in enumerate(columns.items(), 2 * users + 1)
+            for column, (name, found) in enumerate(columns.items(), 2 * users + len(marks))
         }
         sessions = _starts(_session_sizes(row_groups)) if SESSIONS in row_groups[0].tables else None
         runs = [table.runs for table in tables.values() if table.columns.sparse]
         return cls(
-            samples=samples, users=users, tables=tables, order=_order(len(label), sessions, runs, draws, unit)
+            samples=samples, users=users, tables=tables, order=_order(len(samples.ids), sessions, runs, draws, unit)
         )  # fmt: skip
 
     def only(self, wanted: Sequence[tuple[int, int]], sizes: Sequence[int]) -> ShuffleBuffer:
@@ -118,6 +120,14 @@ class ShuffleBuffer:
         for begin, (first, last) in zip(np.cumsum([0, *sizes]), wanted, strict=False):
             kept[begin + first : begin + last] = True
         return replace(self, order=self.order[kept[self.order]])
+
+
+def _as_floats(mark: NDArray[Any]) -> NDArray[np.float32]:
+    """Weights, or labels, of which NaN are those that are not known."""
+    found = mark.astype(np.float32)
+    if mark.dtype == np.uint8:
+        found[mark == UNKNOWN] = np.nan
+    return found
 
 
 def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, Columns]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import polars as pl
@@ -11,6 +13,15 @@ from numpy.typing import NDArray
 from stratarec.data.schema import DenseFeature
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+class Spread(Protocol):
+    """What standardising takes."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def deviation(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +84,34 @@ def squash(values: pl.Series, feature: DenseFeature) -> NDArray[np.float64]:
     return np.sign(raw) * np.log1p(np.abs(raw)) if feature.transform == "log1p" else raw
 
 
-def transform(values: pl.Series, feature: DenseFeature, moments: Moments) -> NDArray[np.float32]:
+def transform(values: pl.Series, feature: DenseFeature, moments: Spread) -> NDArray[np.float32]:
     """``[N]`` float32 as a model sees it; a missing value is 0, which is the mean where standardised."""
     squashed = squash(values, feature)
     if feature.standardize:
         with np.errstate(over="ignore"):
             squashed = (squashed - moments.mean) / moments.deviation
-    # A value far outside the training data, divided by a small deviation, may be more than float32 holds.
+    return _bounded(squashed)
+
+
+def _bounded(squashed: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Missing values as 0. One far outside the training data, divided by a small deviation, may be more than float32
+    holds."""
     return np.nan_to_num(squashed, nan=0.0).clip(-_LARGEST, _LARGEST).astype(np.float32)
+
+
+class Standard:
+    """`transform` of several columns at once, to the bit."""
+
+    def __init__(self, features: Sequence[DenseFeature], moments: Mapping[str, Spread]) -> None:
+        self._log = np.array([[feature.transform == "log1p"] for feature in features], dtype=bool).reshape(-1, 1)
+        # Less 0, over 1: the same bits.
+        kept: list[Spread] = [moments[each.name] if each.standardize else Moments() for each in features]
+        self._mean = np.array([each.mean for each in kept]).reshape(-1, 1)
+        self._deviation = np.array([each.deviation for each in kept]).reshape(-1, 1)
+
+    def of(self, raw: NDArray[np.float64]) -> NDArray[np.float32]:
+        """``[F, N]`` numbers, NaN where missing -> ``[N, F]`` as a model sees them."""
+        squashed = np.where(self._log, np.sign(raw) * np.log1p(np.abs(raw)), raw)
+        with np.errstate(over="ignore"):
+            squashed = (squashed - self._mean) / self._deviation
+        return np.ascontiguousarray(_bounded(squashed).T)

@@ -65,8 +65,13 @@ class Mesh:
     @property
     def channels(self) -> tuple[Channel, ...]:
         """All of them."""
-        parts = [part for part in (self.inside, self.between) if part is not None]
-        return self.ids, self.rows, self.early, self.files, *(c for part in parts for c in (part.ids, part.rows))
+        others = self.parts[1:]
+        return self.ids, self.rows, self.early, self.files, *(c for part in others for c in (part.ids, part.rows))
+
+    @property
+    def parts(self) -> tuple[Mesh, ...]:
+        """All ranks, and by towers the parts of them that this rank is in."""
+        return self, *(part for part in (self.inside, self.between) if part is not None)
 
     @property
     def order(self) -> tuple[int, ...]:

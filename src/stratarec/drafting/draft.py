@@ -122,10 +122,13 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
         yield f"        - {{name: {_yaml(each.name)}}}  # learns each user's own taste"
 
 
+_MULTI = ["kind: multi", "max_length: 20"]
+
+
 def _feature(each: Guess) -> str:
     parts = [f"name: {_yaml(each.name)}"]
     if each.role == "list":
-        parts += ["kind: multi", "max_length: 20"]
+        parts += ["kind: sequence", f"of: {_yaml(each.of)}", "max_length: 50"] if each.of else _MULTI
     if each.separator:
         parts.append(f"separator: {_yaml(each.separator)}")
     if each.integer:

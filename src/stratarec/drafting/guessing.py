@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import polars as pl
@@ -32,11 +32,16 @@ _AMOUNTS = {
     "price", "age", "count", "num", "n", "amount", "qty", "quantity", "duration", "size", "length", "rate", "days",
     "seconds", "hours", "minutes", "views", "distance", "weight", "height", "width", "total", "cost", "bid", "step",
 }  # fmt: skip
+_EARLIER = {
+    "history", "hist", "recent", "recently", "last", "previous", "prev", "past", "earlier", "sequence", "seq", "viewed",
+}  # fmt: skip
 _SEPARATORS = ("|", ";", ",", " ")
 _UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
 # Numbers of a column that has more distinct ones are amounts, where nothing says that they are names of something.
 _FEW = 50
 _LONG_TEXT = 60
+# Share of a sequence's values that are values of the feature that it is of.
+_MOST_OF = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,8 @@ class Guess:
     """Of a list that is text."""
     integer: bool = False
     """Whether values that are text in the file are whole numbers."""
+    of: str = ""
+    """Of a list that seems to be a sequence of what the user did: the feature whose values are in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +107,8 @@ def guess(sample: Sample, label: str = "") -> Guesses:
     for each in rest:
         if each not in found:
             found[each] = _feature(frame[each], sample)
+    for each in rest:
+        found[each] = _as_sequence(found[each], frame, [other for other in rest if found[other].role == "sparse"])
     columns = tuple(found[each] for each in frame.columns)
     if not any(each.role in ("dense", "sparse", "list") for each in columns):
         raise DataError(
@@ -282,6 +291,22 @@ def _separator(column: pl.Series, distinct: int) -> str:
         if parts.n_unique() < distinct:
             return mark
     return ""
+
+
+def _as_sequence(each: Guess, frame: pl.DataFrame, features: Sequence[str]) -> Guess:
+    """A list as a sequence, where its name says that it is of earlier events, and a feature has most of its values."""
+    if each.role != "list" or not _tokens(each.name) & _EARLIER:
+        return each
+    column = frame[each.name].drop_nulls()
+    lists = column.str.split(each.separator) if each.separator else column
+    values = lists.explode().drop_nulls().cast(pl.String)
+    known = {name: frame[name].cast(pl.String).unique().implode() for name in features}
+    shares = {name: values.is_in(there).sum() / max(len(values), 1) for name, there in known.items()}
+    name = max(shares, key=lambda name: shares[name], default="")
+    if not name or shares[name] < _MOST_OF:
+        return each
+    reason = f"its name, and values of {name}; expected oldest first"
+    return replace(each, of=name, reason=f"{each.reason}; {reason}")
 
 
 def _is_name(name: str) -> bool:

@@ -6,8 +6,7 @@ that piece of it is replaced. The new text must then say what the old one said b
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from stratarec.errors import ConfigError
 from stratarec.files import write_atomic
 from stratarec.models import DLRMConfig
 from stratarec.opening import open_regular
-from stratarec.recipe import Recipe
 
 Towers = Sequence[Sequence[str]]
 
@@ -65,16 +63,15 @@ def with_towers(text: str, plan: Towers, origin: str = "recipe") -> str:
             f"{origin}: cannot tell where model.towers.plan belongs in the way that this file is written; add it by "
             f"hand: {_flow(plan)}"
         )
-    Recipe.from_dict(wanted, origin)
     return mark + made
 
 
-def _wanted(content: Any, plan: Towers) -> dict[str, Any]:
-    wanted: dict[str, Any] = copy.deepcopy(content)
+def _wanted(content: Mapping[str, Any], plan: Towers) -> dict[str, Any]:
+    """What the text is to say. Sections on the way are copies: behind an alias they are others', too."""
+    wanted = dict(content)
     section = wanted
     for name in _PATH[:-1]:
-        if not isinstance(section.get(name), dict):
-            section[name] = {}
+        section[name] = dict(section.get(name) or {})
         section = section[name]
     section[_PATH[-1]] = [list(features) for features in plan]
     return wanted

@@ -169,6 +169,23 @@ class CachedTables(Tables):
         start = self.first_row[name]
         return self.copy(np.arange(start + first, start + last, dtype=np.int64)).views(0, last - first)
 
+    def at_home(self, name: str, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """``[n, record_bytes]`` the records of rows of a table, and ``[n]`` which of them lie at home.
+
+        The others are in a slot or were never trained; their records mean nothing.
+        """
+        rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
+        records = np.zeros((len(rows), self.codec.record_bytes), dtype=np.uint8)
+        with self._moving:
+            self.health.require()
+            home = self.store.read(rows, records)
+            return records, home & (self.directory.locate(rows) < 0)
+
+    def in_slots(self, name: str, first: int, last: int) -> Indices:
+        """Which rows ``first:last`` of a table are in a slot, rising."""
+        rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
+        return first + np.flatnonzero(self.directory.locate(rows) >= 0)
+
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
         """See `Tables.put`; rows go to the store, under an empty cache."""
         self.mover.put(rows, source, places, write)

@@ -21,6 +21,7 @@ from stratarec.embedding.tiers import TierConfig
 from stratarec.models.base import CTRModel, Network, Score, build_tables
 from stratarec.models.dcn import DCNv2Config, DCNv2Score
 from stratarec.models.dlrm import DLRMConfig, DLRMScore
+from stratarec.models.heads import HeadsConfig, last_biases
 from stratarec.models.layers import initialize
 from stratarec.models.sequence import HistoryConfig
 from stratarec.models.tower_modules import CrossTower, DotTower
@@ -36,6 +37,7 @@ __all__ = [
     "CTRModel",
     "DCNv2Config",
     "DLRMConfig",
+    "HeadsConfig",
     "HistoryConfig",
     "ModelConfig",
     "TowersConfig",
@@ -51,7 +53,7 @@ def build_model(
     *,
     optimizer: RowOptimizerConfig | None = None,
     seed: int = 0,
-    click_rate: float | None = None,
+    click_rates: Sequence[float] = (),
     tiers: TierConfig | None = None,
     collection: Callable[[Sequence[EmbeddingBagConfig]], EmbeddingCollection[Any]] | None = None,
 ) -> CTRModel:
@@ -65,8 +67,8 @@ def build_model(
         Vocabulary -> rows, as `Dataset.table_rows` gives.
     optimizer : RowOptimizerConfig
         For the embedding tables.
-    click_rate : float
-        Share of positives; the model starts at its log-odds.
+    click_rates : sequence of float
+        Share of positives of each label; the model starts at their log-odds.
     tiers : TierConfig
         Tables whose rows are at home outside level 0; by default none.
     collection : callable
@@ -81,10 +83,11 @@ def build_model(
         # Of all tables; a collection may look up those of its own host alone.
         network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
         initialize(network, seed)
-    if click_rate is not None and 0 < click_rate < 1:
-        assert isinstance(network.score, Score)
-        with torch.no_grad():
-            network.score.out.bias.fill_(math.log(click_rate / (1 - click_rate)))
+    assert isinstance(network.score, Score)
+    with torch.no_grad():
+        for rate, bias in zip(click_rates, last_biases(network.score.out), strict=False):
+            if 0 < rate < 1:
+                bias.fill_(math.log(rate / (1 - rate)))
     return CTRModel(embeddings, network)
 
 
@@ -92,5 +95,8 @@ def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, .
     """The part of a model that a dense optimizer trains; its weights are torch's own draws."""
     score = partial(_SCORES[config.kind], config)
     if config.towers is None:
-        return Network(config, schema, pooled_keys, score)
-    return TowerNetwork(config, schema, pooled_keys, _TOWERS[config.kind], score)
+        network = Network(config, schema, pooled_keys, score)
+    else:
+        network = TowerNetwork(config, schema, pooled_keys, _TOWERS[config.kind], score)
+    network.take_labels(schema.label_columns, config.heads)
+    return network

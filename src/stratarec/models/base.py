@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,9 @@ from stratarec.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
+from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, Windows
+from stratarec.models.projections import Projections
 from stratarec.models.request import Request
 from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig, build_pooling
@@ -25,31 +28,50 @@ class VectorsConfig:
     """What all models share: the vectors they start from."""
 
     embedding_dim: int = 16
-    """D, width of every embedding."""
+    """D, width of every vector that the network takes."""
+    embedding_dims: Mapping[str, int] = field(default_factory=dict)
+    """Vocabulary -> width of its table, where that is another than `embedding_dim`: a learned linear projection takes
+    its vectors there (mixed dimensions, Ginart et al. 2019, arXiv 1909.11810). Small vocabularies need less."""
     pooling: Literal["mean", "sum"] = "mean"
     """How multi-valued features are pooled."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
-    """How histories are pooled."""
+    """How histories and sequences are pooled."""
+    heads: HeadsConfig = field(default_factory=HeadsConfig)
+    """How several labels share the network."""
     towers: TowersConfig | None = None
     """Groups of features that tell the rest of the model less than their vectors; null for none."""
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
             raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
+        for name, width in self.embedding_dims.items():
+            if width < 1:
+                raise ConfigError(f"model.embedding_dims.{name} is {width}, expected at least 1")
+
+    def table_width(self, vocabulary: str) -> int:
+        """Of the table of a vocabulary."""
+        return self.embedding_dims.get(vocabulary, self.embedding_dim)
+
+    def check_vocabularies(self, names: Collection[str]) -> None:
+        """Refuse widths of vocabularies that there are not."""
+        other = next((name for name in self.embedding_dims if name not in names), None)
+        if other is not None:
+            raise ConfigError(f"model.embedding_dims.{other}: no such vocabulary; there are {', '.join(names)}")
 
 
 def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int]) -> list[EmbeddingBagConfig]:
-    """One table a vocabulary; histories that need every row are looked up without pooling."""
+    """One table a vocabulary; histories and sequences that need every row are looked up without pooling."""
     unpooled = config.history.pooling != "mean"
+    config.check_vocabularies(schema.vocabularies())
 
     def is_sequence(feature: SparseFeature) -> bool:
-        return unpooled and feature.kind == "history"
+        return unpooled and feature.kind in ("history", "sequence")
 
     return [
         EmbeddingBagConfig(
             name=name,
             num_embeddings=table_rows[name],
-            embedding_dim=config.embedding_dim,
+            embedding_dim=config.table_width(name),
             pooling=config.pooling,
             feature_names=tuple(feature.name for feature in features if not is_sequence(feature)),
             sequence_features=tuple(feature.name for feature in features if is_sequence(feature)),
@@ -59,18 +81,26 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
 
 
 class Score(nn.Module):
-    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``.
+    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``, or
+    ``[B, T]`` where there are T labels.
 
     A third argument says which vectors samples share, or is None; a fourth are numbers ``[B, N]`` that interact with
     nothing else before the last layers, or None.
     """
 
-    out: nn.Linear
-    """The last layer."""
+    out: nn.Linear | SharedBottom | MMoE
+    """The last layer, or what several labels have in its place."""
 
 
 class Network(nn.Module):
-    """The dense part of a model: pools histories, then leaves the rest to `score`."""
+    """The dense part of a model: pools histories and sequences, then leaves the rest to `score`.
+
+    An event of a sequence is the sum of the rows of its columns, and what attention compares it with is the sum of the
+    vectors of the features that these are of: that takes no weights of its own, and leaves both in one space.
+    """
+
+    labels: tuple[str, ...]
+    """What logits are of."""
 
     def __init__(
         self,
@@ -81,51 +111,80 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.width = config.embedding_dim
-        sequences = schema.histories if config.history.pooling != "mean" else ()
-        self.sequence_keys = tuple(feature.name for feature in sequences)
-        self.targets = tuple(pooled_keys.index(feature.of) for feature in sequences)
-        self.poolings = nn.ModuleList(
-            build_pooling(self.width, feature.max_length, config.history) for feature in sequences
+        behaviours = tuple(schema.behaviours.values()) if config.history.pooling != "mean" else ()
+        self.event_columns = tuple(tuple(feature.name for feature in columns) for columns in behaviours)
+        """The columns of each history and sequence."""
+        self.sequence_keys = tuple(name for columns in self.event_columns for name in columns)
+        self.targets = tuple(
+            tuple(pooled_keys.index(feature.of) for feature in columns if feature.of) for columns in behaviours
         )
-        self.score = score(len(schema.dense), len(pooled_keys) + len(sequences))
+        """Which pooled vectors each is compared with."""
+        for columns, targets in zip(self.event_columns, self.targets, strict=True):
+            if config.history.pooling == "target_attention" and not targets:
+                raise ConfigError(
+                    f"model.history.pooling is target_attention, and sparse feature {columns[0]!r} has no `of` to "
+                    "compare its events with: name it in the schema, or take another pooling"
+                )
+        self.poolings = nn.ModuleList(
+            build_pooling(self.width, columns[0].max_length, config.history) for columns in behaviours
+        )
+        self.projections = Projections(schema, config.table_width, config.embedding_dim, pooled_keys)
+        self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
         self.correction = 0.0
         """Added to logits wherever the network is not trained: the logarithm of the share of negatives that it saw."""
+
+    def take_labels(self, labels: tuple[str, ...], config: HeadsConfig) -> None:
+        """Give the logits of `labels`: of several by heads in place of the last layer."""
+        self.labels = labels
+        if len(labels) > 1:
+            assert isinstance(self.score, Score)
+            assert isinstance(self.score.out, nn.Linear)
+            self.score.out = build_heads(self.score.out.in_features, len(labels), config)
 
     def forward(
         self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
     ) -> Tensor:
-        """``[B]`` logits.
+        """``[B]`` logits; ``[B, T]`` of several labels.
 
         Parameters
         ----------
         dense : Tensor
             ``[B, F_dense]``.
         pooled : Tensor
-            ``[B, F * D]`` pooled embeddings; may be overwritten.
+            ``[B, .]`` pooled embeddings, as wide as their tables; may be overwritten.
         histories : sequence of History
-            Unpooled histories.
+            The unpooled features, those of `sequence_keys`.
         runs : Runs
             Which pooled embeddings samples share; by default none.
         """
-        vectors = pooled.view(len(pooled), -1, self.width)
-        if runs is not None and any(runs.shared[target] for target in self.targets):
+        vectors = self.projections.of_pooled(pooled, runs)
+        if runs is not None and any(runs.shared[place] for targets in self.targets for place in targets):
             vectors, runs = runs.expand(vectors), None
+        wide = [
+            replace(history, rows=self.projections.of_rows(name, history.rows))
+            for name, history in zip(self.sequence_keys, histories, strict=True)
+        ]
         extra = [
-            pooling(vectors[:, target], history)
-            for pooling, target, history in zip(self.poolings, self.targets, histories, strict=True)
+            pooling(_query(vectors, targets), _joined(columns))
+            for pooling, targets, columns in zip(self.poolings, self.targets, self._by_column(wide), strict=True)
         ]
         return self._logits(dense, vectors, extra, runs)
 
     def padded(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
         """As `forward` from tensors alone, for export: rows ``[B, L, D]`` and mask ``[B, L]`` of each history."""
-        vectors = pooled.view(pooled.shape[0], -1, self.width)
+        vectors = self.projections.of_pooled(pooled)
+        wide = list(map(self.projections.of_rows, self.sequence_keys, sequences[::2]))
+        parts = zip(self.poolings, self.targets, self._by_column(wide), self._by_column(sequences[1::2]), strict=True)
         extra = [
-            pooling.padded(vectors[:, target], rows, mask)  # type: ignore[operator]
-            for pooling, target, rows, mask in zip(
-                self.poolings, self.targets, sequences[::2], sequences[1::2], strict=True
-            )
+            pooling.padded(_query(vectors, targets), _sum(rows), masks[0])  # type: ignore[operator]
+            for pooling, targets, rows, masks in parts
         ]
         return self._logits(dense, vectors, extra)
+
+    def _by_column(self, found: Sequence[Any]) -> list[Sequence[Any]]:
+        """What there is for each of `sequence_keys`, by history and sequence."""
+        ends = list(accumulate(len(columns) for columns in self.event_columns))
+        return [found[end - len(columns) : end] for columns, end in zip(self.event_columns, ends, strict=True)]
 
     def _logits(self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor], runs: Runs | None = None) -> Tensor:
         if extra:
@@ -136,6 +195,21 @@ class Network(nn.Module):
 
     def _corrected(self, logits: Tensor) -> Tensor:
         return logits.float() if self.training or not self.correction else logits.float() + self.correction
+
+
+def _query(vectors: Tensor, targets: Sequence[int]) -> Tensor:
+    """``[B, D]`` from ``[B, F, D]``: what a history or sequence is compared with."""
+    return vectors[:, targets[0]] if len(targets) == 1 else vectors[:, list(targets)].sum(1)
+
+
+def _joined(columns: Sequence[History]) -> History:
+    """Events of several columns, whose windows are the same."""
+    return columns[0] if len(columns) == 1 else replace(columns[0], rows=_sum([column.rows for column in columns]))
+
+
+def _sum(rows: Sequence[Tensor]) -> Tensor:
+    """Of tensors of one shape, in their order."""
+    return sum(rows[1:], rows[0])
 
 
 class CTRModel(nn.Module):
@@ -155,7 +229,7 @@ class CTRModel(nn.Module):
         self.network = network
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """``[B]`` float32 logits.
+        """``[B]`` float32 logits; ``[B, T]`` of several labels.
 
         Parameters
         ----------
@@ -190,7 +264,9 @@ class CTRModel(nn.Module):
         histories = []
         for key in sequences:
             bags = found.sequences[key]
-            windows = request.windows.get(key) or Windows(start=bags.offsets[:-1], length=bags.lengths())
+            # Behind the batch's samples there may be empty bags.
+            offsets = bags.offsets[: size + 1]
+            windows = request.windows.get(key) or Windows(start=offsets[:-1], length=offsets.diff())
             histories.append(History(rows=bags.values, windows=windows))
         # A group may have more distinct values than there are samples.
         pooled = found.pooled if len(found.pooled) == size else found.pooled[:size]

@@ -16,18 +16,21 @@ from stratarec.models.towers import TowersConfig
 
 
 class TowerModule(nn.Module):
-    """Vectors ``[B, F, D]`` -> ``[B, vectors * D + numbers]``: vectors that interact with others', then numbers.
+    """Vectors ``[B, F, D]`` -> ``[B, columns]``, of which the first are `vectors` vectors that interact with others'.
 
     It stands where a `Score` stands in a network without towers; dense features do not reach it.
     """
 
+    columns: int
+    """W."""
     vectors: int
-    numbers: int
+    direct = True
+    """Whether all columns reach the last layers of the network, too."""
     opened = False
-    """Whether whoever hears the numbers makes one more vector of them, by a linear map of his own."""
+    """Whether whoever hears the columns makes one more vector of them, by a linear map of his own."""
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """``[B, vectors * D + numbers]`` float32."""
+        """``[B, columns]`` float32."""
         return self.told(vectors if runs is None else runs.expand(vectors)).float()
 
     def told(self, vectors: Tensor) -> Tensor:
@@ -38,9 +41,11 @@ class TowerModule(nn.Module):
 class Plain(TowerModule):
     """The vectors themselves."""
 
+    direct = False
+
     def __init__(self, config: TowersConfig, count: int, width: int) -> None:
         super().__init__()
-        self.vectors, self.numbers = count, 0
+        self.columns, self.vectors = count * width, count
 
     def told(self, vectors: Tensor) -> Tensor:
         return vectors.flatten(1)
@@ -49,13 +54,13 @@ class Plain(TowerModule):
 class DotTower(TowerModule):
     """Of a DLRM: its pairs go on as numbers, and V mixtures of its vectors stand for it in pairs with others.
 
-    With E ``[F, D]`` and z the P = F (F - 1) / 2 products of its lower triangle, the output is ::
+    With E ``[F, D]`` and z the P = F (F - 1) / 2 products of its lower triangle, the columns are ::
 
         vectors_v = sum over f of A_vf E_f + (M z + m)_v
         numbers   = z, where they fit, else C z + c
 
     V is as many as leave room for the pairs, and one where there is room for one vector. Where there is none, the
-    numbers are a map of E and z, and those who hear them make a vector of them. The paper (section 4.2) has
+    columns are a map of E and z, and those who hear them make a vector of them. The paper (section 4.2) has
     combinations of the vectors beside a linear map of all their columns. The map of products instead is ours: pairs
     inside a tower then count for as much as in a DLRM, and a column costs P products, not F D.
     """
@@ -66,6 +71,7 @@ class DotTower(TowerModule):
         self.vectors = max((columns - self.pairs) // width, int(columns >= width))
         self.opened = not self.vectors
         self.numbers = columns if self.opened else min(columns - self.vectors * width, self.pairs)
+        self.columns = self.vectors * width + self.numbers
         self.mixtures = nn.Linear(count, self.vectors, bias=False) if self.vectors else None
         self.map = nn.Linear(self.pairs, self.vectors * width) if self.vectors and self.pairs else None
         given = count * width + self.pairs if self.opened else self.pairs
@@ -90,13 +96,13 @@ class DotTower(TowerModule):
 
 
 class CrossTower(TowerModule):
-    """Of a DCN V2: crosses of its columns, x_{l+1} = x_0 * (W x_l + b) + x_l, projected to W numbers (section 4.2)."""
+    """Of a DCN V2: crosses of its columns, x_{l+1} = x_0 * (W x_l + b) + x_l, projected to W (section 4.2)."""
 
     def __init__(self, config: TowersConfig, count: int, width: int) -> None:
         super().__init__()
-        self.vectors, self.numbers = 0, config.columns(count, width)
+        self.vectors, self.columns = 0, config.columns(count, width)
         self.cross = Cross(count * width, config.cross_layers, 0)
-        self.projection = nn.Linear(count * width, self.numbers)
+        self.projection = nn.Linear(count * width, self.columns)
 
     def told(self, vectors: Tensor) -> Tensor:
         """See `TowerModule.told`."""

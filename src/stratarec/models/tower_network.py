@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.data.schema import Schema
+from stratarec.errors import ConfigError
 from stratarec.models.base import Network, Score, VectorsConfig
 from stratarec.models.history import History
 from stratarec.models.runs import Runs
@@ -38,7 +39,7 @@ class Tower(Network):
     @property
     def columns(self) -> int:
         """W_t."""
-        return self.score.vectors * self.width + self.score.numbers
+        return self.score.columns
 
 
 class TowerNetwork(Network):
@@ -65,13 +66,15 @@ class TowerNetwork(Network):
         plan = config.towers
         assert plan is not None
         check_plan(plan, schema)
+        _check_plain(config, schema)
         self.width, self.correction = config.embedding_dim, 0.0
         module = Plain if plan.compression is None else build
         parts = [_part(schema, pooled_keys, features) for features in plan.plan]
         self.towers = nn.ModuleList(Tower(config, plan, part, keys, module) for part, keys in parts)
         found = [key for tower in self.each for key in tower.sequence_keys]
         self.sequence_keys = tuple(feature.name for feature in schema.histories if feature.name in found)
-        self.targets = tuple(pooled_keys.index(f.of) for f in schema.histories if f.name in found)
+        self.targets = tuple((pooled_keys.index(f.of),) for f in schema.histories if f.name in found)
+        self.event_columns = tuple((name,) for name in self.sequence_keys)
         self._pooled = [[pooled_keys.index(key) for key in tower.pooled_keys] for tower in self.each]
         self._sequences = [[self.sequence_keys.index(key) for key in tower.sequence_keys] for tower in self.each]
         self._order = self._places(len(pooled_keys)) if plan.compression is None else None
@@ -79,8 +82,8 @@ class TowerNetwork(Network):
             str(number): nn.Linear(tower.columns, self.width)
             for number, tower in enumerate(self.each) if tower.score.opened
         })  # fmt: skip
-        vectors, numbers = (sum(getattr(tower.score, name) for tower in self.each) for name in ("vectors", "numbers"))
-        self.score = score(len(schema.dense), vectors + len(self.openings), numbers)
+        vectors = sum(tower.score.vectors for tower in self.each) + len(self.openings)
+        self.score = score(len(schema.dense), vectors, sum(tower.columns for tower in self.each if tower.score.direct))
 
     @property
     def each(self) -> list[Tower]:
@@ -126,13 +129,25 @@ class TowerNetwork(Network):
                 vectors.append(self.openings[str(number)](columns).unsqueeze(1).to(columns.dtype))
             if count:
                 vectors.append(columns[:, : count * self.width].reshape(len(columns), count, self.width))
-            if tower.score.numbers:
-                numbers.append(columns[:, count * self.width :])
+            if tower.score.direct:
+                numbers.append(columns)
         joined = torch.cat(vectors, dim=1) if vectors else told[0].new_empty(len(told[0]), 0, self.width)
         if self._order is not None:
             joined = joined[:, self._order]
         logits: Tensor = self.score(dense, joined, None, torch.cat(numbers, dim=1) if numbers else None)
         return self._corrected(logits)
+
+
+def _check_plain(config: VectorsConfig, schema: Schema) -> None:
+    """Refuse what towers do not take."""
+    if config.embedding_dims:
+        raise ConfigError("model.embedding_dims is of models without model.towers; leave one of them out")
+    if schema.sequences and config.history.pooling != "mean":
+        name = next(iter(schema.sequences))
+        raise ConfigError(
+            f"model.towers takes sequences such as {name!r} with model.history.pooling mean alone, which is "
+            f"{config.history.pooling}; change it, or leave model.towers out"
+        )
 
 
 def _part(schema: Schema, pooled_keys: Sequence[str], features: Sequence[str]) -> tuple[Schema, tuple[str, ...]]:

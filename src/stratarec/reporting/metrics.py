@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from stratarec.naming import visible
 
@@ -31,8 +32,20 @@ def shown(evaluations: Iterable[Figures]) -> tuple[str, ...]:
     return tuple(name for name in LABELS if name != "grouped_auc" or known)
 
 
-def lines(split: str, figures: Figures) -> Sequence[str]:
+def by_label(split: str, figures: Mapping[str, Any]) -> list[tuple[str, Figures]]:
+    """The figures of a split under its name; of several labels, those of each under its name, too."""
+    labels = figures.get("labels")
+    if labels is None:
+        return [(split, figures)]
+    return [(f"{split}, {visible(name)[:_WIDEST]}", each) for name, each in labels.items()]
+
+
+def lines(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
     """The figures of a split for the terminal; a dash for what is not defined, and why."""
+    return [line for name, each in by_label(split, figures) for line in _lines(name, each)]
+
+
+def _lines(split: str, figures: Figures) -> Sequence[str]:
     found = [f"{split}: {figures['samples']:,} samples"]
     found += [f"  {LABELS[name]:20} {show(figures[name], 6)}" for name in shown([figures])]
     if figures["auc"] is None:

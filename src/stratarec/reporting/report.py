@@ -12,8 +12,9 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
+from stratarec.reporting.curve import Curve
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes, write_html
-from stratarec.reporting.metrics import LABELS, Figures, show, shown
+from stratarec.reporting.metrics import LABELS, by_label, show, shown
 from stratarec.reporting.placement import COMPARED, comparison_rows
 from stratarec.sizes import readable
 
@@ -28,7 +29,7 @@ def write_report(
     dataset: Dataset,
     position: Mapping[str, Any],
     result: Mapping[str, Any],
-    curve: tuple[NDArray[Any], NDArray[Any]] | None,
+    curves: Mapping[str, Curve],
 ) -> None:
     """Write the report of a finished run.
 
@@ -38,10 +39,12 @@ def write_report(
         Losses and evaluations of the run.
     result : mapping
         What ``result.json`` holds.
-    curve : tuple of ndarray or None
-        Labels and probabilities of the test split.
+    curves : mapping of str to Curve
+        Label -> the test split; empty without one.
     """
-    charts = [chart for chart in (_loss(position), _validation(position), _calibration(curve)) if chart is not None]
+    made = [_loss(position), _validation(position)]
+    made += [_calibration(curve, f", {label}" if len(curves) > 1 else "") for label, curve in curves.items()]
+    charts = [chart for chart in made if chart is not None]
     write_html(
         path,
         "run.html.jinja",
@@ -52,7 +55,8 @@ def write_report(
         notes=list(_notes(recipe, position, result)),
         evaluations=_evaluations(position, result),
         splits=Table(
-            heads=("split", "samples", "click rate", "shards"), rows=[_split(dataset, n) for n in dataset.splits]
+            heads=("split", "samples", " and ".join(_rates(dataset)), "shards"),
+            rows=[_split(dataset, n) for n in dataset.splits],
         ),
         vocabularies=f"{len(dataset.vocabularies)} tables, {sum(dataset.table_rows().values()):,} rows",
         memory=Table(heads=COMPARED, rows=comparison_rows(result["memory"])),
@@ -60,8 +64,10 @@ def write_report(
     )
 
 
-def _cards(test: Figures | None, result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    cards = [("test AUC", show(test["auc"], 5)), ("test log loss", show(test["log_loss"], 5))] if test else []
+def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    cards = []
+    for name, figures in by_label("test", test) if test else []:
+        cards += [(f"{name} AUC", show(figures["auc"], 5)), (f"{name} log loss", show(figures["log_loss"], 5))]
     return [
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}"),
@@ -86,18 +92,26 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
 
 
 def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
-    rows: list[tuple[str, Figures]] = [("validation", entry) for entry in position["evaluations"]]
-    rows += [("test", {"step": result["steps"], **result["test"]})] if "test" in result else []
-    names = shown(figures for _, figures in rows)
+    found = [("validation", entry["step"], entry) for entry in position["evaluations"]]
+    found += [("test", result["steps"], result["test"])] if "test" in result else []
+    rows = [(name, step, figures) for split, step, entry in found for name, figures in by_label(split, entry)]
+    names = shown(figures for _, _, figures in rows)
     return Table(
         heads=("split", "step", *(LABELS[name] for name in names)),
-        rows=[(split, f"{entry['step']:,}", *(show(entry[name], 5) for name in names)) for split, entry in rows],
+        rows=[(split, f"{step:,}", *(show(figures.get(name), 5) for name in names)) for split, step, figures in rows],
     )
+
+
+def _rates(dataset: Dataset) -> list[str]:
+    """What the shares of positive samples are called."""
+    labels = dataset.schema.labels and dataset.schema.label_columns
+    return [f"rate of {name}" for name in labels] or ["click rate"]
 
 
 def _split(dataset: Dataset, name: str) -> tuple[str, ...]:
     samples = dataset.samples(name)
-    rate = f"{dataset.positives[name] / samples:.2%}" if samples else "-"
+    counts = dataset.label_counts(name).values()
+    rate = ", ".join(f"{count.positives / count.known:.2%}" if count.known else "-" for count in counts)
     return (name, f"{samples:,}", rate, str(len(dataset.shards(name))))
 
 
@@ -126,19 +140,15 @@ def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[n
     return Chart(title=title, note=note, figure=figure)
 
 
-def _calibration(curve: tuple[NDArray[Any], NDArray[Any]] | None) -> Chart | None:
-    """Click rate against prediction, in bins of equally many samples; None where there are too few for two bins."""
-    if curve is None or len(curve[0]) < 2 * _LEAST_BIN:
+def _calibration(curve: Curve, label: str) -> Chart | None:
+    """Click rate against prediction; None where there are too few samples for two bins."""
+    predicted, observed = curve.bins(_BINS, _LEAST_BIN)
+    if len(predicted) < 2:
         return None
-    label, probability = curve
-    bins = min(len(label) // _LEAST_BIN, _BINS)
-    parts = np.array_split(np.argsort(probability, kind="stable"), bins)
-    predicted = [float(probability[part].mean()) for part in parts]
-    observed = [float(label[part].mean()) for part in parts]
     figure, axes = new_axes(3.6, 2.5)
     top = max(*predicted, *observed, 1e-3) * 1.05
     axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1)
     axes.plot(predicted, observed, color=ACCENT, marker="o", markersize=3, linewidth=1.5)
     axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
     axes.grid(color=LINE)
-    return Chart(title="Calibration", note=f"test split, {bins} bins", figure=figure)
+    return Chart(title=f"Calibration{label}", note=f"test split, {len(predicted)} bins", figure=figure)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.transforms import Moments, transform
+from stratarec.data.transforms import Spread, Standard
 from stratarec.data.vocabulary import MISSING, Vocabulary
 from stratarec.errors import DataError
 from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.serving.cells import CellEncoder
 from stratarec.serving.frames import read_frame
 from stratarec.serving.values import ValueIndex
 
@@ -30,16 +31,17 @@ class FeatureEncoder:
     Parameters
     ----------
     schema : Schema
-    moments : mapping of str to Moments
+    moments : mapping of str to Spread
         Of each dense column.
     vocabularies : mapping of str to Vocabulary
     """
 
-    def __init__(self, schema: Schema, moments: Mapping[str, Moments], vocabularies: Mapping[str, Vocabulary]) -> None:
+    def __init__(self, schema: Schema, moments: Mapping[str, Spread], vocabularies: Mapping[str, Vocabulary]) -> None:
         whole = (replace(f, max_length=_WHOLE, separator="") if f.kind == "history" else f for f in schema.sparse)
-        self._schema, self._moments = schema, moments
+        self._schema, self._standard = schema, Standard(schema.dense, moments)
         self._read = replace(schema, sparse=tuple(whole))
         self._index = {name: ValueIndex(vocabulary) for name, vocabulary in vocabularies.items()}
+        self._cells = CellEncoder(schema, self._standard, self._index)
 
     def encode(self, frame: Any) -> tuple[Tensor, KeyedJagged]:
         """``[N, F_dense]`` numbers, and the ids of every sparse feature in the order of the schema.
@@ -49,15 +51,17 @@ class FeatureEncoder:
         DataError
             Where a column is missing or holds what it does not hold in a log.
         """
-        return self.encode_columns(read_frame(frame, self._read), "the frame")
+        few = self._cells.encode(frame)
+        return few if few is not None else self.encode_columns(read_frame(frame, self._read), "the frame")
 
     def encode_columns(self, columns: Mapping[str, pl.Series], origin: str) -> tuple[Tensor, KeyedJagged]:
         """The same for columns that have the types that a source gives; messages call where they are from `origin`."""
         schema = self._schema
         rows = len(next(iter(columns.values())))
-        dense = np.empty((rows, len(schema.dense)), dtype=np.float32)
+        raw = np.empty((len(schema.dense), rows), dtype=np.float64)
         for place, feature in enumerate(schema.dense):
-            dense[:, place] = transform(columns[feature.name], feature, self._moments[feature.name])
+            raw[place] = columns[feature.name].cast(pl.Float64).to_numpy()  # what is missing becomes NaN
+        dense = self._standard.of(raw)
         bags = {feature.name: self._bags(columns[feature.name], feature, origin) for feature in schema.sparse}
         return torch.from_numpy(dense), KeyedJagged.from_features(bags)
 

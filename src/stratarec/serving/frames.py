@@ -44,7 +44,11 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     typed = {}
     for feature in features:
         with _readable(feature.name):
-            typed[feature.name] = _typed(columns[feature.name], feature, converter)
+            if isinstance(feature, DenseFeature) or feature.kind != "sequence":
+                typed[feature.name] = _typed(columns[feature.name], feature, converter)
+    for name, parts in schema.sequences.items():
+        with _readable(name):
+            typed |= converter.sequence([_as_lists(columns[part.name]) for part in parts], parts)
     bad.settle()
     return typed
 
@@ -89,6 +93,8 @@ def _typed(raw: pl.Series, feature: DenseFeature | SparseFeature, converter: Con
         return converter.number(raw)
     if feature.kind == "single":
         return converter.category(raw, feature.type)
-    if isinstance(raw.dtype, pl.Array):
-        raw = raw.arr.to_list()
-    return converter.values(raw, feature)
+    return converter.values(_as_lists(raw), feature)
+
+
+def _as_lists(raw: pl.Series) -> pl.Series:
+    return raw.arr.to_list() if isinstance(raw.dtype, pl.Array) else raw

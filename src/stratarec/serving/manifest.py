@@ -2,13 +2,15 @@
 
     manifest.json              configuration, features, tables, vocabularies; bytes and hash of every other file
     network.safetensors        weights of the network
-    tables.safetensors         <table>: [rows, D] float32
+    tables.safetensors         <table>: [rows, D] float32, or [rows, record bytes] uint8 with
+                               @rows/<table>: [K] int64 and @float32/<table>: [K, D], rows that are float32 as well
     vocabulary/0000-x.parquet  value, id and count of a vocabulary; the manifest says which one
     README.txt                 this, for people
-    program.pt2                only on request: a program that torch.export made
+    program.pt2, network.onnx  only on request: the network as torch.export wrote it, or as ONNX
 
 All of it but the program is data. An export may come from somebody else, so nothing of it is used before it was
-checked, and `program.pt2` is never opened: torch unpickles parts of it, and a pickle runs whatever its writer put in.
+checked, and those two are never opened by `Scorer`: torch unpickles parts of a program, and a pickle runs whatever its
+writer put in.
 """
 
 from __future__ import annotations
@@ -19,26 +21,32 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
+import torch
 
 from stratarec.artifacts import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.data.manifest import Ids
 from stratarec.data.schema import Schema
-from stratarec.data.transforms import Moments
 from stratarec.embedding import EmbeddingBagConfig
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.errors import ExportError
 from stratarec.models import DCNv2Config, ModelConfig
 from stratarec.models.base import build_tables
+from stratarec.tensors import Spec
 
 FORMAT: Literal[2] = 2
-MANIFEST, NETWORK, TABLES, README, PROGRAM = (
-    "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "program.pt2",
+MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX = (
+    "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "program.pt2", "network.onnx",
 )  # fmt: skip
 ADVICE = "export the model again"
 # Of each kind; a number of nine digits would otherwise be built before any weight is missed.
 _MOST_LAYERS = 1 << 10
 # Ids are int32.
 _MOST_ROWS = 1 << 31
-_Squares = Annotated[float, pydantic.Field(ge=0)]
+_Rows = Annotated[int, pydantic.Field(ge=0, le=_MOST_ROWS)]
+_Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+_Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+# No vocabulary has a name that begins so.
+ROWS, FLOATS = "@rows/", "@float32/"
 
 
 class ExportedFile(Model):
@@ -49,26 +57,10 @@ class ExportedFile(Model):
 
 
 class ExportedMoments(Model):
-    """Of a dense column over the training split; see `Moments`."""
+    """Of a dense column over the training split, after its transform: less `mean`, over `deviation`."""
 
-    count: Count
-    mean: float
-    squares: _Squares
-    least: float
-    most: float
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> ExportedMoments:
-        if self.least > self.most or (not self.count and self.least != self.most):
-            raise ValueError(f"{self.count} numbers from {self.least} to {self.most}")
-        # Of what is read as a finite number, a difference may be none.
-        if not 0 < self.moments.deviation < float("inf"):
-            raise ValueError(f"a deviation of {self.moments.deviation}, expected a positive number")
-        return self
-
-    @property
-    def moments(self) -> Moments:
-        return Moments(**vars(self))
+    mean: _Finite
+    deviation: _Positive
 
 
 class ExportedTable(Model):
@@ -76,7 +68,34 @@ class ExportedTable(Model):
 
     rows: Annotated[int, pydantic.Field(ge=1, le=_MOST_ROWS)]
     width: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
-    dtype: Literal["float32"]
+    codec: Literal["fp32", "fp16", "bf16", "int8", "int4"]
+    """Of its rows, as they were at home while they were trained."""
+    parameters: Literal["fp16", "fp32"]
+    """Storage of the scale and the offset of an int8 or int4 row."""
+    float32_rows: _Rows
+    """Of another codec than fp32, how many rows are there as float32, too, which is what they are."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> ExportedTable:
+        if self.float32_rows > (0 if self.codec == "fp32" else self.rows):
+            raise ValueError(f"{self.float32_rows} of {self.rows} rows of {self.codec} as float32")
+        return self
+
+    @property
+    def record(self) -> RecordCodec:
+        """The codec of its rows: without optimizer state, and to nearest where a row has to be encoded."""
+        config = CodecConfig(kind=self.codec, rounding="nearest", parameters=self.parameters)
+        return RecordCodec(config, width=self.width, row_state=False, full_state=False)
+
+    def tensors(self, name: str) -> dict[str, Spec]:
+        """What there is of it in the file."""
+        if self.codec == "fp32":
+            return {name: Spec(torch.float32, (self.rows, self.width))}
+        kept = {
+            ROWS + name: Spec(torch.int64, (self.float32_rows,)),
+            FLOATS + name: Spec(torch.float32, (self.float32_rows, self.width)),
+        }
+        return {name: Spec(torch.uint8, (self.rows, self.record.record_bytes)), **(kept if self.float32_rows else {})}
 
 
 class ExportedVocabulary(Ids):
@@ -94,7 +113,7 @@ class PooledInput(Model):
 
 
 class SequenceInput(Model):
-    """A history that the network is given row by row."""
+    """A history, or a column of a sequence, that the network is given row by row."""
 
     feature: str
     table: str
@@ -132,7 +151,8 @@ class Manifest(Model):
         config = self.model
         lists = [config.deep_mlp] if isinstance(config, DCNv2Config) else [config.bottom_mlp, config.top_mlp]
         layers = [config.cross_layers] if isinstance(config, DCNv2Config) else []
-        layers += [config.history.layers, *(len(sizes) for sizes in (*lists, config.history.attention_mlp))]
+        lists += [config.history.attention_mlp, config.heads.tower_mlp, config.heads.expert_mlp]
+        layers += [config.history.layers, config.heads.experts, *map(len, (*lists, self.columns.labels))]
         if max(layers) > _MOST_LAYERS:
             yield f"model: {max(layers)} layers, expected at most {_MOST_LAYERS}"
         for feature in self.columns.sparse:
@@ -152,11 +172,9 @@ class Manifest(Model):
                 return
         for name, table in self.tables.items():
             vocabulary = self.vocabularies[name]
-            if table.rows != vocabulary.values + vocabulary.tail_buckets or table.width != self.model.embedding_dim:
-                yield (
-                    f"tables.{name}: {table.rows} rows of {table.width}, expected "
-                    f"{vocabulary.values + vocabulary.tail_buckets} of {self.model.embedding_dim}"
-                )
+            rows, width = vocabulary.values + vocabulary.tail_buckets, self.model.table_width(name)
+            if (table.rows, table.width) != (rows, width):
+                yield (f"tables.{name}: {table.rows} rows of {table.width}, expected {rows} of {width}")
 
     def _inputs(self) -> Iterator[str]:
         pooled, sequences = inputs(self.configs(), self.columns)
@@ -166,8 +184,8 @@ class Manifest(Model):
     def _files(self) -> Iterator[str]:
         paths = [entry.path for entry in self.vocabularies.values()]
         needed = {NETWORK, TABLES, README, *paths}
-        if len(set(paths)) != len(paths) or set(self.files) - {PROGRAM} != needed:
-            yield f"files: {sorted(self.files)}, expected {sorted(needed)} and {PROGRAM} at most"
+        if len(set(paths)) != len(paths) or set(self.files) - {PROGRAM, ONNX} != needed:
+            yield f"files: {sorted(self.files)}, expected {sorted(needed)}, and {PROGRAM} and {ONNX} at most"
 
     def configs(self) -> list[EmbeddingBagConfig]:
         """The tables as a collection takes them."""
@@ -196,5 +214,5 @@ def inputs(
         for name in table.feature_names
     )
     unpooled = {name: table.name for table in configs for name in table.sequence_features}
-    histories = [feature.name for feature in schema.histories if feature.name in unpooled]
-    return pooled, tuple(SequenceInput(feature=name, table=unpooled[name]) for name in histories)
+    behaviours = [feature.name for columns in schema.behaviours.values() for feature in columns]
+    return pooled, tuple(SequenceInput(feature=name, table=unpooled[name]) for name in behaviours if name in unpooled)

@@ -19,9 +19,9 @@ from stratarec.models import build_network
 from stratarec.models.base import Network
 from stratarec.models.outputs import autocast, probabilities
 from stratarec.serving.features import FeatureEncoder
-from stratarec.serving.manifest import ADVICE, NETWORK, TABLES, Manifest
-from stratarec.serving.stored import map_file, map_tensors
-from stratarec.serving.tables import ReadOnlyTables
+from stratarec.serving.manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, Manifest
+from stratarec.serving.stored import MappedTensors, map_file, map_tensors
+from stratarec.serving.tables import EncodedTable, FloatTables, ReadOnlyTables
 from stratarec.tensors import Spec
 
 # Samples that are scored at once: bounds memory.
@@ -33,11 +33,15 @@ class Scorer:
 
     Notes
     -----
-    Threads may share a scorer. Tables stay in their file, which must not change while the scorer is in use.
+    Threads may share a scorer. Where they do, or where rows come one at a time, `torch.set_num_threads(1)` is fastest:
+    threads of torch that wait for each other take longer than the network of a row. Tables stay in their file, which
+    must not change while the scorer is in use.
     """
 
     def __init__(self, manifest: Manifest, encoder: FeatureEncoder, tables: ReadOnlyTables, network: Network) -> None:
         self.manifest = manifest
+        self.labels = manifest.columns.label_columns
+        """What scores are of, by the columns of the log that it was in."""
         self._encoder, self._tables, self._network = encoder, tables, network
 
     @classmethod
@@ -56,13 +60,12 @@ class Scorer:
         manifest = Manifest.read(folder)
         network = _network(folder, manifest)
         vocabularies = {name: _vocabulary(folder, manifest, name) for name in manifest.vocabularies}
-        encoder = FeatureEncoder(
-            manifest.columns, {name: each.moments for name, each in manifest.moments.items()}, vocabularies
-        )
+        encoder = FeatureEncoder(manifest.columns, manifest.moments, vocabularies)
         return cls(manifest, encoder, _tables(folder, manifest, network.sequence_keys), network)
 
     def score(self, frame: Any) -> NDArray[np.float32]:
-        """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding.
+        """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding; ``[N, T]``
+        of the T `labels` where there are several.
 
         Parameters
         ----------
@@ -80,10 +83,12 @@ class Scorer:
         """
         dense, sparse = self._encoder.encode(frame)
         parts = [self._logits(*batch) for batch in _batches(dense, sparse)]
-        logits = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
-        if np.isnan(logits).any():
+        empty = (0, len(self.labels)) if len(self.labels) > 1 else 0
+        logits = np.concatenate(parts) if parts else np.zeros(empty, dtype=np.float32)
+        wrong = np.isnan(logits)
+        if wrong.any():
             raise ExportError(
-                f"the score of row {int(np.isnan(logits).argmax()) + 1} is no number: the exported weights overflow"
+                f"the score of row {int(np.argwhere(wrong)[0, 0]) + 1} is no number: the exported weights overflow"
             )
         return probabilities(logits)
 
@@ -116,16 +121,31 @@ def _network(folder: Path, manifest: Manifest) -> Network:
         raise ExportError(f"{folder}: its manifest describes no network ({reason}); {ADVICE}") from error
     weights = map_tensors(folder, NETWORK, manifest.files[NETWORK], specs)
     # Copies: what lies in a file is aligned otherwise, and may not be written.
-    state = {name: torch.from_numpy(values.copy()).view(specs[name].shape) for name, values in weights.items()}
+    state = {name: torch.from_numpy(weights[name].copy()).view(spec.shape) for name, spec in specs.items()}
     network.load_state_dict(state, assign=True)
     return network.eval().requires_grad_(False)
 
 
 def _tables(folder: Path, manifest: Manifest, histories: Sequence[str]) -> ReadOnlyTables:
-    specs = {name: Spec(torch.float32, (table.rows, table.width)) for name, table in manifest.tables.items()}
-    return ReadOnlyTables(
-        manifest.configs(), map_tensors(folder, TABLES, manifest.files[TABLES], specs), histories
-    )  # fmt: skip
+    specs = {key: spec for name, table in manifest.tables.items() for key, spec in table.tensors(name).items()}
+    found = map_tensors(folder, TABLES, manifest.files[TABLES], specs)
+    flat, places = found.all_floats()
+    plain = {name: places[name] // table.width for name, table in manifest.tables.items() if table.codec == "fp32"}
+    encoded = {name: _encoded(table, name, found) for name, table in manifest.tables.items() if name not in plain}
+    for name, table in encoded.items():
+        if fault := table.fault():
+            raise ExportError(f"{folder / TABLES}: {name!r} has {fault}; {ADVICE}")
+    return ReadOnlyTables(manifest.configs(), FloatTables(weights=flat, first_row=plain), encoded, histories)
+
+
+def _encoded(table: ExportedTable, name: str, found: MappedTensors) -> EncodedTable:
+    few = bool(table.float32_rows)
+    return EncodedTable(
+        layout=table.record.layout,
+        records=found[name].reshape(table.rows, -1),
+        kept=found[ROWS + name] if few else np.zeros(0, dtype=np.int64),
+        floats=(found[FLOATS + name] if few else np.zeros(0, dtype=np.float32)).reshape(-1, table.width),
+    )
 
 
 def _vocabulary(folder: Path, manifest: Manifest, name: str) -> Vocabulary:

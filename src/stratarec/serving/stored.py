@@ -11,10 +11,12 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 import xxhash
 from numpy.typing import NDArray
 
@@ -29,6 +31,8 @@ _PIECE = 1 << 22
 _MOST_HEADER = 100_000_000
 # Characters of a name that a message repeats.
 _LONGEST = 80
+
+_TYPES = {torch.float32: np.float32, torch.int64: np.int64, torch.uint8: np.uint8}
 
 Floats = NDArray[np.float32]
 
@@ -46,28 +50,49 @@ def map_file(folder: Path, name: str, expected: ExportedFile) -> mmap.mmap:
     return content
 
 
-def map_tensors(
-    folder: Path, name: str, expected: ExportedFile, specs: Mapping[str, Spec]
-) -> dict[str, Floats]:  # fmt: skip
-    """The float32 tensors of a safetensors file of an export, flat and mapped.
+@dataclass(frozen=True, kw_only=True)
+class MappedTensors:
+    """Tensors of a safetensors file, where they lie in it."""
+
+    content: mmap.mmap
+    places: Mapping[str, int]
+    specs: Mapping[str, Spec]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """A tensor, flat."""
+        spec = self.specs[name]
+        kind = _TYPES[spec.dtype]
+        return np.frombuffer(self.content, kind, spec.nbytes // spec.dtype.itemsize, self.places[name])
+
+    def all_floats(self) -> tuple[Floats, dict[str, int]]:
+        """All float32 tensors as one array, and where each begins in it: they lie side by side."""
+        names = [name for name, spec in self.specs.items() if spec.dtype == torch.float32]
+        if not names:
+            return np.zeros(0, dtype=np.float32), {}
+        first = min(self.places[name] for name in names)
+        last = max(self.places[name] + self.specs[name].nbytes for name in names)
+        flat = np.frombuffer(self.content, np.float32, (last - first) // 4, first)
+        return flat, {name: (self.places[name] - first) // 4 for name in names}
+
+
+def map_tensors(folder: Path, name: str, expected: ExportedFile, specs: Mapping[str, Spec]) -> MappedTensors:
+    """The tensors of a safetensors file of an export, mapped.
 
     The header is compared with the one that tensors of these names, types and shapes have, and never relied on.
 
     Raises
     ------
     ExportError
-        Where the file is not what was written, has other tensors, or a number in it is not finite.
+        Where the file is not what was written, has other tensors, or a float32 number in it is not finite.
     """
     content, path = _map(folder, name, expected), folder / name
     front, places = header(specs)
     if content[: len(front)] != front or len(content) != len(front) + sum(spec.nbytes for spec in specs.values()):
         raise ExportError(f"{path}: {_difference(content, specs)}; {ADVICE}")
     _check_hash(path, content, expected)
-    found = {
-        key: np.frombuffer(content, np.float32, specs[key].nbytes // 4, place) for key, place in places.items()
-    }  # fmt: skip
-    for key, values in found.items():
-        if not _finite(values):
+    found = MappedTensors(content=content, places=places, specs=specs)
+    for key, spec in specs.items():
+        if spec.dtype == torch.float32 and not _finite(found[key]):
             raise ExportError(f"{path}: {key!r} has a number that is not finite; {ADVICE}")
     return found
 

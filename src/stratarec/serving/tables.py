@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,75 +11,151 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding import EmbeddingBagConfig
+from stratarec.embedding.tables import features_of, group_layout
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.codec import decode
+from stratarec.kernels.codec.layout import Layout
 from stratarec.kernels.pooling import gather, pool
 from stratarec.models.history import History, Windows
 
 Floats = NDArray[np.float32]
+Records = NDArray[np.uint8]
+Indices = NDArray[np.int64]
+
+# Ids of rows that were decoded are made here.
+_ANY = 1 << 31
+# Of a table, decoded at a time to be checked.
+_PIECE = 8 << 20
+_NO_STATE = np.zeros(1, dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatTables:
+    """Float32 tables that lie in one array."""
+
+    weights: Floats
+    """``[R * D]``, which may be a mapped file and is never written."""
+    first_row: Mapping[str, int]
+    """Of each table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedTable:
+    """A table of which each row is a record, but for some in float32."""
+
+    layout: Layout
+    records: Records
+    """``[rows, record_bytes]``."""
+    kept: Indices
+    """``[K]`` rows that are in float32, rising."""
+    floats: Floats
+    """``[K, D]``."""
+
+    def fault(self) -> str:
+        """What is wrong with its rows, which may be anybody's; empty if nothing is."""
+        if len(self.kept) and not (self.kept[0] >= 0 and self.kept[-1] < len(self.records)):
+            return "rows outside of the table"
+        if (np.diff(self.kept) <= 0).any():
+            return "rows that do not rise"
+        width = self.layout.width
+        step = max(_PIECE // (4 * width), 1)
+        out = np.empty((min(step, len(self.records)), width), dtype=np.float32)
+        for first in range(0, len(self.records), step):
+            part = self.records[first : first + step]
+            _decode(self.layout, part, np.arange(len(part), dtype=np.int64), out)
+            if not np.isfinite(out[: len(part)]).all():
+                return "a number that is not finite"
+        return ""
+
+    def decode(self, ids: NDArray[np.int32], out: Floats) -> None:
+        """Rows `ids` into `out` ``[len(ids), D]``."""
+        _decode(self.layout, self.records, ids.astype(np.int64), out)
+        if len(self.kept):
+            place = np.minimum(np.searchsorted(self.kept, ids), len(self.kept) - 1)
+            here = np.flatnonzero(self.kept[place] == ids)
+            out[here] = self.floats[place[here]]
 
 
 class ReadOnlyTables:
-    """Pools and looks up rows of tables of one width.
+    """Pools and looks up rows of tables.
 
     Parameters
     ----------
     configs : sequence of EmbeddingBagConfig
-    weights : mapping of str to ndarray
-        Table -> ``[rows * D]`` float32, which may be a mapped file and is never written.
+    floats : FloatTables
+        Those in float32.
+    encoded : mapping of str to EncodedTable
+        The others: of them, the rows that a batch asks for are decoded.
     histories : sequence of str
         Unpooled features, in the order in which the network takes them.
     """
 
     def __init__(
-        self, configs: Sequence[EmbeddingBagConfig], weights: Mapping[str, Floats], histories: Sequence[str]
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        floats: FloatTables,
+        encoded: Mapping[str, EncodedTable],
+        histories: Sequence[str],
     ) -> None:
-        self._histories = tuple(histories)
-        self._tables: list[tuple[tuple[str, ...], GroupLayout, Floats]] = []
-        column = 0
-        for table in configs:
-            names = (*table.feature_names, *table.sequence_features)
-            self._tables.append((names, _layout(table, column), weights[table.name]))
-            column += len(table.feature_names) * table.embedding_dim
-        self.columns = column
+        self._histories, self._encoded, self._weights = tuple(histories), encoded, floats.weights
+        self._width = configs[0].embedding_dim if configs else 0
+        pooled = [name for table in configs for name in table.feature_names]
+        places = {name: self._width * place for place, name in enumerate(pooled)}
+        self.columns = self._width * len(pooled)
+        plain = [table for table in configs if table.name not in encoded]
+        coded = [table for table in configs if table.name in encoded]
+        first, rows = [floats.first_row[table.name] for table in plain], [table.num_embeddings for table in plain]
+        self._plain = group_layout(plain, places, first, rows) if plain else None
+        self._coded = group_layout(coded, places, [0] * len(coded), [_ANY] * len(coded)) if coded else None
+        self._plain_features, self._coded_features = features_of(plain), features_of(coded)
 
     def look_up(self, features: KeyedJagged) -> tuple[Tensor, list[History]]:
         """Pooled rows ``[B, columns]``, and the rows of each history.
 
         Ids are within their tables, as those of a vocabulary are.
         """
-        pooled, offsets = torch.empty(features.batch_size, self.columns), features.bag_offsets()
+        pooled = torch.empty(features.batch_size, self.columns)
         rows: dict[str, Tensor] = {}
-        for names, layout, weights in self._tables:
-            bags = BagBatch(
-                values=features.values.numpy(),
-                offsets=offsets.numpy(),
-                weights=None,
-                batch=features.batch_size,
-                key=np.array([features.keys.index(name) for name in names], dtype=np.int64),
-            )
-            wrong = [pool(weights, layout, bags, pooled)]
-            for place in np.flatnonzero(layout.sequence):
-                first, last = bags.span(int(place))
-                rows[names[place]] = torch.empty(last - first, layout.width)
-                wrong.append(gather(weights, layout, bags, int(place), rows[names[place]]))
-            assert max(wrong) < 0, "an id outside its table"
+        if self._plain is not None:
+            bags = _bags(features, features.values.numpy(), self._plain_features)
+            rows |= _read(self._weights, self._plain, bags, self._plain_features, pooled)
+        if self._coded is not None:
+            bags = _bags(features, np.arange(len(features.values), dtype=np.int32), self._coded_features)
+            rows |= _read(self._decoded(features, bags), self._coded, bags, self._coded_features, pooled)
         return pooled, [_history(rows[name], features, name) for name in self._histories]
 
+    def _decoded(self, features: KeyedJagged, bags: BagBatch) -> Floats:
+        """``[N * D]`` the row of every id of an encoded table; the others are left as they are."""
+        ids, out = features.values.numpy(), np.empty((len(features.values), self._width), dtype=np.float32)
+        for place, (table, _) in enumerate(self._coded_features):
+            first, last = bags.span(place)
+            self._encoded[table.name].decode(ids[first:last], out[first:last])
+        return out.reshape(-1)
 
-def _layout(table: EmbeddingBagConfig, column: int) -> GroupLayout:
-    pooled, unpooled = len(table.feature_names), len(table.sequence_features)
-    features = pooled + unpooled
-    return GroupLayout(
-        width=table.embedding_dim,
-        base=np.zeros(features, dtype=np.int64),
-        rows=np.full(features, table.num_embeddings, dtype=np.int64),
-        column=column + table.embedding_dim * np.arange(features, dtype=np.int64),
-        mean=np.full(features, table.pooling == "mean", dtype=np.int64),
-        sequence=np.repeat(np.array([0, 1], dtype=np.int64), [pooled, unpooled]),
-        table_start=np.array([0, features], dtype=np.int64),
-        table_features=np.arange(features, dtype=np.int64),
-    )
+
+def _decode(layout: Layout, records: Records, places: Indices, out: Floats) -> None:
+    slots = np.arange(len(places), dtype=np.int64)
+    decode(layout, records, places, (out.reshape(-1), _NO_STATE, _NO_STATE), slots)
+
+
+def _bags(features: KeyedJagged, values: NDArray[np.int32], wanted: Sequence[tuple[object, str]]) -> BagBatch:
+    key = np.array([features.keys.index(name) for _, name in wanted], dtype=np.int64)
+    offsets = features.bag_offsets().numpy()
+    return BagBatch(values=values, offsets=offsets, weights=None, batch=features.batch_size, key=key)
+
+
+def _read(
+    weights: Floats, layout: GroupLayout, bags: BagBatch, wanted: Sequence[tuple[object, str]], pooled: Tensor
+) -> dict[str, Tensor]:
+    """Pool into `pooled`; the rows of features that are not pooled."""
+    wrong, rows = [pool(weights, layout, bags, pooled)], {}
+    for place in np.flatnonzero(layout.sequence).tolist():
+        first, last = bags.span(place)
+        found = rows[wanted[place][1]] = torch.empty(last - first, layout.width)
+        wrong.append(gather(weights, layout, bags, place, found))
+    assert max(wrong) < 0, "an id outside its table"
+    return rows
 
 
 def _history(rows: Tensor, features: KeyedJagged, name: str) -> History:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -100,6 +101,8 @@ class TrainConfig:
     """What is shuffled within them: ``run`` keeps neighbouring samples of a session together that share their groups
     and histories, ``session`` all samples of a session, ``sample`` none. ``auto``: runs where the data set has groups,
     else samples."""
+    loss_weights: Mapping[str, float] = field(default_factory=dict)
+    """Label -> factor on its loss, where there are several; by default 1."""
     deduplicate: bool = True
     """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
 
@@ -119,5 +122,18 @@ class TrainConfig:
         if self.threads > _MOST_THREADS:
             raise ConfigError(f"train.threads is {self.threads}, expected at most {_MOST_THREADS}")
         check_seed(self.seed, "train.seed")
+        for label, factor in self.loss_weights.items():
+            if factor < 0:
+                raise ConfigError(f"train.loss_weights.{label} is {factor}, expected 0 or more")
         if self.run:
             check_directory(self.run, "train.run")
+
+    def loss_factors(self, labels: Sequence[str]) -> tuple[float, ...]:
+        """Factor on the loss of each label; `ConfigError` for one that there is not, and where all are 0."""
+        other = next((name for name in self.loss_weights if name not in labels), None)
+        if other is not None:
+            raise ConfigError(f"train.loss_weights.{other}: no such label; there are {', '.join(labels)}")
+        factors = tuple(float(self.loss_weights.get(label, 1.0)) for label in labels)
+        if not any(factors):
+            raise ConfigError("train.loss_weights: every label has a factor of 0, so that nothing would be trained")
+        return factors

@@ -50,9 +50,10 @@ class Curves:
 
     def validation(self, entry: Mapping[str, Any]) -> None:
         """The metrics of an evaluation, as `Position.evaluations` has it."""
-        for name in LABELS:
-            if entry[name] is not None:
-                self._add(f"valid/{name}", entry[name], entry["step"])
+        for label, figures in entry.get("labels", {"": entry}).items():
+            for name in LABELS:
+                if figures[name] is not None:
+                    self._add(f"valid/{label}/{name}" if label else f"valid/{name}", figures[name], entry["step"])
 
     def _add(self, name: str, value: float, step: int) -> None:
         if self._board is not None:

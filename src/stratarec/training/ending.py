@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
@@ -19,9 +18,10 @@ from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation import evaluate_split
+from stratarec.reporting.curve import Curve
+from stratarec.training.evaluation import Scored, evaluate_split
 from stratarec.training.memory import peak_rss_bytes
-from stratarec.training.metrics import Metrics
+from stratarec.training.metrics import Metrics, figures
 from stratarec.training.position import Position
 from stratarec.training.records import write_result
 from stratarec.training.stopping import Stopped
@@ -64,11 +64,11 @@ class Ending:
         }
         if self.mesh.ranks > 1:
             result["ranks"] = self.figures()
-        curve: tuple[Any, Any] | None = None
+        curves: dict[str, Curve] = {}
         if self.dataset.samples("test"):
-            metrics, label, score = self._test(path)
-            result["test"] = metrics.to_dict()
-            curve = (label, 1 / (1 + np.exp(-score.astype(np.float64))))
+            metrics, found = self._test(path)
+            result["test"] = figures(metrics)
+            curves = {name: _curve(found, name, list(metrics)) for name in metrics}
         result["peak_rss_bytes"] = peak_rss_bytes()
 
         def write() -> None:
@@ -76,12 +76,14 @@ class Ending:
             from stratarec.reporting.report import write_report
 
             write_result(self.run, result)
-            write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curve)
+            write_report(
+                self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curves
+            )
 
         self.mesh.first(write)
         return result
 
-    def _test(self, path: Path) -> tuple[Metrics, NDArray[np.float32], NDArray[np.float32]]:
+    def _test(self, path: Path) -> tuple[dict[str, Metrics], Scored]:
         try:
             return evaluate_split(
                 self.model,
@@ -113,3 +115,14 @@ class Ending:
         used = {name: round(self._sum(size)) for name, size in self._used().items()}
         rows = compare_totals(self.plan, used)
         return [{**asdict(row), "defect": row.defect} for row in rows]
+
+
+def _curve(found: Scored, name: str, names: list[str]) -> Curve:
+    """Of one label."""
+    label, logit, weight = found.label, found.logit, found.weight
+    if label.ndim == 2:
+        place = names.index(name)
+        rows = ~np.isnan(label[:, place])
+        label, logit = label[rows, place], logit[rows, place]
+        weight = weight[rows] if len(weight) else weight
+    return Curve(label, 1 / (1 + np.exp(-logit.astype(np.float64))), weight)

@@ -17,7 +17,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.models.outputs import autocast
 from stratarec.progress import Progress
-from stratarec.training.metrics import Metrics, evaluate_logits
+from stratarec.training.metrics import Metrics, evaluate_labels
 
 _BATCH = 8192
 
@@ -26,9 +26,13 @@ class Scored(NamedTuple):
     """Samples and what the model says of them."""
 
     label: NDArray[np.float32]
+    """``[N]``, or ``[N, T]`` of several labels, NaN where one is not known."""
     logit: NDArray[np.float32]
+    """Likewise."""
     user: NDArray[np.int64]
     """Empty where samples have none."""
+    weight: NDArray[np.float32]
+    """Likewise."""
 
     @classmethod
     def joined(cls, parts: Iterable[Scored]) -> Scored:
@@ -81,22 +85,31 @@ def evaluate_split(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
     mesh: Mesh | None = None,
-) -> tuple[Metrics, NDArray[np.float32], NDArray[np.float32]]:
-    """Metrics of a split, and its labels and logits; see `logits`. Ranks have all of them: no metric is an estimate."""
+) -> tuple[dict[str, Metrics], Scored]:
+    """Metrics of each label on a split, and its samples; see `logits`. Ranks have all of them: no metric is an
+    estimate."""
     parts = logits(
         model, dataset, split, precision=precision, progress=progress, check=check, mesh=mesh,
         portions=1 if mesh is None else mesh.ranks,
     )  # fmt: skip
     # A rank's parts follow one another in storage, so sums have the order that one process gives them.
     found = Scored.joined(Scored.joined(of_rank) for of_rank in zip(*parts, strict=True))
-    return evaluate_logits(found.label, found.logit, found.user if len(found.user) else None), found.label, found.logit
+    metrics = evaluate_labels(
+        dataset.schema.label_columns,
+        found.label,
+        found.logit,
+        found.user if len(found.user) else None,
+        found.weight if len(found.weight) else None,
+    )
+    return metrics, found
 
 
 def _scored(model: CTRModel, batch: Batch) -> Scored:
     # A share without samples has no logits, but its rank's rows are asked for by the others.
     scores = model(batch).cpu().numpy() if batch.size else _no_logits(model, batch)
     users = np.empty(0, dtype=np.int64) if batch.user is None else batch.user.cpu().numpy()
-    return Scored(batch.label.cpu().numpy(), scores, users)
+    weights = np.empty(0, dtype=np.float32) if batch.weight is None else batch.weight.cpu().numpy()
+    return Scored(batch.label.cpu().numpy(), scores, users, weights)
 
 
 def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
@@ -104,9 +117,9 @@ def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
     if mesh.ranks == 1:
         return [mine]
     found = mesh.rows.gather(mine.tobytes())
-    return [np.frombuffer(found[rank], dtype=mine.dtype) for rank in mesh.order]
+    return [np.frombuffer(found[rank], dtype=mine.dtype).reshape(-1, *mine.shape[1:]) for rank in mesh.order]
 
 
 def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
     model.nothing(batch)
-    return np.empty(0, dtype=np.float32)
+    return np.empty(batch.label.shape, dtype=np.float32)

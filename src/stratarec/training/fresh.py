@@ -16,10 +16,12 @@ from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.events import Events
 from stratarec.data.hashing import stable_hash
-from stratarec.data.schema import Schema
+from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.sources import SourceConfig
+from stratarec.data.sources.avazu import AvazuConfig, AvazuSource
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.columns import check_there
+from stratarec.data.sources.criteo import CriteoConfig, CriteoSource
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.view import View
@@ -32,7 +34,7 @@ from stratarec.training.run import TrainedModel
 _BATCH = 8192
 # Of histories the last values are kept, and of other lists the first.
 _WHOLE = 1 << 62
-_Source = CsvSource | ParquetSource
+_Source = CsvSource | ParquetSource | CriteoSource | AvazuSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,9 @@ class FreshRows:
     kept: pl.DataFrame
     """Columns that are passed through, as the file has them."""
     label: NDArray[np.float32] | None
+    """``[N]``, or ``[N, T]`` of several labels, NaN where one is not known."""
+    weight: NDArray[np.float32] | None
+    """Where the log was opened to be evaluated and the schema names one."""
     logits: NDArray[np.float32]
     user: NDArray[np.int64] | None
     """Who is told from whom; None where the log does not say."""
@@ -83,12 +88,16 @@ class FreshLogs:
         self._schema = trained.dataset.schema
         first = self._open(files, View(schema=self._schema))
         names, path = first.column_names(), first.files[0]
-        self.labelled = self._schema.label_column in names
+        self.labels = self._schema.label_columns
+        self.labelled = set(self.labels) <= set(names)
         if labelled:
-            check_there(names, self._schema.label_column, path)
+            for name in filter(None, (*self.labels, self._schema.weight)):
+                check_there(names, name, path)
         for name in keep:
             check_there(names, name, path)
         self._earlier = tuple(earlier)
+        # Nobody asks how much a row counts that is only scored.
+        self._weight = self._schema.weight if labelled else ""
         self._given = self._given_histories(names, path)
         schema, self._user = self._read_schema(), self._schema.user if self._schema.user in names else ""
         self.keep = tuple(dict.fromkeys(keep))
@@ -117,7 +126,7 @@ class FreshLogs:
 
     def _read_schema(self) -> Schema:
         """The schema of what is read: keys only where histories are made by them; given histories are lists."""
-        schema = replace(self._schema, session="")
+        schema = replace(self._schema, session="", weight=self._weight)
         if schema.histories and not self._given:
             return schema
         lists = tuple(
@@ -151,7 +160,7 @@ class FreshLogs:
         schema = self._schema
         needed = {feature.of for feature in schema.histories}
         sparse = tuple(f for f in schema.sparse if f.name in needed or f.kind == "history")
-        view = View(schema=replace(schema, dense=(), sparse=sparse, session=""))
+        view = View(schema=replace(schema, dense=(), sparse=sparse, session="", weight=""))
         logs = [self._earlier] if self._earlier else []
         logs += [self._source.files] if self.labelled else []
         return Events(
@@ -164,7 +173,6 @@ class FreshLogs:
         if events is not None:
             columns |= events.histories(frame)
         dense, sparse = encoder.encode_columns(columns, path)
-        label = frame[self._schema.label_column].to_numpy().astype(np.float32) if self.labelled else None
         assert chunk.rows is not None
         assert chunk.kept is not None or not (self.keep or self._user)
         kept = chunk.kept if chunk.kept is not None else pl.DataFrame()
@@ -173,10 +181,19 @@ class FreshLogs:
             file=path,
             rows=chunk.rows,
             kept=kept.select(kept[name] for name in self.keep),
-            label=label,
+            label=self._label(frame) if self.labelled else None,
+            weight=frame[self._weight].to_numpy().astype(np.float32) if self._weight else None,
             logits=self._logits(dense, sparse),
             user=user,
         )
+
+    def _label(self, frame: pl.DataFrame) -> NDArray[np.float32]:
+        found = [frame[name].to_numpy().astype(np.float32) for name in self.labels]
+        if len(found) == 1:
+            return found[0]
+        label = np.stack(found, axis=1)
+        label[label == UNKNOWN] = np.nan
+        return label
 
     def _logits(self, dense: torch.Tensor, sparse: object) -> NDArray[np.float32]:
         model, parts = self._trained.model.eval(), []
@@ -185,7 +202,11 @@ class FreshLogs:
                 chosen = torch.arange(first, min(first + _BATCH, len(dense)))
                 batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))  # type: ignore[attr-defined]
                 parts.append(model(batch).cpu().numpy())
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+        return (
+            np.concatenate(parts)
+            if parts
+            else np.zeros((0, len(self.labels)) if len(self.labels) > 1 else 0, dtype=np.float32)
+        )
 
 
 def make_encoder(dataset: Dataset) -> FeatureEncoder:
@@ -196,12 +217,16 @@ def make_encoder(dataset: Dataset) -> FeatureEncoder:
 
 
 def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:
-    """Other logs by the source of a recipe; `DataError` where it does not read rows by a schema."""
+    """Other logs by the source of a recipe; `DataError` where its samples are no rows of a log."""
     if isinstance(config, CsvConfig):
         return CsvSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
     if isinstance(config, ParquetConfig):
         return ParquetSource(replace(config, paths=tuple(files)), on_bad_row, view)
+    if isinstance(config, CriteoConfig):
+        return CriteoSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
+    if isinstance(config, AvazuConfig):
+        return AvazuSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
     raise DataError(
-        f"the run's source is of kind {config.kind}, which does not read raw rows by a schema: prepare {files[0]} with "
+        f"the run's source is of kind {config.kind}, whose samples are no rows of a log: prepare {files[0]} with "
         "the run's vocabulary as a data set of its own and name that, or export the model and use stratarec.Scorer"
     )

@@ -19,11 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from stratarec.batch import Batch
 from stratarec.data.loader import Loader, run_ahead
@@ -34,6 +33,7 @@ from stratarec.models import CTRModel
 from stratarec.models.outputs import autocast
 from stratarec.models.request import Request
 from stratarec.training.config import TrainConfig
+from stratarec.training.objective import Objective
 
 Item = tuple[Batch, Request]
 
@@ -116,9 +116,6 @@ class Stages:
     reduction : Reduction
     """
 
-    loss_of: ClassVar[str] = "mean"
-    """What the loss is of the losses of samples."""
-
     def __init__(
         self,
         model: CTRModel,
@@ -131,6 +128,7 @@ class Stages:
     ) -> None:
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
+        self.objective = Objective(config.loss_factors(model.network.labels))
 
     @property
     def epoch_steps(self) -> int:
@@ -162,7 +160,11 @@ class Stages:
         """The loss of a batch, a scalar."""
         with autocast(self._config.precision):
             logits = self.model(batch, request, prepared)
-        return functional.binary_cross_entropy_with_logits(logits, batch.label, reduction=self.loss_of)
+        return self.loss(logits, batch)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """What `forward` gives for the logits of a batch."""
+        return self.objective.mean(logits, batch)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the network, and one optimizer step of the rows."""

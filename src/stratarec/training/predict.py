@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +19,7 @@ from stratarec.data.spill import split_rows
 from stratarec.errors import ConfigError, StorageError
 from stratarec.files import write_atomic
 from stratarec.models.outputs import probabilities
+from stratarec.opening import remove_leftovers_of
 from stratarec.progress import Progress
 from stratarec.training.evaluation import Scored, logits
 from stratarec.training.fresh import FreshLogs, FreshRows
@@ -30,7 +31,8 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
 
     Columns are ``file`` (where samples are rows of files), ``row`` (in that file, counted from 1, a line for text;
     else in the order of the source), ``label`` and ``score``, in the order of storage: by shard and user, not that of
-    the log. A data set that was prepared with ``data.keep_rows: false`` gives the last two alone.
+    the log. A data set that was prepared with ``data.keep_rows: false`` gives the last two alone. Where there are
+    several labels they are ``label_<name>``, null where it is not known, and ``score_<name>`` of each.
 
     Of several ranks the first one writes.
 
@@ -40,7 +42,8 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
         How many rows there are.
     """
     keys = _Keys(trained.dataset, split)
-    schema = pa.schema([*keys.fields, ("label", pa.float32()), ("score", pa.float32())])
+    outputs = Outputs(trained.dataset.schema.label_columns)
+    schema = pa.schema([*keys.fields, *((name, pa.float32()) for name in (*outputs.labels, *outputs.scores))])
     rows = 0
 
     def write(file: BinaryIO) -> None:
@@ -54,11 +57,13 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
                 progress=progress,
                 mesh=trained.mesh,
             )
-            for label, score, _ in map(Scored.joined, parts):
-                writer.write_table(pa.table([*keys.take(len(label)), label, probabilities(score)], schema=schema))
+            for label, score, *_ in map(Scored.joined, parts):
+                columns = [*outputs.label(label).values(), *outputs.score(score).values()]
+                writer.write_table(pa.table([*keys.take(len(label)), *columns], schema=schema))
                 rows += len(label)
 
     if trained.mesh.is_first:
+        remove_leftovers_of(output)
         write_atomic(output, write)
     else:  # this rank scores its share all the same
         with open(os.devnull, "wb") as nowhere:
@@ -70,7 +75,7 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
     """Write the score of each row of raw logs, in their order; as CSV where `output` is called so, else as Parquet.
 
     Columns are ``file`` and ``row`` (counted from 1, a line for text), those that `logs` passes through, ``label``
-    where there is one, and ``score``.
+    where there is one, and ``score``; of several labels as in `predict`.
 
     Returns
     -------
@@ -82,8 +87,9 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
     ConfigError
         When a column that is passed through is called like one of these.
     """
+    outputs = Outputs(logs.labels)
     for name in logs.keep:
-        if name in ("file", "row", "label", "score"):
+        if name in ("file", "row", *outputs.labels, *outputs.scores):
             raise ConfigError(f"--keep {name}: the output has a column of that name of its own; rename it in the log")
     rows = 0
 
@@ -91,7 +97,7 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
         nonlocal rows
         writer, schema = None, None
         for part in logs.scored(progress):
-            table = _table(part)
+            table = _table(part, outputs)
             if writer is None:
                 make = pa_csv.CSVWriter if output.suffix == ".csv" else partial(pq.ParquetWriter, compression="zstd")
                 writer, schema = make(file, table.schema), table.schema
@@ -101,17 +107,44 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
             writer.close()
 
     try:
+        remove_leftovers_of(output)
         write_atomic(output, write)
     except pa.ArrowException as error:
         raise StorageError(f"cannot write {output}: {' '.join(str(error).split())}; keep other columns") from error
     return rows
 
 
-def _table(part: FreshRows) -> pa.Table:
+class Outputs:
+    """The columns that samples have in predictions: a label and a score, or several.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the labels.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        several = len(names) > 1
+        self.labels, self.scores = (
+            [f"{what}_{name}" if several else what for name in names] for what in ("label", "score")
+        )  # fmt: skip
+
+    def label(self, label: NDArray[np.float32]) -> dict[str, pa.Array]:
+        """From ``[N]`` or ``[N, T]``."""
+        columns = label.reshape(-1, len(self.labels)).T
+        return {name: pa.array(column, from_pandas=True) for name, column in zip(self.labels, columns, strict=True)}
+
+    def score(self, logits: NDArray[np.float32]) -> dict[str, pa.Array]:
+        """Likewise, probabilities."""
+        columns = probabilities(logits).reshape(-1, len(self.scores)).T
+        return {name: pa.array(np.ascontiguousarray(each)) for name, each in zip(self.scores, columns, strict=True)}
+
+
+def _table(part: FreshRows, outputs: Outputs) -> pa.Table:
     columns: dict[str, Any] = {"file": pa.repeat(part.file, len(part.rows)), "row": part.rows}
     columns |= {name: part.kept[name].to_arrow() for name in part.kept.columns}
-    columns |= {} if part.label is None else {"label": part.label}
-    return pa.table({**columns, "score": probabilities(part.logits)})
+    columns |= {} if part.label is None else outputs.label(part.label)
+    return pa.table({**columns, **outputs.score(part.logits)})
 
 
 class _Keys:

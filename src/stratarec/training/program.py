@@ -1,18 +1,26 @@
-"""A network as a `torch.export` program: (dense ``[B, F]``, pooled ``[B, P * D]``, rows ``[B, L, D]`` and mask
-``[B, L]`` of each history) -> ``[B]`` probabilities.
+"""A network for use elsewhere, as a `torch.export` program or as ONNX.
 
-For use without StrataRec. torch unpickles parts of such a file, so opening one runs whatever its writer put in:
-StrataRec writes programs and never opens them.
+(dense ``[B, F]``, pooled ``[B, P * D]``, rows ``[B, L, D]`` and mask ``[B, L]`` of each history) -> probabilities
+``[B]``, or ``[B, T]`` of T labels.
+
+torch unpickles parts of a program's file, so opening one runs whatever its writer put in: StrataRec writes programs and
+never opens them. An ONNX file is data.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stratarec.errors import ConfigError
 from stratarec.models.base import Network
 from stratarec.training.run import TrainedModel
 
@@ -34,16 +42,67 @@ def program_bytes(trained: TrainedModel) -> memoryview:
     return content.getbuffer()
 
 
+def check_onnx() -> None:
+    """Refuse ``--onnx`` where what it takes is not installed."""
+    try:
+        for name in ("onnx", "onnxscript"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"--onnx needs onnx and onnxscript, which are not installed ({error}): pip install 'stratarec[onnx]'"
+        ) from error
+
+
+def onnx_bytes(trained: TrainedModel) -> bytes:
+    """What ``network.onnx`` holds.
+
+    Inputs are `dense` and `pooled`, and `rows_<n>` and `mask_<n>` of sequence n; the output is `score`.
+    """
+    names = ["dense", "pooled"]
+    for number in range(sum(map(len, trained.model.network.event_columns))):
+        names += [f"rows_{number}", f"mask_{number}"]
+    with _quiet():
+        program = torch.onnx.export(
+            _program(trained), dynamo=True, input_names=names, output_names=["score"], verbose=False
+        )
+        assert program is not None
+        content = program.model_proto
+    # Where this code lay and what torch called its parts is nobody's business.
+    for part in (content, content.graph, *content.graph.node, *content.graph.value_info, *content.graph.initializer):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    return bytes(content.SerializeToString(deterministic=True))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the notes of torch's exporter, which are none of a user's."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
 def _program(trained: TrainedModel) -> torch.export.ExportedProgram:
-    network, width = trained.model.network, trained.recipe.model.embedding_dim
+    network, embeddings = trained.model.network, trained.model.embeddings
+    widths = {
+        name: table.embedding_dim
+        for table in embeddings.tables
+        for name in (*table.feature_names, *table.sequence_features)
+    }
     batch = torch.export.Dim("batch", min=1)
-    pooled = len(trained.model.embeddings.pooled_keys) * width
+    pooled = sum(widths[name] for name in embeddings.pooled_keys)
     inputs: list[Tensor] = [torch.zeros(3, len(trained.dataset.schema.dense)), torch.zeros(3, pooled)]
     shapes: list[dict[int, Any]] = [{0: batch}, {0: batch}]
-    for number, _ in enumerate(network.sequence_keys):
+    for number, columns in enumerate(network.event_columns):
         longest = torch.export.Dim(f"length_{number}", min=1)
-        inputs += [torch.zeros(3, 5, width), torch.ones(3, 5, dtype=torch.bool)]
-        shapes += [{0: batch, 1: longest}, {0: batch, 1: longest}]
+        for name in columns:
+            inputs += [torch.zeros(3, 5, widths[name]), torch.ones(3, 5, dtype=torch.bool)]
+            shapes += [{0: batch, 1: longest}, {0: batch, 1: longest}]
     extra = [tuple(shapes[2:])] if len(shapes) > 2 else []
     model = _Probability(network).eval()
     return torch.export.export(model, tuple(inputs), dynamic_shapes=(*shapes[:2], *extra))

@@ -72,8 +72,8 @@ class Result(Model):
     """What was planned and what is used, for each memory."""
     network_bytes: Count
     peak_rss_bytes: Count
-    test: dict[str, int | float | None] | None = None
-    """Metrics, where there is a test split."""
+    test: dict[str, int | float | dict[str, dict[str, int | float | None]] | None] | None = None
+    """Metrics, where there is a test split; of several labels also those of each, as ``labels``."""
     ranks: tuple[RankFigures, ...] = ()
     """Of each process, where there were several."""
 

@@ -101,7 +101,7 @@ def new_model(
         dataset.table_rows(),
         optimizer=recipe.train.embedding,
         seed=recipe.train.seed,
-        click_rate=dataset.positives["train"] / dataset.samples("train"),
+        click_rates=[count.positives / max(count.known, 1) for count in dataset.label_counts("train").values()],
         tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
         collection=collection,
     )
@@ -112,9 +112,8 @@ def new_model(
 
 
 def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
-    width = recipe.model.embedding_dim
     planned = {placed.table: f"{placed.rows:,} rows of {placed.width}" for placed in plan.tables}
-    actual = {name: f"{rows:,} rows of {width}" for name, rows in dataset.table_rows().items()}
+    actual = {name: f"{rows:,} rows of {recipe.model.table_width(name)}" for name, rows in dataset.table_rows().items()}
     for table in sorted({*planned, *actual}):
         if planned.get(table) != actual.get(table):
             raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stratarec.batch import Batch
@@ -20,31 +21,33 @@ from stratarec.training.waits import Waits
 class SharedStages(Stages):
     """The stages of a step of one rank of a mesh: its samples count as much as those of the others."""
 
-    loss_of = "sum"
-
     def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
         super().__init__(*stages, **others)
         self.mesh, self.waits = mesh, Waits(mesh)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """The sum of the losses of this rank's samples."""
+        """See `loss`."""
         if not batch.size:
-            return self.model.nothing(batch, request, prepared)
+            return self.model.nothing(batch, request, prepared).expand(len(self.model.network.labels))
         return super().forward(batch, request, prepared)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """``[T]`` weighted sums of the losses of this rank's samples, by label."""
+        return self.objective.sums(logits, batch)
 
     def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
         """See `Stages.train`; loss and samples are those of all ranks."""
         with self.waits:
-            loss = self.forward(batch, request, prepared)
-            found = self.mesh.rows.figures([loss.item(), batch.size])
-            parts = [found[rank] for rank in self.mesh.order]
-            samples = sum(int(size) for _, size in parts)
-            value = sum(part for part, _ in parts) / samples
+            losses = self.forward(batch, request, prepared)
+            found = self.mesh.rows.figures((*losses.tolist(), *self.objective.weights(batch), batch.size))
+            *sums, samples = map(sum, zip(*(found[rank] for rank in self.mesh.order), strict=True))
+            weights = sums[len(losses) :]
+            value = self.objective.joined(torch.tensor(sums[: len(losses)], dtype=torch.float64), weights).item()
             if not math.isfinite(value):
                 refuse_loss(value, step)
-            self.backward(loss / samples)
+            self.backward(self.objective.joined(losses, weights))
             self.update(step)
-        return Trained(value, samples)
+        return Trained(value, int(samples))
 
     def figures(self) -> list[dict[str, float]]:
         """`RankFigures` of all ranks."""

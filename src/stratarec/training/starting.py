@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stratarec.data.dataset import Dataset
+from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
@@ -19,8 +20,8 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
     """Refuse early stopping by a validation split that cannot tell better from worse."""
     if not config.early_stopping.patience:
         return
-    samples, positives = dataset.samples("valid"), dataset.positives["valid"]
-    if not samples or (config.early_stopping.metric == "auc" and not 0 < positives < samples):
+    samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
+    if not first.known or (config.early_stopping.metric == "auc" and not 0 < first.positives < first.known):
         what = "samples of one class alone in its validation split" if samples else "no validation split"
         raise ConfigError(
             f"train.early_stopping.patience is {config.early_stopping.patience}, but {dataset.path} has {what}: set "
@@ -50,6 +51,16 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
                 f"train.{name}.schedule falls to 0 at step {schedule.total_steps:,} of {total_steps:,}: from there on "
                 "it changes nothing"
             )
+
+
+def exchange_remarks(towers: int, mesh: Mesh) -> Iterator[str]:
+    """How the ranks of a model with towers exchange rows."""
+    if not towers or mesh.ranks == 1:
+        return
+    if mesh.between is None:
+        yield f"the exchange is flat: by towers it needs as many hosts as towers, {towers}, and there are {mesh.hosts}"
+    else:
+        yield f"the exchange is by towers: the tables of each of {towers} are on a host of their own"
 
 
 def take_up(run: Path, found: Path, recipe: Recipe, total_steps: int) -> Position:

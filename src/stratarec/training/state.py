@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import pydantic
@@ -13,7 +14,10 @@ FORMAT: Literal[5] = 5
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
-Evaluation = dict[str, bool | int | float | None]
+Figures = dict[str, int | float | None]
+Evaluation = dict[str, bool | int | float | dict[str, Figures] | None]
+# Figures that are read again: by early stopping, and to be shown.
+_NEEDED = ("auc", "log_loss")
 
 
 class VocabularyInput(Model):
@@ -30,6 +34,8 @@ class Inputs(Model):
     sparse: tuple[Json, ...]
     dense: tuple[Json, ...]
     vocabularies: dict[str, VocabularyInput]
+    labels: tuple[str, ...] = ()
+    """Where there are several."""
 
     @pydantic.field_validator("dense")
     @classmethod
@@ -70,9 +76,12 @@ class PositionState(Model):
             step = entry.get("step")
             if isinstance(step, bool) or not isinstance(step, int) or step < 0:
                 raise ValueError(f"an evaluation is of step {step!r}, expected a number of steps")
-            lost = [name for name in ("auc", "log_loss") if name not in entry or isinstance(entry[name], bool)]
-            if lost:
-                raise ValueError(f"the evaluation of step {step} lacks {lost[0]}")
+            labels = entry.get("labels", {})
+            each: tuple[Mapping[str, object], ...] = tuple(labels.values()) if isinstance(labels, dict) else ({},)
+            for figures in (entry, *each):
+                lost = [name for name in _NEEDED if isinstance(figures.get(name, True), bool | dict)]
+                if lost:
+                    raise ValueError(f"the evaluation of step {step} lacks {lost[0]}")
         return value
 
 

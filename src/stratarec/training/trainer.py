@@ -41,7 +41,7 @@ from stratarec.training.records import Result, read_plan, read_result, write_pla
 from stratarec.training.run import check_identity, identity, new_model, new_plan
 from stratarec.training.settings import torch_settings
 from stratarec.training.shared import SharedStages
-from stratarec.training.starting import check_validation, remarks, take_up
+from stratarec.training.starting import check_validation, exchange_remarks, remarks, take_up
 from stratarec.training.stopping import StopRequest
 from stratarec.training.together import Peers, Together
 from stratarec.training.validation import Validation
@@ -234,6 +234,8 @@ class Trainer:
         if self._uncompared:
             self.progress.say(self._uncompared)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
+            self.progress.say(line)
+        for line in exchange_remarks(self.recipe.towers, self.mesh):
             self.progress.say(line)
 
     def _take_up(self, path: Path, result: Result | None) -> bool:

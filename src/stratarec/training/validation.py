@@ -9,10 +9,11 @@ from stratarec.data.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.progress import Progress, SilentProgress
-from stratarec.reporting.metrics import LABELS, show
+from stratarec.reporting.metrics import LABELS, by_label, show
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.evaluation import evaluate_split
+from stratarec.training.metrics import figures
 from stratarec.training.position import Position, best, is_over
 from stratarec.training.stopping import Stopped
 
@@ -44,7 +45,7 @@ class Validation:
         if not self.dataset.samples("valid"):
             return False
         try:
-            metrics, _, _ = evaluate_split(
+            metrics, _ = evaluate_split(
                 self.model,
                 self.dataset,
                 "valid",
@@ -55,11 +56,12 @@ class Validation:
             )
         except Stopped:
             return False
-        found = metrics.to_dict()
+        found = figures(metrics)
         entry = {"step": position.step, **found, **({"closing": True} if closing else {})}
         position.evaluations.append(entry)
-        figures = (f"{LABELS[name]} {show(found[name], 5)}" for name in ("auc", "log_loss"))
-        self.progress.say(f"step {position.step}: validation {', '.join(figures)}")
+        for label, each in by_label("validation", found):
+            shown = (f"{LABELS[name]} {show(each[name], 5)}" for name in ("auc", "log_loss"))
+            self.progress.say(f"step {position.step}: {label} {', '.join(shown)}")
         curves.validation(entry)
         position.finished = is_over(position.evaluations, stopping)
         return best(position.evaluations, stopping) is entry

@@ -26,30 +26,38 @@ class Waits:
         """Waits that were exposed; time of all steps, and of such waits before them."""
         self._background = 0.0
         self._began = self._ended = time.perf_counter()
-        self._ids, self._rows, self._awaited = mesh.ids.wait_seconds, 0.0, 0.0
-        self._start = mesh.ids.wait_seconds + mesh.early.wait_seconds
+        self._ids, self._rows, self._awaited = self._of_ids, 0.0, 0.0
+        self._start = self._of_ids + mesh.early.wait_seconds
+
+    @property
+    def _of_ids(self) -> float:
+        return sum(part.ids.wait_seconds for part in self._mesh.parts)
+
+    @property
+    def _of_rows(self) -> float:
+        return sum(part.rows.wait_seconds for part in self._mesh.parts)
 
     @property
     def hidden_seconds(self) -> float:
         """Waits of other threads that were not exposed."""
-        behind = self._mesh.ids.wait_seconds + self._mesh.early.wait_seconds - self._start
+        behind = self._of_ids + self._mesh.early.wait_seconds - self._start
         return max(behind - self._background, 0.0)
 
     def __enter__(self) -> None:
         mesh, self._began = self._mesh, time.perf_counter()
-        waited = min(mesh.ids.wait_seconds - self._ids, self._began - self._ended)
+        waited = min(self._of_ids - self._ids, self._began - self._ended)
         self._count(waited, waited)
         self.step_seconds += waited
-        self._rows, self._awaited = mesh.rows.wait_seconds, mesh.early.awaited_seconds
+        self._rows, self._awaited = self._of_rows, mesh.early.awaited_seconds
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         mesh, self._ended = self._mesh, time.perf_counter()
         awaited = mesh.early.awaited_seconds - self._awaited
-        self._count(mesh.rows.wait_seconds - self._rows + awaited, awaited)
+        self._count(self._of_rows - self._rows + awaited, awaited)
         self.step_seconds += self._ended - self._began
-        self._ids = mesh.ids.wait_seconds
+        self._ids = self._of_ids
 
     def _count(self, exposed: float, background: float) -> None:
         """So many seconds were exposed, so many of them waits for another thread."""

@@ -146,7 +146,11 @@ def _forms(model: CTRModel, loader: Loader) -> list[Batch]:
         for batch in islice(batches, _BATCHES):
             request = model.request(batch)
             # Vectors that a history looks at are expanded where samples share them.
-            expanded = any(model.embeddings.pooled_keys[place] in request.shared for place in model.network.targets)
+            expanded = any(
+                model.embeddings.pooled_keys[place] in request.shared
+                for targets in model.network.targets
+                for place in targets
+            )
             found.setdefault((request.features.offsets is None, request.starts is None, expanded), batch)
         batches.close()  # type: ignore[attr-defined]
     return list(found.values())

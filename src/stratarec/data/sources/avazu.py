@@ -44,11 +44,11 @@ class AvazuSource(TextSource):
     )
 
     def convert(self, frame: pl.DataFrame, checks: RowChecks) -> pl.DataFrame:
-        label = checks.label(frame["click"])
+        label = [checks.label(frame["click"])] if "click" in frame.columns else []
         hour = ("20" + frame["hour"] + "00").str.to_datetime("%Y%m%d%H%M", strict=False)
         checks.require(frame["hour"], hour.is_not_null() & (frame["hour"].str.len_bytes() == 8), "an hour as YYMMDDHH")
         return frame.select(
-            label.alias("click"),
+            *label,
             *CATEGORIES,
             hour.dt.hour().cast(pl.Int64).alias("hour_of_day"),
             hour.dt.weekday().cast(pl.Int64).alias("weekday"),

@@ -1,9 +1,10 @@
 """What a source of raw logs gives: its schema, and its rows as a deterministic sequence of frames.
 
 A frame is a polars DataFrame with the label (UInt8, 0 or 1; null for a positive event that is no sample and only enters
-histories), dense columns (Float32 or Float64, null where missing), sparse columns (String, Int64 or UInt64, or a List
-of those; null where missing), and the time (Int64), session and user columns (String, Int64 or UInt64) that the schema
-names; a column has one type in all frames of a source. ``history`` features are not in it: `prepare` derives them.
+histories; where there are several, each 0, 1 or `UNKNOWN`), the weight (Float64) where the schema names one, dense
+columns (Float32 or Float64, null where missing), sparse columns (String, Int64 or UInt64, or a List of those; null
+where missing), and the time (Int64), session and user columns (String, Int64 or UInt64) that the schema names; a column
+has one type in all frames of a source. ``history`` features are not in it: `prepare` derives them.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ class ClicksSource:
         if config.session:
             columns[config.session] = converter.category(frame[config.session])
         for name in filter(None, (config.item, config.user, config.session)):
-            converter.require(frame[name], frame[name].is_not_null(), "a value")
+            converter.require(frame[name], columns[name].is_not_null(), "a value")
         columns[config.time] = converter.time(frame[config.time], config.time_unit)
         return converter.good(columns)
 

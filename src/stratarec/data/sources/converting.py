@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.data.names import column
-from stratarec.data.schema import LabelRule, Schema, SparseFeature, TimeUnit, ValueType
+from stratarec.data.schema import UNKNOWN, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
+from stratarec.data.sources.aligned import complete
 from stratarec.data.sources.text import BadRows
 from stratarec.data.sources.times import read_times
 from stratarec.data.sources.whole import from_floats, from_text, from_text_expr
 from stratarec.errors import DataError
 
+# Float32 holds a little more.
+_MOST = 3.0e38
 _TEXT = (pl.String, pl.Categorical, pl.Enum)
 
 
@@ -54,10 +58,12 @@ class Converter:
         return chosen if self._good.all() else chosen.filter(pl.Series(self._good))
 
     def convert(self, frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-        """Every column of `schema`, the label where there is one."""
-        columns = {}
+        """Every column of `schema`, labels where there are some."""
+        columns: dict[str, pl.Series] = {}
         if schema.label_column in frame.columns:
-            columns[schema.label_column] = self.label(frame[schema.label_column], schema.label)
+            columns |= self.labels(frame, schema)
+        if schema.weight:
+            columns[schema.weight] = self.weight(frame[schema.weight])
         for dense in schema.dense:
             columns[dense.name] = self.number(frame[dense.name])
         for sparse in schema.sparse:
@@ -65,13 +71,16 @@ class Converter:
                 columns[sparse.name] = self.category(frame[sparse.name], sparse.type)
             elif sparse.kind == "multi":
                 columns[sparse.name] = self.values(frame[sparse.name], sparse)
+        for features in schema.sequences.values():
+            columns |= self.sequence([frame[feature.name] for feature in features], features)
         kinds = {feature.name: feature.type for feature in schema.sparse if feature.kind == "single"}
         if schema.time:
             columns[schema.time] = self.time(frame[schema.time], schema.time_unit, schema.time_format)
         for name in (schema.session, schema.user):
             if name:
                 columns[name] = self.category(frame[name], kinds.get(name, "auto"))
-                self.require(frame[name], frame[name].is_not_null(), "a value")
+                # Of the converted: what is missing may be written as NaN, which is not null.
+                self.require(frame[name], columns[name].is_not_null(), "a value")
         return self.good(columns)
 
     def require(self, raw: pl.Series, fine: pl.Series, expected: str) -> None:
@@ -88,15 +97,30 @@ class Converter:
     def _type_error(self, raw: pl.Series, expected: str) -> DataError:
         return DataError(f"{self._path}: column {raw.name!r} is {raw.dtype}, expected {expected}")
 
-    def label(self, raw: pl.Series, rule: str | LabelRule) -> pl.Series:
-        """``UInt8`` 0 or 1."""
+    def labels(self, frame: pl.DataFrame, schema: Schema) -> dict[str, pl.Series]:
+        """Every label; of several, those that are missing are `UNKNOWN`, but not all of a row."""
+        if not schema.labels:
+            return {schema.label_column: self.label(frame[schema.label_column], schema.label)}
+        names = schema.label_columns
+        found = {
+            name: self.label(frame[name], rule, optional=True) for name, rule in zip(names, schema.labels, strict=True)
+        }
+        known = np.logical_or.reduce([(column != UNKNOWN).to_numpy() for column in found.values()])
+        self.require(frame[names[0]], pl.Series(known), f"a label here or in {', '.join(names[1:])}")
+        return found
+
+    def label(self, raw: pl.Series, rule: str | LabelRule, *, optional: bool = False) -> pl.Series:
+        """``UInt8`` 0 or 1; `UNKNOWN` where it may be missing and is."""
         threshold = None if isinstance(rule, str) else rule.at_least
+        if optional and raw.dtype.is_float():
+            raw = raw.fill_nan(None)
         value = self._numeric(raw, "0 and 1, or booleans" if threshold is None else "numbers for a label", truth=True)
-        if threshold is not None:
-            self.require(raw, value.is_finite(), "a number")
-            return (value >= threshold).fill_null(False).cast(pl.UInt8)
-        self.require(raw, (value == 0) | (value == 1), self._expected_label(raw))
-        return (value == 1).fill_null(False).cast(pl.UInt8)
+        fine = value.is_finite() if threshold is not None else (value == 0) | (value == 1)
+        expected = "a number" if threshold is not None else self._expected_label(raw)
+        self.require(raw, fine | raw.is_null() if optional else fine, expected)
+        positive = value >= threshold if threshold is not None else value == 1
+        found = positive.fill_null(False).cast(pl.UInt8)
+        return found.set(raw.is_null(), UNKNOWN) if optional else found
 
     def _expected_label(self, raw: pl.Series) -> str:
         return "0 or 1"
@@ -109,9 +133,18 @@ class Converter:
 
     def number(self, raw: pl.Series) -> pl.Series:
         """``Float64``; null where missing."""
-        value = self._numeric(raw, "numbers for a dense feature").fill_nan(None)
+        value = self._numeric(raw, "numbers for a dense feature")
+        if not value.null_count() and np.abs(value.to_numpy()).max(initial=0.0) <= 3.0e38:  # as most columns are
+            return value
+        value = value.fill_nan(None)
         missing = raw.is_null() if raw.dtype in _TEXT else value.is_null()
-        self.require(raw, missing | (value.abs() <= 3.0e38), "a finite number or nothing")
+        self.require(raw, missing | (value.abs() <= _MOST), "a finite number or nothing")
+        return value
+
+    def weight(self, raw: pl.Series) -> pl.Series:
+        """``Float64``, 0 or more."""
+        value = self._numeric(raw, "numbers for a weight")
+        self.require(raw, value.is_between(0.0, _MOST), "a finite number of 0 or more")
         return value
 
     def category(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
@@ -141,17 +174,40 @@ class Converter:
 
     def values(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
         """Lists of what `category` gives, none of it missing; the first `max_length` of each."""
+        found = self._lists(raw, feature).list.drop_nulls()
+        return self._typed_lists(raw, found, feature.type).list.head(feature.max_length)
+
+    def sequence(self, raw: Sequence[pl.Series], features: Sequence[SparseFeature]) -> dict[str, pl.Series]:
+        """Lists of the columns of one sequence, as long as each other, none of it missing; the last `max_length`."""
+        lists = [
+            self._typed_lists(part, self._lists(part, feature), feature.type)
+            for part, feature in zip(map(_without_empty, raw), features, strict=True)
+        ]
+        lengths = [part.list.len().fill_null(0).to_numpy() for part in lists]
+        for feature, length in zip(features[1:], lengths[1:], strict=True):
+            self._require_as_long(feature.name, length, features[0].name, lengths[0])
+        # Of bad rows nothing is used, and those of unequal lists would put all others out of step.
+        good = pl.DataFrame(lists).select(pl.when(pl.Series(self._good)).then(pl.all()))
+        found = complete(good.get_columns())
+        return {feature.name: part.list.tail(feature.max_length) for feature, part in zip(features, found, strict=True)}
+
+    def _require_as_long(self, name: str, length: NDArray[Any], main: str, expected: NDArray[Any]) -> None:
+        wrong = (length != expected) & self._good
+        for row in np.flatnonzero(wrong):
+            problem = (
+                f"column {name!r}: got a list of {length[row]}, expected {expected[row]} values, as many as "
+                f"{main!r} has, which it is beside"
+            )
+            self._bad.add(self._path, int(self._numbers[row]), problem, unit=self._unit)
+        self._good &= ~wrong
+
+    def _lists(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
+        """A column of lists; null in them is what is missing."""
         if feature.separator:
             if raw.dtype not in (*_TEXT, pl.Null):
                 raise self._type_error(raw, f"text to split at {feature.separator!r}")
             parts = raw.cast(pl.String).str.split(feature.separator)
-            found = parts.list.eval(pl.element().filter(pl.element() != ""))
-        else:
-            found = self._lists(raw)
-        return self._typed_lists(raw, found, feature.type).list.head(feature.max_length)
-
-    def _lists(self, raw: pl.Series) -> pl.Series:
-        """A column of lists, without what is missing in them."""
+            return parts.list.eval(pl.when(pl.element() != "").then(pl.element()))
         if raw.dtype == pl.Null:
             raw = raw.cast(pl.List(pl.Int64))
         if raw.dtype.base_type() != pl.List:
@@ -160,7 +216,7 @@ class Converter:
         if not (inner.is_integer() or inner in (pl.String, pl.Categorical, pl.Null)):
             raise self._type_error(raw, "lists of integers or text")
         text, kept = inner in (pl.String, pl.Categorical), inner == pl.UInt64
-        return (raw if kept else raw.cast(pl.List(pl.String if text else pl.Int64))).list.drop_nulls()
+        return raw if kept else raw.cast(pl.List(pl.String if text else pl.Int64))
 
     def _typed_lists(self, raw: pl.Series, lists: pl.Series, type: ValueType) -> pl.Series:
         inner = lists.dtype.inner  # type: ignore[attr-defined]
@@ -169,11 +225,9 @@ class Converter:
         if type != "integer" or inner != pl.String:
             return lists
         whole = lists.list.eval(from_text_expr(pl.element()))
-        kept = whole.list.drop_nulls()
-        self.require(
-            raw, raw.is_null() | (kept.list.len() == whole.list.len()), "whole numbers, as its type is integer"
-        )
-        return kept
+        read, given = (each.list.drop_nulls().list.len() for each in (whole, lists))
+        self.require(raw, raw.is_null() | (read == given), "whole numbers, as its type is integer")
+        return whole
 
     def time(self, raw: pl.Series, unit: TimeUnit, form: str = "") -> pl.Series:
         """``Int64`` in `unit`.
@@ -208,6 +262,11 @@ class TextConverter(Converter):
             return value
         words = {"true": 1.0, "false": 0.0}
         return value.fill_null(text.str.to_lowercase().replace_strict(words, default=None, return_dtype=pl.Float64))
+
+
+def _without_empty(raw: pl.Series) -> pl.Series:
+    """Text that is empty is a list of nothing, and not of one value that is missing."""
+    return raw.cast(pl.String).replace("", None) if raw.dtype in _TEXT else raw
 
 
 def _written(form: str) -> str:

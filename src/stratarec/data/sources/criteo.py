@@ -41,5 +41,5 @@ class CriteoSource(TextSource):
     )
 
     def convert(self, frame: pl.DataFrame, checks: RowChecks) -> pl.DataFrame:
-        label = checks.label(frame["label"])
-        return frame.with_columns(label, *(checks.number(frame[name]) for name in DENSE))
+        label = [checks.label(frame["label"])] if "label" in frame.columns else []
+        return frame.with_columns(*label, *(checks.number(frame[name]) for name in DENSE))

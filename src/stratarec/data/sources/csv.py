@@ -137,7 +137,7 @@ class CsvSource:
             names = names_in(content)
             for name in self._names if names else ():
                 check_there(names, name, file.path)
-            lists = frozenset(f.name for f in self.schema.sparse if f.kind == "multi" and not f.separator)
+            lists = frozenset(f.name for f in self.schema.sparse if f.kind in ("multi", "sequence") and not f.separator)
             return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
         delimiter = _delimiter(config, file)
         if delimiter == config.quote:
@@ -222,9 +222,13 @@ def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[
 def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     """What each column is read as at first: text, where it stands in several places of the schema that differ."""
     schema = view.schema
-    plain = isinstance(schema.label, str)  # whole numbers are parsed faster; others are read as text first
-    roles: list[tuple[str, type[pl.DataType]]] = [(schema.label_column, pl.UInt8 if plain else pl.Float64)]
+    # Whole numbers are parsed faster; others are read as text first.
+    roles: list[tuple[str, type[pl.DataType]]] = [
+        (name, pl.UInt8 if isinstance(rule, str) and not schema.labels else pl.Float64)
+        for name, rule in zip(schema.label_columns, schema.label_rules, strict=True)
+    ]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
+    roles += [(schema.weight, pl.Float64)]
     roles += [(f.name, pl.Int64 if f.type == "integer" and f.kind == "single" else pl.String) for f in schema.sparse]
     kinds = dict(roles)
     roles += [(name, kinds.get(name, pl.String)) for name in (schema.user, schema.session)]

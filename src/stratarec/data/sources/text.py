@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -19,9 +19,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
+from stratarec.data.names import column
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, chunk_index
 from stratarec.data.sources.files import InputFile, expand, fingerprint
+from stratarec.data.sources.view import View
 from stratarec.errors import DataError
 
 BLOCK_BYTES = 16 << 20
@@ -347,16 +349,37 @@ class TextSource(ABC):
     layout: TextFormat
     schema: Schema
 
-    def __init__(self, config: TextConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES) -> None:
-        self._files = expand(config.paths)
+    def __init__(
+        self,
+        config: TextConfig,
+        on_bad_row: OnBadRow,
+        block_bytes: int = BLOCK_BYTES,
+        view: View | None = None,
+    ) -> None:
+        self._files, self._view = expand(config.paths), view
         self._on_bad_row = on_bad_row
         self._block_bytes, self._max_line_bytes = block_bytes, config.max_line_bytes
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
+        if view is not None:
+            self.layout = self._found_layout()
 
     @abstractmethod
     def convert(self, frame: pl.DataFrame, checks: RowChecks) -> pl.DataFrame:
-        """Columns of text as `Source` promises them."""
+        """Columns of text as `Source` promises them, the label where there is one."""
+
+    def _found_layout(self) -> TextFormat:
+        """The layout, without the label where the first line has none: rows that are to be scored may lack it."""
+        bare = tuple(name for name in self.layout.columns if name != self.schema.label_column)
+        block = next(blocks(self._files[:1], _PIECE, self._max_line_bytes), None)
+        first = block.content.partition(b"\n")[0] if block is not None else b""
+        fields = first.rstrip(b"\r").decode("utf-8", "replace").split(self.layout.delimiter)
+        lacks = tuple(fields) == bare if self.layout.header else len(fields) == len(bare)
+        return replace(self.layout, columns=bare) if lacks else self.layout
+
+    def column_names(self) -> list[str]:
+        """Of the first file."""
+        return list(self.layout.columns)
 
     def estimate_rows(self) -> int:
         return estimate_rows(self._files, self._max_line_bytes)
@@ -380,11 +403,13 @@ class TextSource(ABC):
         path = self.files[file]
         frame, lines = read_block(block, path, self.layout, bad)
         checks = RowChecks(path, lines, bad)
-        frame = checks.good(self.convert(frame, checks))
+        converted = checks.good(self.convert(frame, checks))
+        keep = self._view.keep if self._view else ()
         return Chunk(
             index=index,
             file=file,
-            frame=frame,
+            frame=converted,
+            kept=checks.good(frame.select(column(name) for name in keep)) if keep else None,
             rows=checks.lines,
             bytes_done=before + block.bytes_done,
             bad_rows=bad.count,

@@ -20,8 +20,8 @@ class View:
     @property
     def names(self) -> tuple[str, ...]:
         """The columns to read, each once."""
-        schema, label = self.schema, (self.schema.label_column,) if self.label else ()
+        schema, label = self.schema, self.schema.label_columns if self.label else ()
         derived = {feature.name for feature in schema.histories}
         features = [name for name in schema.names if name not in derived]
-        keys = [name for name in (schema.time, schema.session, schema.user) if name]
+        keys = [name for name in (schema.weight, schema.time, schema.session, schema.user) if name]
         return tuple(dict.fromkeys((*label, *features, *keys, *self.keep)))

@@ -1,0 +1,196 @@
+"""Scores of raw rows from an export: `stratarec.Scorer` against ONNX Runtime and against torch on the exported program.
+
+All begin with raw columns as Python lists and end with probabilities. What stands around the peers' network is what a
+team would write by the export's README.txt: a dictionary for each vocabulary, and rows of NumPy arrays. Their
+dictionaries are made beforehand, take some hundred bytes a value, which a vocabulary that outgrows memory does not
+allow, and nothing is checked on the way. Each uses one thread, as
+a service does that scores several requests at once, and they take turns.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from benchmarks.registry import import_peer
+from benchmarks.timing import alternate
+from stratarec import Scorer
+from stratarec.data.prepare import prepare
+from stratarec.recipe import Recipe
+from stratarec.serving.manifest import PROGRAM, TABLES, Manifest
+from stratarec.training.export import export
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+DENSE, CATEGORIES, VALUES = 13, 26, 50_000
+Columns = dict[str, list[Any]]
+Network = Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.float32]]
+
+
+def make_log(path: Path, rows: int) -> pl.DataFrame:
+    """Criteo's shape: numbers, and categories of which half are integers and half text, with a Zipf-like skew."""
+    draws = np.random.default_rng(3)
+    columns: dict[str, Any] = {"label": draws.integers(0, 2, rows)}
+    columns |= {f"I{place}": draws.lognormal(1, 2, rows) for place in range(DENSE)}
+    for place in range(CATEGORIES):
+        ids = (VALUES * draws.random(rows) ** 4).astype(np.int64)
+        columns[f"C{place}"] = ids * 7919 if place % 2 else [f"value-{each:x}" for each in ids]
+    frame = pl.DataFrame(columns)
+    frame.write_parquet(path)
+    return frame
+
+
+def make_export(root: Path, steps: int) -> Path:
+    """Of a DLRM with the hidden sizes that recipes have by default."""
+    schema = {
+        "label": "label",
+        "dense": [{"name": f"I{place}"} for place in range(DENSE)],
+        "sparse": [{"name": f"C{place}"} for place in range(CATEGORIES)],
+    }
+    source = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
+    recipe = Recipe.from_dict(
+        {
+            "name": "scorer",
+            "data": {
+                "path": str(root / "data"),
+                "source": source,
+                "split": {"by": "fraction", "valid": 0.01, "test": 0.01},
+                "vocabulary": {"min_count": 2},
+            },
+            "model": {"kind": "dlrm"},
+            "train": {"run": str(root / "run"), "max_steps": steps, "eval_every": 0},
+        }
+    )
+    Trainer(recipe, prepare(recipe.data)).train()
+    with open_run(root / "run") as trained:
+        return export(trained, root / "export", program=True, onnx=True)
+
+
+class Plain:
+    """Raw columns -> features by dictionaries, then a network: what the peers do."""
+
+    def __init__(self, folder: Path, manifest: Manifest, network: Network) -> None:
+        self._network, self._schema = network, manifest.columns
+        self._tables = load_file(folder / TABLES)
+        self._ids: dict[str, dict[Any, int]] = {}
+        for name, entry in manifest.vocabularies.items():
+            values = pl.read_parquet(folder / entry.path)["value"][: entry.values]
+            self._ids[name] = {value: place for place, value in enumerate(values.to_list())}
+        dense = [manifest.moments[feature.name] for feature in self._schema.dense]
+        self._mean = np.array([each.mean for each in dense])
+        self._deviation = np.array([each.deviation for each in dense])
+
+    def score(self, columns: Columns) -> NDArray[np.float32]:
+        raw = np.array([columns[feature.name] for feature in self._schema.dense], dtype=np.float64).T
+        dense = ((np.sign(raw) * np.log1p(np.abs(raw)) - self._mean) / self._deviation).astype(np.float32)
+        pooled = []
+        for feature in self._schema.sparse:
+            ids = self._ids[feature.vocabulary]
+            pooled.append(self._tables[feature.vocabulary][[ids[value] for value in columns[feature.name]]])
+        return self._network(dense, np.concatenate(pooled, axis=1))
+
+
+def onnx_network(folder: Path, threads: int) -> Network:
+    """ONNX Runtime's, at its highest optimization."""
+    runtime = import_peer("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = runtime.InferenceSession(folder / "network.onnx", options, providers=["CPUExecutionProvider"])
+    return lambda dense, pooled: session.run(None, {"dense": dense, "pooled": pooled})[0]
+
+
+def torch_network(folder: Path) -> Network:
+    """torch's, on the program that this benchmark exported itself."""
+    program = torch.export.load(folder / PROGRAM).module()
+
+    def run(dense: NDArray[np.float32], pooled: NDArray[np.float32]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            found: NDArray[np.float32] = program(torch.from_numpy(dense), torch.from_numpy(pooled)).numpy()
+        return found
+
+    return run
+
+
+def gate(contenders: Mapping[str, Any], batch: Columns) -> float:
+    """All give the same scores."""
+    expected = contenders["ours"].score(batch)
+    worst = max(float(np.abs(each.score(batch) - expected).max()) for each in contenders.values())
+    if worst > 1e-6:
+        raise AssertionError(f"scores differ by {worst}, expected at most 1e-6")
+    return worst
+
+
+def batches(frame: pl.DataFrame, size: int, count: int) -> list[Columns]:
+    return [frame.sample(size, with_replacement=True, seed=seed).to_dict(as_series=False) for seed in range(count)]
+
+
+def single_rows(scorer: Scorer, frame: pl.DataFrame, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of a row, in each kind of frame that it may come in."""
+    frames = [frame.sample(1, seed=seed) for seed in range(200)]
+    kinds: dict[str, Sequence[Any]] = {
+        "dict": [each.to_dict(as_series=False) for each in frames],
+        "polars": frames,
+        "arrow": [each.to_arrow() for each in frames],
+    }
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    for round_ in range(-50, rounds):
+        for name, rows in kinds.items():
+            began = time.perf_counter()
+            scorer.score(rows[round_ % len(rows)])
+            if round_ >= 0:
+                found[name].append(1e3 * (time.perf_counter() - began))
+    return found
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Rows one at a time, 100 and 1,000 at once."""
+    threads = 1
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        frame = make_log(root / "log.parquet", 50_000 if quick else 300_000)
+        exported = make_export(root, 5 if quick else 50)
+        scorer = Scorer.open(exported)
+        # Values that have a row of their own: what the peers do has no tail.
+        for name, entry in scorer.manifest.vocabularies.items():
+            known = pl.read_parquet(exported / entry.path)["value"][: entry.values]
+            frame = frame.filter(pl.col(name).is_in(known.implode()))
+        contenders: dict[str, Any] = {
+            "ours": scorer,
+            "onnx": Plain(exported, scorer.manifest, onnx_network(exported, threads)),
+            "torch": Plain(exported, scorer.manifest, torch_network(exported)),
+        }
+        difference = gate(contenders, frame[:2000].to_dict(as_series=False))
+        singles = single_rows(scorer, frame, 100 if quick else 2000)
+        rows = [_timed(contenders, batches(frame, size, 8), size, 20 if quick else 200) for size in (1, 100, 1000)]
+    ordered = {name: sorted(found) for name, found in singles.items()}
+    return {
+        "config": {"threads": threads, "dense": DENSE, "categories": CATEGORIES, "values": VALUES},
+        "metrics": {
+            "p50_ms_1": median(ordered["dict"]),
+            "p99_ms_1": ordered["dict"][len(ordered["dict"]) * 99 // 100],
+            **{f"p50_ms_1_{name}": median(ordered[name]) for name in ("arrow", "polars")},
+            **{f"ratio_{peer}_{row['batch']}": row[f"{peer}_ms"] / row["ours_ms"]
+               for row in rows for peer in ("onnx", "torch")},
+            "largest_difference": difference,
+        },
+        "samples": {"rows": rows},
+    }  # fmt: skip
+
+
+def _timed(contenders: Mapping[str, Any], given: Sequence[Columns], size: int, rounds: int) -> dict[str, Any]:
+    def call(scorer: Any) -> Callable[[int], object]:
+        return lambda number: scorer.score(given[number % len(given)])
+
+    seconds = alternate({name: call(each) for name, each in contenders.items()}, rounds, warmup=20)
+    return {"batch": size, **{f"{name}_ms": 1e3 * median(found) for name, found in seconds.items()}}

@@ -1,0 +1,121 @@
+"""An alpha-beta model of a training step on machines that are not here: T hosts of L ranks, G = T L.
+
+Bytes a rank receives from others in one direction, of B samples and F pooled features of width D at b bytes a row of it
+(gradients travel back by as many, ids come first)::
+
+    flat          B F b (G - L) / G  from other hosts    B F b (L - 1) / G  from its own
+    SPTT          B F b (T - 1) / T  from other hosts    B F b (L - 1) / L  from its own
+    with towers   of the first, 1 / c of it
+
+(G - L) / G is (T - 1) / T: SPTT alone moves as many bytes between hosts, among T - 1 peers instead of G - 1; the module
+of a tower divides them by its compression c. Ranks of a host share its link to others. A collective takes latency,
+which grows by its peers, and bytes over a rate. The network's gradients are reduced over all ranks, those of a tower's
+module over the ranks of its host.
+
+Assumed: every rank and link is like the others and loads are even; a network that carries all links at once; nothing
+of the exchange is hidden behind other work, so a step is the sum of its parts. Caches, tiers and ids that repeat are
+left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratarec.distributed.machines import Calibration, Cluster, Exchange, Workload
+from stratarec.distributed.wire import Wire
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes a step that a rank sends, which are as many as it receives."""
+
+    inside: float
+    between: float
+    inside_peers: tuple[int, ...]
+    """Of each collective, how many other ranks are in it."""
+    between_peers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of the parts of a step."""
+
+    compute: float
+    reduction: float
+    """Of the gradients of dense parameters."""
+    inside: float
+    """Exchange inside a host."""
+    between: float
+    """Exchange between hosts."""
+
+    @property
+    def total(self) -> float:
+        """One part after the other."""
+        return self.compute + self.reduction + self.inside + self.between
+
+
+_ID_BYTES = 8
+# Passes over a looked-up row: read to pool, read and written by the update.
+_TOUCHES = 3
+
+
+def traffic(cluster: Cluster, workload: Workload, exchange: Exchange) -> Traffic:
+    """What travels in a step; see the head of this module."""
+    hosts, ranks, everyone = cluster.hosts, cluster.ranks, cluster.all_ranks
+    ids = workload.batch * workload.lookups * _ID_BYTES
+    rows = 2.0 * workload.batch * workload.features * Wire(exchange.wire, 0, 0).row_bytes(workload.width)
+    away = (hosts - 1) / hosts
+    # Ids go to their owners among all ranks, whatever rows do.
+    inside, between = ids * (ranks - 1) / everyone, ids * away
+    if exchange.kind == "flat":
+        peers = (everyone - 1,) * 3  # ids, rows, gradients
+        return Traffic(
+            inside=inside + rows * (ranks - 1) / everyone,
+            between=between + rows * away,
+            inside_peers=() if hosts > 1 else peers,
+            between_peers=peers if hosts > 1 else (),
+        )
+    return Traffic(
+        inside=inside + rows * (ranks - 1) / ranks,
+        between=between + rows * away / exchange.compression,
+        inside_peers=(ranks - 1,) * (2 if hosts > 1 else 3),
+        between_peers=(everyone - 1, hosts - 1, hosts - 1) if hosts > 1 else (),
+    )
+
+
+def step_time(cluster: Cluster, workload: Workload, exchange: Exchange, calibration: Calibration) -> StepTime:
+    """Seconds of the parts of a step.
+
+    Parameters
+    ----------
+    workload : Workload
+        With the figures of its towers' modules where `exchange` compresses.
+    """
+    moved = traffic(cluster, workload, exchange)
+    touched = workload.batch * workload.lookups * workload.width * 4 * _TOUCHES
+    flops = workload.batch * (workload.flops + workload.tower_flops)
+    latency_inside = sum(map(calibration.inside.latency, moved.inside_peers))
+    latency_between = sum(map(calibration.between.latency, moved.between_peers))
+    return StepTime(
+        compute=flops / calibration.flops_per_second + touched / calibration.row_bytes_per_second,
+        reduction=_reduction(cluster, workload, calibration),
+        inside=latency_inside + moved.inside / cluster.inside_bytes_per_second,
+        between=latency_between + moved.between * cluster.ranks / cluster.between_bytes_per_second,
+    )
+
+
+def _reduction(cluster: Cluster, workload: Workload, calibration: Calibration) -> float:
+    """Gradients: a rank adds a piece of what all have, and sends the sum to them, or those of a host do it first."""
+    ranks, everyone = cluster.ranks, cluster.all_ranks
+    shared = 2 * workload.parameters * workload.gradient_bytes
+    # A host has the module of one tower, and adds its gradients by itself.
+    own = 2 * workload.tower_parameters / cluster.hosts * workload.gradient_bytes
+    inside = shared * (ranks - 1) / (ranks if cluster.adds_by_host else everyone) + own * (ranks - 1) / ranks
+    between = shared * (cluster.hosts - 1) / cluster.hosts * (1 if cluster.adds_by_host else ranks)
+    wires = calibration.between if cluster.hosts > 1 else calibration.inside
+    latency = wires.latency(everyone - 1)
+    if cluster.adds_by_host:
+        latency = calibration.inside.latency(ranks - 1) + calibration.between.latency(cluster.hosts - 1)
+    elif own:
+        latency += calibration.inside.latency(ranks - 1)
+    return inside / cluster.inside_bytes_per_second + between / cluster.between_bytes_per_second + 2 * latency

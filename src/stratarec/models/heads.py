@@ -1,0 +1,96 @@
+"""Several labels on top of one network: towers on a shared bottom, or on mixtures of experts.
+
+Shapes: B samples, H width of the network's last layer, T labels, E experts, X width of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stratarec.errors import ConfigError
+from stratarec.models.layers import MLP, check_sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsConfig:
+    """How several labels share the network; of no use with one."""
+
+    kind: Literal["shared_bottom", "mmoe"] = "shared_bottom"
+    """``shared_bottom``: each label has a tower on the network's last layer; ``mmoe``: on a mixture of experts of its
+    own (Ma et al. 2018)."""
+    tower_mlp: tuple[int, ...] = (32,)
+    """Hidden sizes of each label's tower; a last layer of 1 follows."""
+    experts: int = 4
+    """Of ``mmoe``."""
+    expert_mlp: tuple[int, ...] = (64,)
+    """Sizes of each expert."""
+
+    def __post_init__(self) -> None:
+        check_sizes("heads.tower_mlp", self.tower_mlp)
+        check_sizes("heads.expert_mlp", self.expert_mlp, least=1)
+        if self.experts < 1:
+            raise ConfigError(f"model.heads.experts is {self.experts}, expected at least 1")
+
+
+class Towers(nn.ModuleList):
+    """An MLP and a linear layer for each label."""
+
+    def __init__(self, inputs: int, labels: int, config: HeadsConfig) -> None:
+        bodies = [MLP(inputs, config.tower_mlp) for _ in range(labels)]
+        super().__init__(nn.Sequential(body, nn.Linear(body.outputs, 1)) for body in bodies)
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """``[B, T]`` logits from the ``[B, .]`` that each tower takes."""
+        return torch.cat([tower(part) for tower, part in zip(self, inputs, strict=True)], dim=1)
+
+
+class SharedBottom(nn.Module):
+    """A tower for each label on what the network makes of a sample."""
+
+    def __init__(self, inputs: int, labels: int, config: HeadsConfig) -> None:
+        super().__init__()
+        self.towers = Towers(inputs, labels, config)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        """``[B, H]`` -> ``[B, T]``."""
+        logits: Tensor = self.towers([bottom] * len(self.towers))
+        return logits
+
+
+class MMoE(nn.Module):
+    """Multi-gate mixture of experts (Ma et al., KDD 2018, section 4.2), on what the network makes of a sample.
+
+    For label k, of x ``[H]``: y_k = h^k(f^k(x)), f^k(x) = sum_i g^k(x)_i f_i(x), g^k(x) = softmax(W_gk x), with experts
+    f_i and towers h^k. Gates have no bias.
+    """
+
+    def __init__(self, inputs: int, labels: int, config: HeadsConfig) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(MLP(inputs, config.expert_mlp) for _ in range(config.experts))
+        self.gates = nn.ModuleList(nn.Linear(inputs, config.experts, bias=False) for _ in range(labels))
+        self.towers = Towers(config.expert_mlp[-1], labels, config)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        """``[B, H]`` -> ``[B, T]``."""
+        experts = torch.stack([expert(bottom) for expert in self.experts], dim=1)
+        mixed = [torch.softmax(gate(bottom), dim=1).unsqueeze(1).to(experts.dtype) @ experts for gate in self.gates]
+        logits: Tensor = self.towers([part.squeeze(1) for part in mixed])
+        return logits
+
+
+def build_heads(inputs: int, labels: int, config: HeadsConfig) -> SharedBottom | MMoE:
+    """What takes the place of a network's last layer where there are several labels."""
+    return (MMoE if config.kind == "mmoe" else SharedBottom)(inputs, labels, config)
+
+
+def last_biases(out: nn.Module) -> list[Tensor]:
+    """``[1]`` bias of each label's logit."""
+    if isinstance(out, nn.Linear):
+        return [out.bias]
+    assert isinstance(out, SharedBottom | MMoE)
+    return [tower[-1].bias for tower in out.towers]  # type: ignore[index]

@@ -1,0 +1,100 @@
+"""What an export's README.txt says: all that it takes to score without StrataRec.
+
+`tests/serving/stranger.py` is written from this page alone, and a test holds its scores to those of `predict`.
+"""
+
+from __future__ import annotations
+
+_PAGE = """\
+A click model that StrataRec exported. In Python:
+
+    scorer = stratarec.Scorer.open("this directory")
+    scores = scorer.score(frame)
+
+`frame` has a column for each feature that manifest.json names under "schema", with values as the log had them; a
+history is a list of the values that came before, oldest first.
+
+manifest.json              how the model is built; bytes and hash (XXH3_128) of the other files
+network.safetensors        weights of the network
+tables.safetensors         a table of rows for each vocabulary
+vocabulary/                value, id (the row of its table) and count; values that are not there share the rows behind
+
+These files are data. Scorer checks all of them, and runs nothing that is in them. What follows is for whoever scores
+without it. Names in quotes are fields of manifest.json; B samples, D "model"."embedding_dim".
+
+1. DENSE [B, F], a column for each of "schema"."dense", in order, in float64:
+   missing (null, NaN) -> 0 at the end. "transform" log1p: sign(x) * log1p(|x|); none: x. Where "standardize" is true:
+   (x - mean) / deviation, of "moments" by the feature's name. Then cut to the range of float32, and float32.
+
+2. IDS of each of "schema"."sparse". Its vocabulary is "vocabulary", or where that is empty that of the feature "of", or
+   its own name. A value becomes that vocabulary's "type" (String: integers in decimal digits). Its id is its place in
+   the file "path", of which the first "values" rows have values; any other value has the id
+       values + hash mod tail_buckets
+   where hash is, of text, XXH3_64 with seed 0 of its bytes in UTF-8, and of an integer (64 bits, two's complement)
+       z = v + 0x5DEECE66D;  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;  z = (z ^ z >> 27) * 0x94D049BB133111EB;
+       z ^ z >> 31;
+   all of it modulo 2^64. By "kind":
+   single   one value; where it is missing, no id.
+   multi    a list, or text that is split at "separator", without empty parts; nulls are left out, then the first
+            "max_length" are taken.
+   history  values of the feature "of" in earlier rows of the same user ("user") whose label is positive, strictly
+            earlier ("time"), in order of time and then of the log, without nulls; the last "max_length", oldest first.
+
+3. ROWS of a table, by id, from tables.safetensors. "codec" fp32: <table> is [rows, D] float32. Otherwise <table> is
+   [rows, record bytes] uint8, little-endian, a record being
+       fp16, bf16   D numbers of 2 bytes (bf16: the upper half of a float32)
+       int8         D codes of a byte, then scale and offset
+       int4         H = (D + 1) // 2 bytes, then scale and offset; code p < H is the lower half of byte p, code H + p
+                    its upper half
+   with scale and offset of the type "parameters" (fp16 or fp32), and the weight offset + code * scale in float32. Where
+   "float32_rows" is not 0, row @rows/<table>[k] is @float32/<table>[k] instead of what its record gives.
+
+4. POOLED [B, P * D]: side by side, for each of "pooled", the sum, or the mean, of the rows of its ids; zeros without.
+   Each of "sequences" is not pooled here: its rows, oldest first, go to the network.
+
+5. THE NETWORK, float32 throughout ("precision" bf16: it was trained and is run by StrataRec with torch.autocast, so
+   scores differ by up to 0.004). Weights by name in network.safetensors. linear(x, n) = x n.weight^T + n.bias;
+   mlp(x, n) = relu(linear(x, n.0)), then relu(linear(., n.2)), n.4 and so on, as many as there are.
+   V = POOLED as P vectors, and behind them a vector for each of "sequences" (number s, "model"."history"), made of its
+   rows R [L, D] and of t, the vector in POOLED of the feature "of":
+   target_attention   n = poolings.s: weight of row r = linear(mlp([t, r, t - r, t * r], n.score), n.out);
+                      the sum of weight * r
+   transformer        n = poolings.s: R + n.position[L - 1, ..., 0] (the last row gets place 0), through "layers" blocks
+                      n.blocks.k:  R += linear(attention(layer_norm(R, before)), join);
+                      R += linear(gelu(linear(layer_norm(R, between), feed.0)), feed.2);  then the mean of the rows.
+                      attention: query, key, value are the thirds of linear(., project), each in "heads" heads side by
+                      side, softmax(q k^T / sqrt(D / heads)) v. layer_norm: epsilon 1e-5. gelu: by erf.
+   An empty history gives zeros.
+   dlrm    f = mlp(DENSE, score.bottom), the first of the vectors, V behind it (no f where F is 0); products i . j of
+           all pairs j < i, in the order (1,0) (2,0) (2,1) (3,0) ...;
+           logit = linear(mlp([f, products], score.top), score.out)
+   dcnv2   x = [DENSE, V]; c = x, then for each layer k: c = x * linear(c, score.cross.layers.k) + c, where with a
+           "low_rank" the layer is linear(c score.cross.layers.k.0.weight^T, score.cross.layers.k.1).
+           "structure" parallel: logit = linear([c, mlp(x, score.deep)], score.out); stacked:
+           linear(mlp(c, score.deep), score.out)
+   A model with "towers" is not told here: take Scorer, or network.onnx of `stratarec export --onnx`.
+   The score is 1 / (1 + exp(-logit)).
+   Sums are taken in another order elsewhere: expect the scores of `stratarec predict` to 2e-6 of themselves.
+"""
+
+_INPUTS = """\
+                           (dense [B, F], pooled [B, P * D], then rows [B, L, D] and mask [B, L] of each of "sequences",
+                           which are filled up behind) -> probabilities [B]
+"""
+
+_PROGRAM = f"""
+program.pt2                the network as torch.export wrote it:
+{_INPUTS}
+OPENING program.pt2 RUNS CODE. torch.export.load unpickles parts of it, and a pickle does whatever its writer wanted.
+Open it only if you made this export yourself, or trust whoever did as you would trust a program of theirs. Scorer
+never opens it.
+"""
+
+_ONNX = f"""
+network.onnx               the network as ONNX; inputs dense, pooled, rows_0, mask_0, rows_1, ..., output score:
+{_INPUTS}"""
+
+
+def page(*, program: bool, onnx: bool) -> str:
+    """The text, with what is said of the files that are there on request."""
+    return _PAGE + (_PROGRAM if program else "") + (_ONNX if onnx else "")

@@ -1,0 +1,118 @@
+"""A recipe on a cluster that is not here: which exchange, and which compression of towers, makes the shortest step.
+
+Towers are as many as hosts, one each: that is what keeps look-ups inside a host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stratarec.data.dataset import Dataset
+from stratarec.distributed.machines import Calibration, Cluster, Exchange
+from stratarec.distributed.simulate import StepTime, step_time
+from stratarec.distributed.wire import WireKind
+from stratarec.errors import ConfigError
+from stratarec.models.towers import TowersConfig, tied
+from stratarec.recipe import Recipe
+from stratarec.training.workloads import workload
+
+WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
+RATIOS = (2.0, 4.0, 8.0, 16.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A way to train, and its step."""
+
+    exchange: Exchange
+    towers: int
+    """0 where the model has none."""
+    step: StepTime
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        towers = f", {self.towers} towers of ratio {self.exchange.compression:g}" if self.towers else ""
+        return f"{self.exchange.kind} {self.exchange.wire}{towers}: {self.step.total * 1e3:.3g} ms"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data; times in seconds."""
+        return {
+            "exchange": self.exchange.kind, "wire": self.exchange.wire, "towers": self.towers,
+            "ratio": self.exchange.compression, **asdict(self.step), "step": self.step.total,
+        }  # fmt: skip
+
+
+def predictions(recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration: Calibration) -> list[Prediction]:
+    """Steps of a recipe on a cluster by every exchange, `train.batch_size` being that of all ranks together.
+
+    Raises
+    ------
+    ConfigError
+        When the batch has fewer samples than there are ranks.
+    """
+    if recipe.train.batch_size < cluster.all_ranks:
+        raise ConfigError(
+            f"train.batch_size is {recipe.train.batch_size}, expected at least a sample for each of "
+            f"{cluster.all_ranks} ranks"
+        )
+    bare = workload(recipe, dataset, None, cluster.all_ranks)
+    exchanges = [Exchange(kind=kind, wire=wire) for kind in ("flat", "sptt") for wire in WIRES]
+    found = [
+        Prediction(exchange=each, towers=0, step=step_time(cluster, bare, each, calibration)) for each in exchanges
+    ]
+    for towers in _towers(dataset, cluster.hosts):
+        assert towers.compression is not None
+        try:
+            with_towers = workload(recipe, dataset, towers, cluster.all_ranks)
+        except ConfigError:  # of a tower too small for the ratio nothing is left
+            continue
+        for wire in WIRES:
+            exchange = Exchange(kind="sptt", wire=wire, compression=towers.compression)
+            step = step_time(cluster, with_towers, exchange, calibration)
+            found.append(Prediction(exchange=exchange, towers=cluster.hosts, step=step))
+    return found
+
+
+def _towers(dataset: Dataset, hosts: int) -> Iterator[TowersConfig]:
+    """Towers of a host each, dealt in turn: their sizes are what counts here."""
+    items = tied(dataset.schema)
+    if hosts < 2 or len(items) < hosts:
+        return
+    plan = tuple(tuple(name for item in items[host::hosts] for name in item) for host in range(hosts))
+    for ratio in RATIOS:
+        yield TowersConfig(plan=plan, compression=ratio)
+
+
+def fastest(found: Sequence[Prediction]) -> dict[str, Prediction]:
+    """The shortest step of each kind of change to what is trained."""
+    kinds = {
+        "same results": [each for each in found if not each.towers and each.exchange.wire == "fp32"],
+        "rounded rows": [each for each in found if not each.towers],
+        "towers, float32 rows": [each for each in found if each.towers and each.exchange.wire == "fp32"],
+        "towers, rounded rows": [each for each in found if each.towers],
+    }
+    return {kind: min(each, key=lambda one: one.step.total) for kind, each in kinds.items() if each}
+
+
+def assumptions(
+    recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration: Calibration, *, measured: bool
+) -> list[str]:
+    """What predictions stand on, a line each."""
+    batch = max(recipe.train.batch_size // cluster.all_ranks, 1)
+    origin = "measured here" if measured else "not measured: start it by torchrun with 3 ranks or more"
+    latency, apart = calibration.between, len(tied(dataset.schema))
+    none = [f"no towers: {cluster.hosts} hosts need one each, and {apart} sets of features can be apart"]
+    return [
+        *(none if cluster.hosts > apart else ()),
+        f"{batch:,} samples a rank of {cluster.all_ranks}, of train.batch_size {recipe.train.batch_size:,}",
+        f"every rank computes as this process: {calibration.flops_per_second / 1e9:.3g} GFLOP/s, "
+        f"{calibration.row_bytes_per_second / 1e9:.3g} GB/s of rows",
+        f"{cluster.inside_bytes_per_second / 1e9:.3g} GB/s inside a host, a rank; "
+        f"{cluster.between_bytes_per_second / 1e9:.3g} GB/s between hosts, a host",
+        f"{latency.alpha * 1e6:.3g} us a collective, {latency.alpha_peer * 1e6:.3g} us a peer ({origin})",
+        "float32 gradients; even loads; no part of a step hides another; no tiers",
+        "what towers cost in quality is not predicted: train both",
+    ]

@@ -1,0 +1,143 @@
+"""Sequences that the log gives: an event is the sum of its columns, compared with the sum of what they are of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from stratarec.batch import Batch
+from stratarec.data.schema import Schema, SparseFeature
+from stratarec.errors import ConfigError
+from stratarec.inverse import InverseJagged
+from stratarec.jagged import KeyedJagged
+from stratarec.models import CTRModel, DLRMConfig, HistoryConfig, build_model
+
+ROWS = {"item": 40, "kind": 6, "dwell": 4}
+KEYS = ("item", "kind", "last", "last_kind", "last_dwell")
+SEQUENCES = [[1, 2, 3], [], [4], [5, 6, 7, 8, 9], [11, 12]] * 3
+
+
+def schema(*, of: bool = True) -> Schema:
+    def same(name: str) -> dict[str, str]:
+        return {"of" if of else "vocabulary": name}
+
+    return Schema(
+        sparse=(
+            SparseFeature(name="item"),
+            SparseFeature(name="kind"),
+            SparseFeature(name="last", kind="sequence", max_length=6, **same("item")),  # type: ignore[arg-type]
+            SparseFeature(name="last_kind", kind="sequence", beside="last", **same("kind")),  # type: ignore[arg-type]
+            SparseFeature(name="last_dwell", kind="sequence", beside="last", vocabulary="dwell"),
+        )
+    )
+
+
+def model(pooling: str) -> CTRModel:
+    history = HistoryConfig(pooling=pooling)  # type: ignore[arg-type]
+    return build_model(DLRMConfig(embedding_dim=4, bottom_mlp=(4,), top_mlp=(8,), history=history), schema(), ROWS)
+
+
+def keyed(keys: tuple[str, ...], bags: list[list[int]]) -> KeyedJagged:
+    lengths = torch.tensor([0, *(len(bag) for bag in bags)])
+    values = torch.tensor([i for bag in bags for i in bag], dtype=torch.int32)
+    return KeyedJagged(keys=keys, values=values, offsets=lengths.cumsum(0), batch_size=len(bags) // len(keys))
+
+
+def columns(sequences: list[list[int]]) -> list[list[int]]:
+    """Of item, kind and dwell."""
+    return [[i % most for i in bag] for most in (40, 6, 4) for bag in sequences]
+
+
+def batch() -> Batch:
+    size = len(SEQUENCES)
+    singles = [[i % 40] for i in range(size)] + [[i % 6] for i in range(size)]
+    label = (torch.arange(size) % 2).float()
+    return Batch(label=label, dense=torch.zeros(size, 0), sparse=keyed(KEYS, [*singles, *columns(SEQUENCES)]))
+
+
+def grouped(*, apart: bool) -> Batch:
+    """The same samples, sequences once for each of the distinct ones; `apart`: only what is no sequence is in groups,
+    with more distinct values than there are samples."""
+    whole, size = batch(), len(SEQUENCES)
+    if apart:
+        singles = InverseJagged(unique=whole.sparse.select(KEYS[:2]), inverse=torch.arange(size))
+        spare = InverseJagged(unique=singles.unique.take(torch.arange(3 * size) % size), inverse=torch.arange(size))
+        return whole.replace(sparse=whole.sparse.select(KEYS[2:]), groups=(spare,))
+    group = InverseJagged(unique=keyed(KEYS[2:], columns(SEQUENCES[:5])), inverse=torch.arange(size) % 5)
+    return whole.replace(sparse=whole.sparse.select(KEYS[:2]), groups=(group,))
+
+
+def event_rows(made: CTRModel, bag: list[int]) -> Tensor:
+    tables = {name: made.embeddings.table(name)["weight"] for name in ROWS}
+    if not bag:
+        return torch.zeros(0, 4)
+    return torch.stack([tables["item"][i] + tables["kind"][i % 6] + tables["dwell"][i % 4] for i in bag])
+
+
+@pytest.mark.parametrize("pooling", ["target_attention", "transformer"])
+def test_an_event_is_the_sum_of_its_columns(pooling: str) -> None:
+    made, given = model(pooling).eval(), batch()
+    assert made.embeddings.pooled_keys == ("item", "kind")
+    tables = {name: made.embeddings.table(name)["weight"] for name in ROWS}
+    item, kind = (tables[name][given.sparse[name].values.long()] for name in ("item", "kind"))
+    rows, mask = torch.zeros(len(SEQUENCES), 6, 4), torch.zeros(len(SEQUENCES), 6, dtype=torch.bool)
+    for place, bag in enumerate(SEQUENCES):
+        rows[place, : len(bag)], mask[place, : len(bag)] = event_rows(made, bag), True
+    with torch.no_grad():
+        pooled = made.network.poolings[0].padded(item + kind, rows, mask)  # type: ignore[operator]
+        expected = made.network.score(given.dense, torch.stack([item, kind, pooled], 1))
+        torch.testing.assert_close(made(given), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
+def test_distinct_sequences_score_and_train_as_expanded_ones(pooling: str, apart: bool) -> None:
+    pair = [model(pooling), model(pooling)]
+    for made, given in zip(pair, (grouped(apart=apart), batch()), strict=True):
+        for _ in range(3):
+            made.zero_grad()
+            scores = made(given)
+            scores.square().sum().backward()
+    for one, other in zip(*(made.network.parameters() for made in pair), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    for name in ROWS:
+        one, other = (made.embeddings.table(name)["weight"] for made in pair)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(one, model(pooling).embeddings.table(name)["weight"]), "the table was not trained"
+
+
+@pytest.mark.parametrize("pooling", ["target_attention", "transformer"])
+def test_padded_sequences_score_as_jagged_ones(pooling: str) -> None:
+    made, given = model(pooling).eval(), batch()
+    with torch.no_grad():
+        dense, pooled, histories, _ = made.vectors(given, made.request(given))
+        assert made.network.sequence_keys == KEYS[2:]
+        padded = [part for history in histories for part in history.padded()]
+        torch.testing.assert_close(made.network.padded(dense, pooled, *padded), made(given), rtol=1e-5, atol=1e-6)
+
+
+def test_attention_needs_something_to_compare_events_with() -> None:
+    config = DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling="target_attention"))
+    with pytest.raises(ConfigError, match="sparse feature 'last' has no `of` to compare its events with"):
+        build_model(config, schema(of=False), ROWS)
+    other = DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling="transformer"))
+    assert build_model(other, schema(of=False), ROWS)(batch()).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        ({"name": "x", "kind": "multi", "beside": "last"}, "`beside` is for kind sequence"),
+        ({"name": "x", "kind": "sequence", "beside": "item"}, "`beside` names 'item', expected a feature of kind"),
+        ({"name": "x", "kind": "sequence", "beside": "side"}, "`beside` names 'side', expected a feature of kind"),
+        ({"name": "x", "kind": "sequence", "beside": "last", "max_length": 7}, "max_length is 7, and 6 of 'last'"),
+        ({"name": "x", "kind": "sequence", "beside": "last", "group": "g"}, "group is 'g', and '' of 'last'"),
+        ({"name": "x", "kind": "sequence", "of": "last"}, "`of` names 'last', which is no single-valued feature"),
+    ],
+)
+def test_columns_of_sequences_that_do_not_fit_are_refused(feature: dict[str, str], message: str) -> None:
+    last = SparseFeature(name="last", kind="sequence", max_length=6)
+    side = SparseFeature(name="side", kind="sequence", beside="last")
+    with pytest.raises(ConfigError, match=message):
+        Schema(sparse=(SparseFeature(name="item"), last, side, SparseFeature(**feature)))  # type: ignore[arg-type]

@@ -1,0 +1,100 @@
+"""Tables of different width: a learned projection takes their vectors to the model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import yaml
+from models.test_deduplicated import KEYS, ROWS, batch, numbered, schema
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.errors import ConfigError
+from stratarec.models import CTRModel, DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+
+DIMS = {"os": 2, "item": 12}
+
+
+def config(pooling: Any = "mean", dims: dict[str, int] = DIMS, cross: bool = False) -> ModelConfig:
+    shared: dict[str, Any] = {"embedding_dim": 8, "embedding_dims": dims, "history": HistoryConfig(pooling=pooling)}
+    if cross:
+        return DCNv2Config(deep_mlp=(8,), **shared)
+    return DLRMConfig(bottom_mlp=(8,), top_mlp=(16,), **shared)
+
+
+def built(made: ModelConfig) -> CTRModel:
+    return build_model(made, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd", learning_rate=0.5), seed=3)
+
+
+def test_a_vector_is_its_projected_row() -> None:
+    model, given = built(config()), batch().expanded(KEYS)
+    assert {table.name: table.embedding_dim for table in model.embeddings.tables} == {"item": 12, "os": 2, "tags": 8}
+    assert [tuple(layer.weight.shape) for layer in model.network.projections] == [(8, 12), (8, 2)]
+    item, os = (layer.weight for layer in model.network.projections)
+    with torch.no_grad():
+        pooled = model.embeddings(given.sparse).pooled
+        found = model.network.projections.of_pooled(pooled)
+        places = dict(zip(model.embeddings.pooled_keys, pooled.split([12, 12, 2, 8], 1), strict=True))
+        assert model.embeddings.pooled_keys == ("item", "history", "os", "tags")
+        expected = [places["item"] @ item.T, places["history"] @ item.T, places["os"] @ os.T, places["tags"]]
+    torch.testing.assert_close(found, torch.stack(expected, 1))
+
+
+def test_widths_that_are_the_models_own_change_no_bit() -> None:
+    pair = [built(config(dims=dims)) for dims in ({}, {"os": 8, "item": 8})]
+    scores = [model(batch()) for model in pair]
+    assert torch.equal(*scores)
+    assert [name for name, _ in pair[0].network.named_parameters()] == [
+        name for name, _ in pair[1].network.named_parameters()
+    ]
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
+def test_distinct_values_train_as_expanded_ones(pooling: str, cross: bool) -> None:
+    pair = [built(config(pooling, cross=cross)) for _ in range(2)]
+    for step in range(4):
+        grouped = numbered(batch(seed=step)) if step % 2 else batch(seed=step, scattered=step == 2)
+        for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
+            model.zero_grad()
+            torch.nn.functional.binary_cross_entropy_with_logits(model(given), given.label).backward()
+        for one, other in zip(*(model.network.parameters() for model in pair), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    for table in ROWS:
+        one, other = (model.embeddings.table(table)["weight"] for model in pair)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert not torch.equal(one, built(config(pooling)).embeddings.table(table)["weight"])
+
+
+def test_a_run_with_tiers_predicts_what_its_export_scores(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    log = pl.DataFrame({name: draws.integers(0, most, 1500) for name, most in (("click", 2), ("item", 300), ("os", 5))})
+    log.write_parquet(tmp_path / "log.parquet")
+    made = tiny(tmp_path, epochs=1, max_steps=8)
+    schema = {"label": "click", "sparse": [{"name": "item"}, {"name": "os"}]}
+    made["data"]["source"] = {"kind": "parquet", "paths": [str(tmp_path / "log.parquet")], "schema": schema}
+    made["model"] |= {"embedding_dims": {"os": 2}, "embedding_dim": 8}
+    made["memory"] = {"precision": "int8", "cache": {"fraction": 0.5, "ways": 8}}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
+    assert main(["prepare", str(tmp_path / "r.yaml"), "-q"]) == 0
+    assert main(["plan", str(tmp_path / "r.yaml")]) == 0
+    assert main(["train", str(tmp_path / "r.yaml"), "-q"]) == 0
+    assert main(["check", str(tmp_path / "run")]) == 0
+    assert main(["predict", str(tmp_path / "run"), "-q", "-o", str(tmp_path / "s.parquet")]) == 0
+    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "e"), "--program", "-q"]) == 0
+    found = pl.read_parquet(tmp_path / "s.parquet")
+    scores = Scorer.open(tmp_path / "e").score(log[found["row"].to_numpy() - 1])
+    np.testing.assert_allclose(found["score"], scores, rtol=1e-5)
+    wrong = {**made, "model": made["model"] | {"embedding_dims": {"oz": 2}}}
+    with pytest.raises(ConfigError, match=r"model\.embedding_dims\.oz: no such vocabulary; there are item, os"):
+        Recipe.from_dict(wrong)
+    with pytest.raises(ConfigError, match=r"model\.embedding_dims\.os is 0, expected at least 1"):
+        Recipe.from_dict({**made, "model": made["model"] | {"embedding_dims": {"os": 0}}})

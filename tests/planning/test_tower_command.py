@@ -1,0 +1,202 @@
+"""`stratarec plan --towers` and `--hosts` on a small data set: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.data.prepare import prepare
+from stratarec.drafting.rewriting import with_towers
+from stratarec.errors import ConfigError
+from stratarec.models.towers import check_plan
+from stratarec.planning import tiers
+from stratarec.recipe import Recipe
+from stratarec.training.trainer import Trainer
+
+HEAD = "# by hand\nname: x  # short\ndata: {path: d, source: {kind: synthetic}}\n"
+PLAN = [["a", "b: c"], ["ü", "yes"]]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data set, its recipe, and a run of a few steps."""
+    root = tmp_path_factory.mktemp("towers")
+    content = tiny(root, max_steps=3, epochs=1)
+    (root / "recipe.yaml").write_text("# mine\n" + yaml.safe_dump(content))
+    recipe = Recipe.from_dict(content)
+    Trainer(recipe, prepare(recipe.data)).train()
+    other = tiny(root)
+    other["data"]["path"], other["data"]["source"]["seed"] = str(root / "other"), 4
+    (root / "other.yaml").write_text(yaml.safe_dump(other))
+    prepare(Recipe.from_dict(other).data)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache of our own, and measurements of moments."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(tiers, "_SECONDS", 0.02)
+    monkeypatch.setattr(tiers, "_DRAM_BYTES", 16 << 20)
+
+
+def plan(home: Path, *arguments: str) -> int:
+    return main(["plan", str(home / "recipe.yaml"), "-q", *arguments])
+
+
+def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, report = tmp_path / "recipe.yaml", tmp_path / "towers.html"
+    before = (home / "recipe.yaml").read_text()
+    path.write_text(before)
+    link = tmp_path / "link.yaml"
+    link.symlink_to(path)
+    options = ["--towers", "3", "--steps", "2", "--write", "--report", str(report), "-q"]
+    assert main(["plan", str(link), *options]) == 0
+    out = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in out.splitlines() if str(tmp_path) not in line) <= 80
+    assert "tower 2: " in out
+    assert "in a probe of 2 steps" in " ".join(out.split())
+    assert link.is_symlink()
+    recipe = Recipe.load(path)
+    assert recipe.model.towers is not None
+    assert len(recipe.model.towers.plan) == 3
+    assert path.read_text().startswith("# mine\n")
+    assert [line for line in path.read_text().splitlines() if line in before.splitlines()] == before.splitlines()
+    text = report.read_text()
+    assert text.count("<svg") == 1
+    assert "towers of features" in text
+    # Again: the plan of before is replaced, and does not matter.
+    written = path.read_text()
+    assert main(["plan", str(path), *options[:-3], "-q"]) == 0
+    assert path.read_text() == written
+
+
+def test_a_run_is_asked_instead_of_a_probe(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for method in ("coherent", "random"):
+        assert plan(home, "--towers", "2", "--from", str(home / "run"), "--method", method, "--json") == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["interaction"] == found[1]["interaction"]
+    assert found[0]["inside"] > found[1]["inside"]
+    check_plan_of(home, found[0]["plan"])
+
+
+def check_plan_of(home: Path, towers: list[list[str]]) -> None:
+    recipe = Recipe.load(home / "recipe.yaml", [f"model.towers={{plan: {json.dumps(towers)}}}"])
+    assert recipe.model.towers is not None
+    check_plan(recipe.model.towers, prepare(recipe.data).schema)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--towers", "1"], "--towers is 1, expected at least 2"),
+        (["--towers", "0"], "--towers is 0, expected at least 2"),
+        (["--towers", "27"], "27 towers of 26 sparse features"),
+        (["--towers", "2", "--balance", "0.5"], "--balance is 0.5, expected 1 to 1000"),
+        (["--towers", "2", "--steps", "0"], "--steps is 0, expected 1"),
+        (["--towers", "2", "--from", "nowhere"], "nowhere is no run"),
+        (["--towers", "2", "memory.dram=1KiB"], "table 'C3' of C3 takes "),
+        (["--towers", "2", "-o", "x.json"], "--output is of a plan of tables"),
+        (["--method", "random"], "--method is of a plan of towers"),
+        (["--network", "1Gbit"], "--network is of a plan of a cluster"),
+        (["--hosts", "2x2"], "--hosts needs --network"),
+        (["--hosts", "2x2", "--towers", "2"], "ask for one of them"),
+        (["--hosts", "2x2", "--network", "1GB"], "--network is '1GB', expected a rate"),
+        (["--hosts", "64x8", "--network", "1Gbit"], "train.batch_size is 128, expected at least a sample for each"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    home: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(home, *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("stratarec: ")
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("hosts", ["8", "8x", "0x8", "8X8", "-1x2", "8x8x8"])
+def test_clusters_in_other_words_are_refused(home: Path, hosts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plan(home, f"--hosts={hosts}", "--network", "1Gbit")
+    assert "such as 8x8" in capsys.readouterr().err
+
+
+def test_a_run_of_other_data_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", str(home / "other.yaml"), "--towers", "2", "--from", str(home / "run")]
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert "does not fit" in said
+    assert said.count("\n") == 1
+
+
+def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(home, "--hosts", "4x2", "--network", "100Mbit") == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for text in ("flat", "sptt", "int8", "fastest, same results", "4 towers of ratio", "not measured", "even loads"):
+        assert text in out
+    assert plan(home, "--hosts", "32x1", "--network", "100Mbit") == 0
+    assert "no towers: 32 hosts need one each, and 26 sets" in capsys.readouterr().out
+    assert plan(home, "--hosts", "4x2", "--network", "100Mbit", "--json") == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    flat = next(row for row in steps if (row["exchange"], row["wire"]) == ("flat", "fp32"))
+    towers = next(row for row in steps if row["ratio"] == 4 and row["wire"] == "fp32")
+    assert towers["between"] < flat["between"]
+    assert flat["step"] == pytest.approx(sum(flat[part] for part in ("compute", "reduction", "inside", "between")))
+
+
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        ("", ["# by hand", "name: x  # short"]),
+        ("model:\n  kind: dlrm  # this\n  # about\n  embedding_dim: 8\ntrain: {epochs: 1} # e\n", ["  # about"]),
+        ("model: {kind: dlrm, embedding_dim: 8} # z\n", []),
+        (
+            "model: # c\n    kind: dlrm\n    towers:\n      # t\n      plan:\n      - [q]\n      - - r\n        - s\n\n"
+            "      # after\n      compression: 4\ntrain:\n  epochs: 1\n",
+            ["      # t", "", "      # after"],
+        ),
+        ("model:\n  kind: dlrm\n  towers: {compression: 4, plan: [[a], [b]]} # f", []),
+        ("model:\n  towers: null\n  kind: dlrm\n", ["  kind: dlrm"]),
+        ("model:\n  towers:\n  kind: dlrm\n", ["  kind: dlrm"]),
+    ],
+)
+def test_a_plan_is_written_and_the_rest_stays(model: str, kept: list[str]) -> None:
+    for line_end, mark in (("\n", ""), ("\r\n", "\ufeff")):
+        before = mark + (HEAD + model).replace("\n", line_end)
+        after = with_towers(before, PLAN)
+        assert after.startswith(mark + HEAD.replace("\n", line_end))
+        assert after.count("#") == before.count("#")
+        assert after.count("\r\n") == (after.count("\n") if mark else 0)
+        assert set(kept) <= set(after.removeprefix(mark).splitlines())
+        content = yaml.safe_load(after.lstrip("\ufeff"))
+        assert content["model"]["towers"]["plan"] == PLAN
+        assert ("compression" in model) == (content["model"]["towers"].get("compression") == 4)
+        assert with_towers(after, PLAN) == after
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "base: &b {kind: dlrm}\nmodel: *b\n",
+        "base: &b {towers: {compression: 4}}\nmodel: {kind: dlrm, <<: *b}\n",
+        "base: &b {kind: dlrm, towers: &t {plan: [[a], [b]]}}\nmodel: {kind: dlrm, towers: *t}\n",
+    ],
+)
+def test_a_plan_behind_an_alias_is_left_to_its_writer(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot tell where model.towers.plan belongs .* add it by hand"):
+        with_towers(HEAD + model, PLAN)
+
+
+def test_a_plan_is_written_beside_what_is_merged() -> None:
+    after = with_towers(HEAD + "base: &b {embedding_dim: 8}\nmodel:\n  <<: *b\n  kind: dlrm\n", PLAN)
+    assert yaml.safe_load(after)["model"] == {"embedding_dim": 8, "kind": "dlrm", "towers": {"plan": PLAN}}

@@ -1,0 +1,135 @@
+"""Scores by an export's README.txt alone: whoever wrote this had never seen StrataRec, and does not import it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+import xxhash
+from safetensors.torch import load_file
+from torch.nn import functional
+
+WORD = (1 << 64) - 1
+
+
+def hashed(value: Any) -> int:
+    if isinstance(value, str):
+        return xxhash.xxh3_64_intdigest(value.encode(), seed=0)
+    z = (value + 0x5DEECE66D) & WORD
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & WORD
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & WORD
+    return z ^ z >> 31
+
+
+class Stranger:
+    def __init__(self, folder: Path) -> None:
+        self.about = json.loads((folder / "manifest.json").read_text())
+        self.n, self.tables = load_file(folder / "network.safetensors"), load_file(folder / "tables.safetensors")
+        self.ids = {}
+        for name, entry in self.about["vocabularies"].items():
+            values = pq.read_table(folder / entry["path"])["value"].to_pylist()[: entry["values"]]
+            self.ids[name] = {value: place for place, value in enumerate(values)}
+
+    def score(self, row: dict[str, Any]) -> float:
+        schema, dense, bags = self.about["schema"], [], {}
+        for feature in schema["dense"]:
+            x, spread = row[feature["name"]], self.about["moments"][feature["name"]]
+            x = np.nan if x is None else np.float64(x)
+            x = np.sign(x) * np.log1p(np.abs(x)) if feature["transform"] == "log1p" else x
+            x = (x - spread["mean"]) / spread["deviation"] if feature["standardize"] else x
+            dense.append(np.float32(0 if np.isnan(x) else x))
+        places = {feature["name"]: feature for feature in schema["sparse"]}
+        for name, feature in places.items():
+            own = places.get(feature["of"], {}).get("vocabulary")
+            vocabulary = feature["vocabulary"] or own or feature["of"] or name
+            values = self.values(row[name], feature)
+            bags[name] = (vocabulary, [self.id(value, vocabulary) for value in values])
+        pooled = []
+        for entry in self.about["pooled"]:
+            rows = self.rows(*bags[entry["feature"]])
+            pooled.append(rows.mean(0) if entry["pooling"] == "mean" and len(rows) else rows.sum(0))
+        order, vectors = [entry["feature"] for entry in self.about["pooled"]], list(pooled)
+        for s, entry in enumerate(self.about["sequences"]):
+            rows, target = self.rows(*bags[entry["feature"]]), pooled[order.index(places[entry["feature"]]["of"])]
+            vectors.append(self.sequence(f"poolings.{s}", rows, target) if len(rows) else torch.zeros_like(target))
+        x = torch.tensor(dense)
+        logit = self.dlrm(x, vectors) if self.about["model"]["kind"] == "dlrm" else self.dcnv2(x, vectors)
+        return float(1 / (1 + np.exp(-np.float64(logit))))
+
+    def values(self, cell: Any, feature: dict[str, Any]) -> list[Any]:
+        if feature["kind"] == "single":
+            return [] if cell is None else [cell]
+        cell = [part for part in (cell or "").split(feature["separator"]) if part] if feature["separator"] else cell
+        cell = [part for part in cell or [] if part is not None]
+        return cell[-feature["max_length"] :] if feature["kind"] == "history" else cell[: feature["max_length"]]
+
+    def id(self, value: Any, vocabulary: str) -> int:
+        entry = self.about["vocabularies"][vocabulary]
+        value = str(value) if entry["type"] == "String" else value
+        return self.ids[vocabulary].get(value, entry["values"] + hashed(value) % entry["tail_buckets"])
+
+    def rows(self, table: str, ids: list[int]) -> torch.Tensor:
+        entry, stored = self.about["tables"][table], self.tables[table][ids]
+        if entry["codec"] == "fp32":
+            return stored
+        found = [self.decoded(record.numpy(), entry) for record in stored]
+        for place, row in enumerate(ids):
+            if entry["float32_rows"] and (self.tables[f"@rows/{table}"] == row).any():
+                found[place] = self.tables[f"@float32/{table}"][self.tables[f"@rows/{table}"] == row][0]
+        return torch.stack(found) if found else torch.zeros(0, entry["width"])
+
+    def decoded(self, record: np.ndarray[Any, Any], entry: dict[str, Any]) -> torch.Tensor:
+        width, kind = entry["width"], entry["codec"]
+        if kind in ("fp16", "bf16"):
+            return torch.from_numpy(record).view(torch.float16 if kind == "fp16" else torch.bfloat16).float()
+        half = (width + 1) // 2
+        codes = record[:width] if kind == "int8" else np.concatenate([record[:half] & 15, record[:half] >> 4])[:width]
+        last = record[width if kind == "int8" else half :].copy()
+        scale, offset = last.view(np.float16 if entry["parameters"] == "fp16" else np.float32).astype(np.float32)
+        return torch.from_numpy(offset + codes.astype(np.float32) * scale)
+
+    def linear(self, x: torch.Tensor, n: str) -> torch.Tensor:
+        return functional.linear(x, self.n[f"{n}.weight"], self.n.get(f"{n}.bias"))
+
+    def mlp(self, x: torch.Tensor, n: str, k: int = 0) -> torch.Tensor:
+        return self.mlp(self.linear(x, f"{n}.{k}").relu(), n, k + 2) if f"{n}.{k}.weight" in self.n else x
+
+    def dlrm(self, dense: torch.Tensor, vectors: list[torch.Tensor]) -> torch.Tensor:
+        front = [self.mlp(dense, "score.bottom")] if len(dense) else []
+        v = [*front, *vectors]
+        products = torch.stack([v[i] @ v[j] for i in range(len(v)) for j in range(i)])
+        return self.linear(self.mlp(torch.cat([*front, products]), "score.top"), "score.out")
+
+    def dcnv2(self, dense: torch.Tensor, vectors: list[torch.Tensor]) -> torch.Tensor:
+        x = c = torch.cat([dense, *vectors])
+        for k in range(self.about["model"]["cross_layers"]):
+            n = f"score.cross.layers.{k}"
+            low = self.linear(self.linear(c, f"{n}.0"), f"{n}.1") if self.about["model"]["low_rank"] else None
+            c = x * (self.linear(c, n) if low is None else low) + c
+        if self.about["model"]["structure"] == "stacked":
+            return self.linear(self.mlp(c, "score.deep"), "score.out")
+        return self.linear(torch.cat([c, self.mlp(x, "score.deep")]), "score.out")
+
+    def sequence(self, n: str, rows: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        history = self.about["model"]["history"]
+        if history["pooling"] == "target_attention":
+            t = t.expand_as(rows)
+            given = torch.cat([t, rows, t - rows, t * rows], dim=1)
+            return (self.linear(self.mlp(given, f"{n}.score"), f"{n}.out") * rows).sum(0)
+        rows = rows + self.n[f"{n}.position"][: len(rows)].flip(0)
+        for k in range(history["layers"]):
+            b = f"{n}.blocks.{k}"
+            q, key, v = self.linear(self.norm(rows, f"{b}.before"), f"{b}.project").chunk(3, dim=1)
+            q, key, v = (x.reshape(len(rows), history["heads"], -1).transpose(0, 1) for x in (q, key, v))
+            mixed = functional.scaled_dot_product_attention(q, key, v).transpose(0, 1).reshape(rows.shape)
+            rows = rows + self.linear(mixed, f"{b}.join")
+            fed = functional.gelu(self.linear(self.norm(rows, f"{b}.between"), f"{b}.feed.0"))
+            rows = rows + self.linear(fed, f"{b}.feed.2")
+        return rows.mean(0)
+
+    def norm(self, x: torch.Tensor, n: str) -> torch.Tensor:
+        return functional.layer_norm(x, x.shape[-1:], self.n[f"{n}.weight"], self.n[f"{n}.bias"], 1e-5)

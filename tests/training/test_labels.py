@@ -1,0 +1,221 @@
+"""Several labels, from the columns of a log to metrics and scores of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+from sklearn.metrics import roc_auc_score
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.prepare import prepare
+from stratarec.errors import ConfigError, DataError
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+
+ROWS = 1500
+
+
+def write_log(root: Path) -> pl.DataFrame:
+    draws = np.random.default_rng(4)
+    item = draws.integers(0, 30, ROWS)
+    click = draws.random(ROWS) < 0.2 + 0.5 * (item % 2)
+    like = np.where(click, draws.random(ROWS) < 0.2 + 0.6 * (item % 3 == 0), np.nan)
+    frame = pl.DataFrame(
+        {
+            "click": click.astype(int),
+            "like": pl.Series(like).fill_nan(None).cast(pl.Int64),
+            "stars": np.where(draws.random(ROWS) < 0.3, np.nan, draws.integers(1, 6, ROWS)),
+            "who": np.arange(ROWS) // 5,
+            "at": np.arange(ROWS),
+            "item": item,
+            "weight": draws.integers(0, 3, ROWS).astype(float),
+        }
+    ).with_columns(pl.col("stars").fill_nan(None))
+    frame.write_parquet(root / "log.parquet")
+    frame.write_csv(root / "log.csv")
+    return frame
+
+
+def content(root: Path, **changes: Any) -> dict[str, Any]:
+    found = tiny(root, epochs=1, max_steps=8, loss_weights={"like": 0.5}, early_stopping={"patience": 5})
+    schema = {
+        "labels": ["click", "like", {"column": "stars", "at_least": 4}],
+        "user": "who",
+        "time": "at",
+        "weight": "weight",
+        "sparse": [
+            {"name": "item"},
+            {"name": "who"},
+            {"name": "before", "kind": "history", "of": "item", "max_length": 3},
+        ],
+    }
+    source = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema | changes}
+    found["data"] |= {"source": source, "split": {"by": "fraction", "valid": 0.2, "test": 0.3}}
+    found["model"] |= {"heads": {"kind": "mmoe", "experts": 2, "expert_mlp": [8], "tower_mlp": [4]}}
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on three labels."""
+    root = tmp_path_factory.mktemp("labels")
+    write_log(root)
+    (root / "r.yaml").write_text(yaml.safe_dump(content(root)))
+    assert main(["prepare", str(root / "r.yaml"), "-q"]) == 0
+    assert main(["train", str(root / "r.yaml"), "-q"]) == 0
+    return root
+
+
+def truth(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.select("click", "like", stars=(pl.col("stars") >= 4).cast(pl.Int64))
+
+
+def test_batches_have_every_label_of_their_samples(place: Path) -> None:
+    frame, dataset = pl.read_parquet(place / "log.parquet"), Dataset.open(place / "data")
+    want = {row[0]: row[1:] for row in frame.select("at", *truth(frame)).iter_rows()}
+    rows = np.concatenate(list(dataset.row_numbers("train")))
+    batches = list(Loader(dataset, "train", LoaderConfig(batch_size=100, shuffle=False)).epoch(0))
+    label = np.concatenate([batch.label.numpy() for batch in batches])
+    assert label.shape == (len(rows), 3)
+    for row, found in zip(rows, label, strict=True):
+        assert [None if np.isnan(each) else each for each in found] == list(want[row - 1])
+    for split in dataset.splits:
+        counts = dataset.label_counts(split)
+        numbers = np.concatenate(list(dataset.row_numbers(split))) - 1
+        chosen = truth(frame)[numbers]
+        for name, count in counts.items():
+            known = chosen[name].drop_nulls()
+            assert (count.known, count.positives) == (len(known), known.sum()), (split, name)
+
+
+def test_the_first_label_says_what_is_in_a_history(place: Path) -> None:
+    frame, dataset = pl.read_parquet(place / "log.parquet"), Dataset.open(place / "data")
+    table = pl.concat(
+        pl.DataFrame(dataset.read_row_group("train", shard, group).to_pydict())
+        for shard, info in enumerate(dataset.shards("train"))
+        for group in range(len(info.row_groups))
+    )
+    for row, history in table.select("@row", "before").iter_rows():
+        user, at = frame["who"][row - 1], frame["at"][row - 1]
+        earlier = frame.filter((pl.col("who") == user) & (pl.col("at") < at) & (pl.col("click") == 1))
+        assert len(history) == min(len(earlier), 3)
+
+
+def test_each_label_has_its_metrics_and_its_scores(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads((place / "run" / "result.json").read_text())
+    assert main(["predict", str(place / "run"), "-o", str(place / "test.parquet"), "-q"]) == 0
+    found, log = pl.read_parquet(place / "test.parquet"), pl.read_parquet(place / "log.parquet")
+    names = ["click", "like", "stars"]
+    assert found.columns == ["file", "row", *(f"label_{name}" for name in names), *(f"score_{name}" for name in names)]
+    rows = found["row"].to_numpy() - 1
+    weight = log["weight"].to_numpy()[rows]
+    for name in names:
+        label = truth(log)[name].to_numpy()[rows]
+        known = ~np.isnan(label.astype(float))
+        np.testing.assert_array_equal(found[f"label_{name}"].to_numpy(), label)
+        score = found[f"score_{name}"].to_numpy()
+        want = roc_auc_score(label[known], score[known], sample_weight=weight[known])
+        figures = result["test"]["labels"][name]
+        # As probabilities, two logits may be one.
+        assert figures["auc"] == pytest.approx(want, abs=2e-4)
+        assert figures["samples"] == known.sum()
+    assert {key: result["test"][key] for key in figures} == result["test"]["labels"]["click"]
+    page = (place / "run" / "report.html").read_text()
+    assert all(text in page for text in ("test, stars AUC", "Calibration, like", "validation, click"))
+    # Raw logs, without labels and with them; the same numbers.
+    capsys.readouterr()
+    log.drop("like", "stars", "weight").write_parquet(place / "bare.parquet")
+    bare = ["predict", str(place / "run"), str(place / "bare.parquet"), "--history", str(place / "log.parquet")]
+    assert main([*bare, "-o", str(place / "bare.csv"), "-q"]) == 0
+    fresh = pl.read_csv(place / "bare.csv")
+    assert [name for name in fresh.columns if name.startswith("label")] == []
+    for name in names:
+        np.testing.assert_allclose(fresh[f"score_{name}"].to_numpy()[rows], found[f"score_{name}"], rtol=1e-4)
+    capsys.readouterr()
+    assert main(["evaluate", str(place / "run"), str(place / "log.parquet"), "--by", "item", "-q"]) == 0
+    lines = capsys.readouterr().out
+    assert all(text in lines for text in ("log, click: 1,500 samples", "log, like:", "item (stars)"))
+    assert main(["evaluate", str(place / "run"), str(place / "bare.parquet"), "-q"]) == 2
+    assert "no column 'like'" in capsys.readouterr().err
+    assert main(["evaluate", str(place / "run"), "--split", "test", "-q"]) == 0
+    assert "test, like:" in capsys.readouterr().out
+
+
+def test_an_export_scores_each_label(place: Path) -> None:
+    assert main(["export", str(place / "run"), "-o", str(place / "export"), "--program", "-q"]) == 0
+    frame, log = pl.read_parquet(place / "test.parquet"), pl.read_parquet(place / "log.parquet")
+    scorer = Scorer.open(place / "export")
+    assert scorer.labels == ("click", "like", "stars")
+    rows = frame["row"].to_numpy() - 1
+    chosen = log[rows]
+    histories = [
+        log.filter((pl.col("who") == row["who"]) & (pl.col("at") < row["at"]) & (pl.col("click") == 1))[
+            "item"
+        ].to_list()
+        for row in chosen.iter_rows(named=True)
+    ]
+    scores = scorer.score({"item": chosen["item"], "who": chosen["who"], "before": histories})
+    for place_, name in enumerate(scorer.labels):
+        np.testing.assert_allclose(scores[:, place_], frame[f"score_{name}"], rtol=1e-4)
+    assert scorer.score({"item": [], "who": [], "before": []}).shape == (0, 3)
+
+
+def test_check_counts_every_label(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(place / "data")]) == 0
+    assert main(["check", str(place / "run")]) == 0
+
+
+def test_a_run_goes_on_to_the_same_bits(place: Path) -> None:
+    whole = json.loads((place / "run" / "result.json").read_text())["test"]
+    change = [f"train.run={place / 'half'}", "train.max_steps=4"]
+    assert main(["train", str(place / "r.yaml"), "-q", *change]) == 0
+    assert main(["train", str(place / "r.yaml"), "-q", "--resume", change[0]]) == 0
+    assert json.loads((place / "half" / "result.json").read_text())["test"] == whole
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_row_without_any_label_is_bad_and_so_is_a_word(tmp_path: Path, kind: str) -> None:
+    frame = write_log(tmp_path)
+    ending, first = ("parquet", 1) if kind == "parquet" else ("csv", 2)
+    made = content(tmp_path)
+    made["data"]["source"] |= {"kind": kind, "paths": [str(tmp_path / f"log.{ending}")]}
+    other = frame.with_row_index().with_columns(
+        pl.when(pl.col("index") != 40).then(pl.col(name)).alias(name) for name in ("click", "like", "stars")
+    )
+    getattr(other, f"write_{ending}")(tmp_path / f"log.{ending}")
+    with pytest.raises(
+        DataError, match=f" {40 + first}: column 'click': got nothing, expected a label here or in like"
+    ):
+        prepare(Recipe.from_dict(made).data)
+    other = frame.with_row_index().with_columns(like=pl.when(pl.col("index") == 7).then(2).otherwise(pl.col("like")))
+    getattr(other, f"write_{ending}")(tmp_path / f"log.{ending}")
+    with pytest.raises(DataError, match=f" {7 + first}: column 'like': got .*2.*, expected 0 or 1"):
+        prepare(Recipe.from_dict(made).data)
+
+
+def test_a_label_of_one_class_is_refused(tmp_path: Path) -> None:
+    write_log(tmp_path).with_columns(like=pl.lit(0)).write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match="samples with the label 'like', 0 of them positive; expected both classes"):
+        prepare(Recipe.from_dict(content(tmp_path)).data)
+
+
+def test_recipes_that_do_not_fit_their_labels_are_refused(tmp_path: Path) -> None:
+    made = content(tmp_path)
+    with pytest.raises(ConfigError, match=r"train\.loss_weights\.buy: no such label; there are click, like, stars"):
+        Recipe.from_dict({**made, "train": {"loss_weights": {"buy": 1.0}}})
+    with pytest.raises(ConfigError, match=r"train\.loss_weights\.like is -1\.0, expected 0 or more"):
+        Recipe.from_dict({**made, "train": {"loss_weights": {"like": -1.0}}})
+    with pytest.raises(ConfigError, match="every label has a factor of 0"):
+        Recipe.from_dict({**made, "train": {"loss_weights": dict.fromkeys(("click", "like", "stars"), 0.0)}})
+    made["data"]["split"]["negatives"] = 0.5
+    with pytest.raises(ConfigError, match=r"data\.split\.negatives is 0\.5: of samples with several labels none can"):
+        Recipe.from_dict(made)

@@ -1,0 +1,179 @@
+"""Sequences that a log gives, from its lists to scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from recipes import tiny
+from stratarec.data.dataset import Dataset
+from stratarec.data.layout import Layout
+from stratarec.data.prepare import prepare
+from stratarec.data.row_group import RowGroup
+from stratarec.data.vocabulary import read_vocabulary
+from stratarec.errors import DataError
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+from stratarec.training.export import export
+from stratarec.training.fresh import FreshLogs
+from stratarec.training.predict import predict
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+ROWS, LONGEST = 1200, 4
+
+
+def write_log(root: Path) -> pl.DataFrame:
+    draws = np.random.default_rng(4)
+    user = np.arange(ROWS) // 4
+    lengths = draws.integers(0, 8, ROWS // 4)[user]
+    of_user = [np.random.default_rng(int(number)).integers(0, 30, 8) for number in user]
+    last = [items[:length].tolist() for items, length in zip(of_user, lengths, strict=True)]
+    item = draws.integers(0, 30, ROWS)
+    seen = np.array([i in items for i, items in zip(item, last, strict=True)])
+    frame = pl.DataFrame(
+        {
+            "click": (draws.random(ROWS) < 0.2 + 0.6 * seen).astype(int),
+            "who": user,
+            "item": item,
+            "kind": [f"k{i % 5}" for i in item],
+            # As text, a list of nothing but one missing value is an empty list.
+            "last": [[None if i == 7 and len(items) > 1 else i for i in items] for items in last],
+            "last_kind": [[None if i == 8 and len(items) > 1 else f"k{i % 5}" for i in items] for items in last],
+        },
+        schema_overrides={"last": pl.List(pl.Int64), "last_kind": pl.List(pl.String)},
+    )
+    frame.write_parquet(root / "log.parquet")
+    texts = (
+        pl.col(name).list.eval(pl.element().cast(pl.String).fill_null("")).list.join("|")
+        for name in ("last", "last_kind")
+    )
+    frame.with_columns(texts).write_csv(root / "log.csv")
+    frame.write_ndjson(root / "log.jsonl")
+    return frame
+
+
+def recipe(root: Path, log: str = "log.parquet", groups: str = "auto") -> Recipe:
+    content = tiny(root / "made", epochs=1, max_steps=8)
+    separator = {"separator": "|"} if log.endswith("csv") else {}
+    sparse: list[dict[str, Any]] = [
+        {"name": "item", "type": "integer"},
+        {"name": "kind"},
+        {"name": "last", "kind": "sequence", "of": "item", "max_length": LONGEST, **separator},
+        {"name": "last_kind", "kind": "sequence", "beside": "last", "of": "kind", **separator},
+    ]
+    schema = {"label": "click", "user": "who", "sparse": sparse}
+    kind = "parquet" if log.endswith("parquet") else "csv"
+    content["data"] |= {
+        "source": {"kind": kind, "paths": [str(root / log)], "schema": schema},
+        "split": {"by": "fraction", "valid": 0, "test": 0.5},
+        "groups": groups,
+    }
+    content["model"] |= {"history": {"pooling": "target_attention"}}
+    return Recipe.from_dict(content)
+
+
+def expected(row: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """The last events of a row that have both columns."""
+    pairs = zip(row["last"], row["last_kind"], strict=True)
+    return [pair for pair in pairs if None not in pair][-LONGEST:]
+
+
+def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
+    """Row of the log -> its events, as values."""
+    values = {
+        name: read_vocabulary(dataset.path / info.path, info, "").values for name, info in dataset.vocabularies.items()
+    }
+    found = {}
+    for split in ("train", "test"):
+        for shard, info in enumerate(dataset.shards(split)):
+            for group in range(len(info.row_groups)):
+                table = dataset.read_row_group(split, shard, group).to_pydict()
+                for row, last, kinds in zip(table["@row"], table["last"], table["last_kind"], strict=True):
+                    found[row] = [(values["item"][i], values["kind"][k]) for i, k in zip(last, kinds, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize(("log", "groups"), [("log.parquet", "auto"), ("log.csv", "auto"), ("log.jsonl", "none")])
+def test_a_data_set_has_the_last_whole_events_of_each_row(tmp_path: Path, log: str, groups: str) -> None:
+    frame = write_log(tmp_path)
+    made = recipe(tmp_path, log, groups)
+    dataset = prepare(made.data)
+    if groups == "auto":
+        assert any({"last", "last_kind"} <= set(names) for names in dataset.groups.values()), dataset.groups
+    # Sequences share the tables of what they are of; all of their values are frequent enough to have rows.
+    assert set(dataset.vocabularies) == {"item", "kind"}
+    found = stored(dataset)
+    header = log.endswith("csv")
+    for place, row in enumerate(frame.iter_rows(named=True)):
+        assert found[place + 1 + header] == expected(row), place
+
+
+@pytest.mark.parametrize("groups", ["auto", "none"])
+def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: str) -> None:
+    frame = write_log(tmp_path)
+    made = recipe(tmp_path, groups=groups)
+    Trainer(made, prepare(made.data)).train()
+    with open_run(made.run) as trained:
+        predict(trained, "test", tmp_path / "test.parquet", SilentProgress())
+        fresh = FreshLogs(trained, [str(tmp_path / "log.parquet")])
+        raw = np.concatenate([part.logits for part in fresh.scored(SilentProgress())])
+        export(trained, tmp_path / "export", program=True)
+    known = pl.read_parquet(tmp_path / "test.parquet")
+    scores = 1 / (1 + np.exp(-raw[known["row"].to_numpy() - 1].astype(np.float64)))
+    np.testing.assert_allclose(known["score"], scores, rtol=1e-4)
+    exported = Scorer.open(tmp_path / "export").score(frame)
+    np.testing.assert_allclose(exported[known["row"].to_numpy() - 1], scores, rtol=1e-4)
+    changed = frame.with_columns(last_kind=pl.col("last_kind").list.reverse())
+    assert not np.allclose(Scorer.open(tmp_path / "export").score(changed), exported, rtol=1e-4)
+    pair = {"item": [1, 2], "kind": ["k1", "k2"], "last": [[3], [4, 5]], "last_kind": [["k3"], ["k4"]]}
+    with pytest.raises(DataError, match=r"row 2: column 'last_kind': got a list of 1, expected 2 values, as many as"):
+        Scorer.open(tmp_path / "export").score(pair)
+
+
+def test_lists_of_unequal_lengths_are_bad_rows(tmp_path: Path) -> None:
+    frame = write_log(tmp_path)
+    kinds = frame["last_kind"].to_list()
+    kinds[10], kinds[20] = [*kinds[10], "k1"], None if kinds[20] else ["k0"]
+    frame.with_columns(pl.Series("last_kind", kinds)).write_parquet(tmp_path / "log.parquet")
+    made = recipe(tmp_path)
+    length = len(frame["last"][10])
+    with pytest.raises(DataError) as error:
+        prepare(made.data)
+    assert str(error.value).endswith(
+        f"row 11: column 'last_kind': got a list of {length + 1}, expected {length} values, as many as 'last' has, "
+        "which it is beside"
+    )
+    skipping = Recipe.from_dict(made.to_dict() | {"data": made.to_dict()["data"] | {"on_bad_row": "skip"}})
+    found = stored(dataset := prepare(skipping.data))
+    assert dataset.about.bad_rows == 2
+    for place, row in enumerate(frame.iter_rows(named=True)):
+        assert found.get(place + 1) == (None if place in (10, 20) else expected(row))
+
+
+def test_a_stored_sequence_with_lists_of_unequal_lengths_is_damage(tmp_path: Path) -> None:
+    write_log(tmp_path)
+    dataset = prepare(recipe(tmp_path, groups="none").data)
+    group = dataset.row_group("train", 0, 0)
+    layout = Layout.of(dataset.manifest)
+    assert not list(layout.faults(group))
+    place = group.samples.column_names.index("last")
+    wrong = group.samples.set_column(place, "last", pa.array([[0]] * group.samples.num_rows, pa.list_(pa.int32())))
+    (fault,) = layout.faults(RowGroup(samples=wrong, tables=group.tables))
+    assert fault == "columns 'last' and 'last_kind' have lists of different lengths"
+
+
+def test_a_manifest_with_a_torn_sequence_is_refused(tmp_path: Path) -> None:
+    write_log(tmp_path)
+    manifest = prepare(recipe(tmp_path).data).manifest
+    content = manifest.to_dict()
+    content["groups"] = {name: [n for n in names if n != "last_kind"] for name, names in content["groups"].items()}
+    with pytest.raises(ValueError, match="some columns of the sequence 'last' and not others"):
+        type(manifest).model_validate_json(json.dumps(content))

@@ -1,0 +1,202 @@
+"""Sample weights: a sample of weight w counts as w samples, in the loss of training and in every metric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from sklearn.metrics import log_loss, roc_auc_score
+
+from recipes import assert_same_model, last, tiny
+from stratarec.batch import Batch
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.prepare import prepare
+from stratarec.errors import ConfigError, DataError
+from stratarec.jagged import KeyedJagged
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.reporting.curve import Curve
+from stratarec.training.evaluation import evaluate_split
+from stratarec.training.fresh import FreshLogs
+from stratarec.training.metrics import evaluate_logits
+from stratarec.training.objective import Objective
+from stratarec.training.run import open_run
+from stratarec.training.slices import evaluate_logs
+from stratarec.training.trainer import Trainer
+
+ROWS = 1500
+
+
+def write_log(path: Path, weight: Any) -> None:
+    draws = np.random.default_rng(1)
+    item = draws.integers(0, 30, ROWS)
+    frame = pl.DataFrame(
+        {
+            "click": (draws.random(ROWS) < 0.2 + 0.5 * (item % 2)).astype(int),
+            "who": draws.integers(0, 60, ROWS),
+            "weight": weight,
+            "item": item,
+            "shop": draws.integers(0, 9, ROWS),
+        }
+    )
+    frame.write_parquet(path)
+
+
+def recipe(root: Path, *, weight: str = "weight", groups: str = "auto", **source: Any) -> Recipe:
+    content = tiny(root, epochs=1, max_steps=9)
+    schema = {"label": "click", "user": "who", "weight": weight, "sparse": [{"name": "item"}, {"name": "shop"}]}
+    schema["sparse"][0]["group"] = "g"  # type: ignore[index]
+    content["data"] |= {
+        "source": {"kind": "parquet", "paths": [str(root.parent / "log.parquet")], "schema": schema, **source},
+        "split": {"by": "fraction", "valid": 0.1, "test": 0.4},
+        "shard_samples": 700,
+        "groups": groups,
+    }
+    return Recipe.from_dict(content)
+
+
+def trained(made: Recipe) -> Dataset:
+    dataset = prepare(made.data)
+    Trainer(made, dataset).train()
+    return dataset
+
+
+def weighted(rows: int = 300, seed: int = 0) -> tuple[np.ndarray, ...]:
+    draws = np.random.default_rng(seed)
+    logit = draws.normal(size=rows).round(1)
+    label = (draws.random(rows) < 1 / (1 + np.exp(-logit))).astype(float)
+    return label, logit, draws.integers(0, 20, rows), draws.integers(0, 5, rows).astype(float)
+
+
+def test_weighted_metrics_agree_with_scikit_learn() -> None:
+    label, logit, _, weight = weighted()
+    weight *= 0.37
+    found, probability = evaluate_logits(label, logit, weight=weight), 1 / (1 + np.exp(-logit))
+    assert found.auc == pytest.approx(roc_auc_score(label, logit, sample_weight=weight), rel=1e-12)
+    assert found.log_loss == pytest.approx(log_loss(label, probability, sample_weight=weight), rel=1e-9)
+    rate = np.average(label, weights=weight)
+    base = log_loss(label, np.full(len(label), rate), sample_weight=weight)
+    assert found.normalized_entropy == pytest.approx(found.log_loss / base, rel=1e-9)
+    assert found.calibration == pytest.approx(np.average(probability, weights=weight) / rate, rel=1e-9)
+
+
+def test_a_weight_is_so_many_rows() -> None:
+    label, logit, user, weight = weighted()
+    found = evaluate_logits(label, logit, user, weight).to_dict()
+    repeated = [np.repeat(column, weight.astype(int)) for column in (label, logit, user)]
+    expected = evaluate_logits(*repeated).to_dict()
+    for name in ("auc", "log_loss", "normalized_entropy", "calibration", "grouped_auc"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-12)
+    assert (found["samples"], found["positives"]) == (len(label), label.sum())
+
+
+def test_weights_of_1_change_no_bit_of_a_metric_and_weights_of_0_leave_none() -> None:
+    label, logit, user, _ = weighted()
+    assert evaluate_logits(label, logit, user, np.ones(len(label))) == evaluate_logits(label, logit, user)
+    nothing = evaluate_logits(label, logit, user, np.zeros(len(label))).to_dict()
+    assert [name for name in nothing if nothing[name] is not None] == ["samples", "positives"]
+
+
+def batch_of(label: torch.Tensor, weight: torch.Tensor | None) -> Batch:
+    sparse = KeyedJagged(keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=None, batch_size=len(label))
+    return Batch(label=label, dense=torch.zeros(len(label), 0), sparse=sparse, weight=weight)
+
+
+def gradient(loss: Any, label: torch.Tensor, logit: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    leaf = logit.clone().requires_grad_()
+    loss(leaf, batch_of(label, weight)).backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def test_the_loss_of_a_weighted_batch_is_that_of_repeated_rows() -> None:
+    label, logit, weight = (torch.tensor(weighted(37)[place]).float() for place in (0, 1, 3))
+    rows = torch.repeat_interleave(torch.arange(37), weight.long())
+    found = gradient(Objective().mean, label, logit, weight)
+    expected = torch.zeros(37).index_add(0, rows, gradient(Objective().mean, label[rows], logit[rows], None))
+    torch.testing.assert_close(found, expected)
+    (total,) = Objective().weights(batch_of(label, weight))
+    torch.testing.assert_close(gradient(Objective().sums, label, logit, weight) / total, expected)
+    # The unit does not matter, nor that there is nothing to learn from.
+    torch.testing.assert_close(gradient(Objective().mean, label, logit, weight / 7), expected)
+    assert not gradient(Objective().mean, label, logit, torch.zeros(37)).any()
+    assert torch.equal(
+        gradient(Objective().mean, label, logit, torch.ones(37)), gradient(Objective().mean, label, logit, None)
+    )
+
+
+@pytest.mark.parametrize("groups", ["declared", "none"])
+def test_weights_reach_batches_beside_their_samples(tmp_path: Path, groups: str) -> None:
+    write_log(tmp_path / "log.parquet", np.arange(ROWS) / 8)
+    dataset = prepare(recipe(tmp_path / "a", groups=groups).data)
+    log = pl.read_parquet(tmp_path / "log.parquet")
+    seen = 0
+    for batch in Loader(dataset, "train", LoaderConfig(batch_size=100, expand=True)).epoch(0):
+        assert batch.weight is not None
+        rows = (batch.weight * 8).long().numpy()
+        assert np.array_equal(log["click"].to_numpy()[rows], batch.label.numpy())
+        seen += len(rows)
+    assert seen == dataset.samples("train")
+
+
+def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.parquet", 1)
+    ones, none = (recipe(tmp_path / name, weight=weight) for name, weight in (("ones", "weight"), ("none", "")))
+    trained(ones), trained(none)
+    assert_same_model(last(ones.run), last(none.run))
+    write_log(tmp_path / "log.parquet", np.random.default_rng(2).choice([0.5, 3.0], ROWS))
+    other = recipe(tmp_path / "other")
+    dataset = trained(other)
+    with pytest.raises(AssertionError):
+        assert_same_model(last(other.run), last(none.run))
+    with open_run(other.run) as run:
+        whole, found = evaluate_split(run.model, dataset, "test", precision="float32", progress=SilentProgress())
+        assert whole["click"].auc == pytest.approx(roc_auc_score(found.label, found.logit, sample_weight=found.weight))
+        # Of raw logs, too, which need no weights to be scored.
+        log = FreshLogs(run, [str(tmp_path / "log.parquet")], labelled=True, keep=["shop"])
+        metrics, slices = evaluate_logs(log, SilentProgress())
+        rows = pl.read_parquet(tmp_path / "log.parquet")
+        scores = np.concatenate([part.logits for part in log.scored(SilentProgress())])
+        assert metrics["click"].auc == pytest.approx(roc_auc_score(rows["click"], scores, sample_weight=rows["weight"]))
+        value, part = slices["shop"][0]
+        chosen = rows["shop"] == int(value)
+        known = [column.filter(chosen) for column in (rows["click"], pl.Series(scores), rows["weight"])]
+        assert part["click"].auc == pytest.approx(roc_auc_score(*known[:2], sample_weight=known[2]))
+        rows.drop("weight").write_parquet(tmp_path / "bare.parquet")
+        bare = FreshLogs(run, [str(tmp_path / "bare.parquet")])
+        assert np.array_equal(np.concatenate([part.logits for part in bare.scored(SilentProgress())]), scores)
+        with pytest.raises(DataError, match="no column 'weight'"):
+            FreshLogs(run, [str(tmp_path / "bare.parquet")], labelled=True)
+
+
+@pytest.mark.parametrize("bad", [-1.0, None, float("nan"), float("inf"), 1e39])
+def test_a_bad_weight_is_a_bad_row(tmp_path: Path, bad: float | None) -> None:
+    write_log(tmp_path / "log.parquet", pl.Series([1.0] * 700 + [bad] + [2.0] * (ROWS - 701)))
+    with pytest.raises(DataError, match=r"row 701: column 'weight': got .*, expected a finite number of 0 or more"):
+        prepare(recipe(tmp_path / "a").data)
+
+
+@pytest.mark.parametrize("name", ["click", "who", "item", "@weight"])
+def test_a_weight_is_a_column_of_its_own(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"schema\.weight is '"):
+        recipe(tmp_path, weight=name)
+
+
+def test_a_calibration_curve_counts_weights() -> None:
+    label, probability = np.array([1.0, 0, 0, 1], np.float32), np.array([0.1, 0.2, 0.3, 0.9])
+    predicted, observed = Curve(label, probability, np.array([3, 1, 0, 1], np.float32)).bins(5, 1)
+    assert predicted == pytest.approx([0.1, 0.2, 0.9])
+    assert observed == [1, 0, 1]
+    predicted, observed = Curve(label, probability, np.array([3, 1, 0, 1], np.float32)).bins(1, 1)
+    assert (predicted, observed) == ([pytest.approx(1.4 / 5)], [pytest.approx(4 / 5)])
+
+
+def test_a_training_split_whose_weights_are_all_0_is_refused(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.parquet", 0)
+    with pytest.raises(DataError, match="column 'weight': every weight of the training split is 0"):
+        prepare(recipe(tmp_path / "a").data)
