@@ -130,12 +130,12 @@ def _tables(folder: Path, manifest: Manifest, histories: Sequence[str]) -> ReadO
     specs = {key: spec for name, table in manifest.tables.items() for key, spec in table.tensors(name).items()}
     found = map_tensors(folder, TABLES, manifest.files[TABLES], specs)
     flat, places = found.all_floats()
-    plain = {name: places[name] // table.width for name, table in manifest.tables.items() if table.codec == "fp32"}
+    plain = {name: places[name] for name, table in manifest.tables.items() if table.codec == "fp32"}
     encoded = {name: _encoded(table, name, found) for name, table in manifest.tables.items() if name not in plain}
     for name, table in encoded.items():
         if fault := table.fault():
             raise ExportError(f"{folder / TABLES}: {name!r} has {fault}; {ADVICE}")
-    return ReadOnlyTables(manifest.configs(), FloatTables(weights=flat, first_row=plain), encoded, histories)
+    return ReadOnlyTables(manifest.configs(), FloatTables(weights=flat, place=plain), encoded, histories)
 
 
 def _encoded(table: ExportedTable, name: str, found: MappedTensors) -> EncodedTable:

@@ -36,8 +36,8 @@ class FloatTables:
 
     weights: Floats
     """``[R * D]``, which may be a mapped file and is never written."""
-    first_row: Mapping[str, int]
-    """Of each table."""
+    place: Mapping[str, int]
+    """Where each table begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +98,20 @@ class ReadOnlyTables:
         encoded: Mapping[str, EncodedTable],
         histories: Sequence[str],
     ) -> None:
-        self._histories, self._encoded, self._weights = tuple(histories), encoded, floats.weights
-        self._width = configs[0].embedding_dim if configs else 0
-        pooled = [name for table in configs for name in table.feature_names]
-        places = {name: self._width * place for place, name in enumerate(pooled)}
-        self.columns = self._width * len(pooled)
+        self._histories, self._encoded = tuple(histories), encoded
+        widths = {table.embedding_dim for table in configs}
+        features = [(name, table.embedding_dim) for table in configs for name in table.feature_names]
+        ends = np.cumsum([0, *(width for _, width in features)]).tolist()
+        self.columns = ends[-1]
+        columns = {name: end for (name, _), end in zip(features, ends, strict=False)}
         plain = [table for table in configs if table.name not in encoded]
         coded = [table for table in configs if table.name in encoded]
-        first, rows = [floats.first_row[table.name] for table in plain], [table.num_embeddings for table in plain]
-        self._plain = group_layout(plain, places, first, rows) if plain else None
-        self._coded = group_layout(coded, places, [0] * len(coded), [_ANY] * len(coded)) if coded else None
-        self._plain_features, self._coded_features = features_of(plain), features_of(coded)
+        # Tables of one width are one lookup.
+        self._plain = [_float_group(some, floats, columns) for some in _sets(plain, len(widths))]
+        self._coded = [
+            (features_of(some), group_layout(some, columns, [0] * len(some), [_ANY] * len(some)))
+            for some in _sets(coded, len(widths))
+        ]
 
     def look_up(self, features: KeyedJagged) -> tuple[Tensor, list[History]]:
         """Pooled rows ``[B, columns]``, and the rows of each history.
@@ -117,21 +120,36 @@ class ReadOnlyTables:
         """
         pooled = torch.empty(features.batch_size, self.columns)
         rows: dict[str, Tensor] = {}
-        if self._plain is not None:
-            bags = _bags(features, features.values.numpy(), self._plain_features)
-            rows |= _read(self._weights, self._plain, bags, self._plain_features, pooled)
-        if self._coded is not None:
-            bags = _bags(features, np.arange(len(features.values), dtype=np.int32), self._coded_features)
-            rows |= _read(self._decoded(features, bags), self._coded, bags, self._coded_features, pooled)
+        for wanted, layout, weights in self._plain:
+            bags = _bags(features, features.values.numpy(), wanted)
+            rows |= _read(weights, layout, bags, wanted, pooled)
+        for wanted, layout in self._coded:
+            bags = _bags(features, np.arange(len(features.values), dtype=np.int32), wanted)
+            rows |= _read(self._decoded(features, bags, wanted, layout.width), layout, bags, wanted, pooled)
         return pooled, [_history(rows[name], features, name) for name in self._histories]
 
-    def _decoded(self, features: KeyedJagged, bags: BagBatch) -> Floats:
-        """``[N * D]`` the row of every id of an encoded table; the others are left as they are."""
-        ids, out = features.values.numpy(), np.empty((len(features.values), self._width), dtype=np.float32)
-        for place, (table, _) in enumerate(self._coded_features):
+    def _decoded(
+        self, features: KeyedJagged, bags: BagBatch, wanted: Sequence[tuple[EmbeddingBagConfig, str]], width: int
+    ) -> Floats:
+        """``[N * D]`` the row of every id of some encoded tables; the others are left as they are."""
+        ids, out = features.values.numpy(), np.empty((len(features.values), width), dtype=np.float32)
+        for place, (table, _) in enumerate(wanted):
             first, last = bags.span(place)
             self._encoded[table.name].decode(ids[first:last], out[first:last])
         return out.reshape(-1)
+
+
+def _sets(configs: Sequence[EmbeddingBagConfig], widths: int) -> list[list[EmbeddingBagConfig]]:
+    return [[table] for table in configs] if widths > 1 else [list(configs)] if configs else []
+
+
+def _float_group(
+    configs: Sequence[EmbeddingBagConfig], floats: FloatTables, columns: Mapping[str, int]
+) -> tuple[list[tuple[EmbeddingBagConfig, str]], GroupLayout, Floats]:
+    width, start = configs[0].embedding_dim, min(floats.place[table.name] for table in configs)
+    first = [(floats.place[table.name] - start) // width for table in configs]
+    layout = group_layout(configs, columns, first, [table.num_embeddings for table in configs])
+    return features_of(configs), layout, floats.weights[start:]
 
 
 def _decode(layout: Layout, records: Records, places: Indices, out: Floats) -> None:

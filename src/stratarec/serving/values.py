@@ -6,14 +6,13 @@ Integers are searched themselves, text by its hash, which the tail needs as well
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.hashing import hash_integer, hash_integers, hash_text
+from stratarec.data.hashing import hash_integer, hash_integers, hash_text, hash_texts
 from stratarec.data.vocabulary import MISSING, Vocabulary
 
 # Texts whose hashes are made at once.
@@ -89,6 +88,6 @@ def _hashes(texts: pl.Series) -> NDArray[np.uint64]:
     """``[N]`` the hash of each text."""
     found = np.empty(len(texts), dtype=np.uint64)
     for first in range(0, len(texts), _PIECE):
-        part: Sequence[str] = texts[first : first + _PIECE].to_list()
-        found[first : first + len(part)] = [hash_text(text) for text in part]
+        part = texts[first : first + _PIECE].to_list()
+        found[first : first + len(part)] = hash_texts(part)
     return found
