@@ -18,7 +18,7 @@ import xxhash
 
 from stratarec.checking import check
 from stratarec.data.dataset import Dataset
-from stratarec.data.matching import check_prepared, input_difference
+from stratarec.data.matching import check_prepared, feature_difference, input_difference
 from stratarec.data.prepare import PrepareConfig, prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
@@ -105,6 +105,9 @@ def test_moments_are_those_of_the_base(days: Path) -> None:
     assert last.about.moments == first.about.moments
     assert last.inputs()["dense"] == first.inputs()["dense"]
     assert input_difference(last, first.inputs()).startswith("vocabulary 'item' has")
+    assert not feature_difference(last, first.inputs())
+    for same in (feature_difference, input_difference):
+        assert same(first, {**first.inputs(), "labels": ["like", "click"]}).startswith("labels is absent, and was")
 
 
 def test_counts_that_rise_among_the_values_of_the_base_are_right_and_others_are_not(days: Path) -> None:

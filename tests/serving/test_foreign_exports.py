@@ -350,7 +350,7 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
         # Not read by scoring, or other numbers of the same meaning: a manifest's writer decides.
         "schema.sparse.type", "schema.time_format", "schema.weight", "schema.sparse.beside",
         "schema.labels", "model.heads", "model.heads.kind", "model.heads.tower_mlp", "model.heads.experts",
-        "model.heads.expert_mlp",
+        "model.heads.expert_mlp", "model.embedding_dims",
         "schema.label", "schema.session", "schema.time", "schema.user", "schema.time_unit", "schema.dense.group",
         "schema.sparse.group", "schema.sparse.max_length", "schema.sparse.separator", "schema.dense.standardize",
         "schema.sparse", "schema.sparse.kind", "schema.sparse.of", "schema.sparse.vocabulary", "schema.dense.transform",

@@ -125,11 +125,11 @@ def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
 
 
 def feature_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
-    """As `input_difference`, of features and figures alone: values of vocabularies may differ."""
+    """As `input_difference`, of all but the values of vocabularies."""
     mine = dataset.inputs()
     if len(mine["dense"]) == len(trained_on["dense"]):
         mine["dense"] = list(map(_same_figures, mine["dense"], trained_on["dense"]))
-    wanted, known = ({part: each[part] for part in ("sparse", "dense")} for each in (mine, trained_on))
+    wanted, known = ({part: each[part] for part in each if part != "vocabularies"} for each in (mine, trained_on))
     found = first_difference(wanted, known)
     return "" if found is None else f"{found.field} is {found.want!r}, and was {found.have!r} in training"
 
