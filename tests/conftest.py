@@ -31,7 +31,7 @@ SHARED_DATA = Path(os.environ.get("STRATAREC_TEST_DATA", Path(__file__).parents[
 ONE_WORKER = ("cluster", "distributed")
 """Folders of tests that share processes which take long to start."""
 
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
 
 

@@ -31,7 +31,7 @@ from stratarec.files import read_frame
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 
-PAIRS = int(os.environ.get("STRATAREC_NEIGHBOURS", "10"))
+PAIRS = int(os.environ.get("STRATAREC_NEIGHBOURS", "5"))
 SEED = int(os.environ.get("STRATAREC_NEIGHBOURS_SEED", "11"))
 STEPS = 8
 # What a second process may be told.

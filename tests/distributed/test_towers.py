@@ -91,10 +91,9 @@ def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
     assert_near(model(tmp_path / "sptt"), model(tmp_path / "flat"), 0)
 
 
-@pytest.mark.parametrize("wires", [{}, {"wire": "int8", "gradient_wire": "fp16", "dense_wire": "bf16"}])
-def test_a_killed_run_by_towers_resumes_to_the_bit(ranks: Ranks, home: Path, wires: Any, tmp_path: Path) -> None:
-    """Deduplicated data, int8 rows at home in logs."""
-    runs = []
+def test_a_run_by_towers_resumes_to_the_bit(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    """Deduplicated data, int8 rows at home in logs, wires that round."""
+    wires, runs = {"wire": "int8", "gradient_wire": "fp16", "dense_wire": "bf16"}, []
     for name, parts in (("whole", (30,)), ("cut", (13, 30))):
         memory = {"block": {"path": str(tmp_path / f"rows-{name}"), "budget": "64MiB"}, **TIERED}
         for steps in parts:
@@ -182,8 +181,8 @@ def loss_of(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     return functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="sum")
 
 
-@pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
-def test_histories_groups_and_empty_batches_travel_between_peers(ranks: Ranks, pooling: Any) -> None:
+@pytest.mark.parametrize(("pooling", "sharding"), [("target_attention", "table"), ("transformer", "row")])
+def test_histories_groups_and_empty_batches_travel_between_peers(ranks: Ranks, pooling: Any, sharding: str) -> None:
     towers = TowersConfig(plan=(("item", "history"), ("os", "tags")), compression=2.0)
     config = DLRMConfig(
         embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling), towers=towers
@@ -194,16 +193,15 @@ def test_histories_groups_and_empty_batches_travel_between_peers(ranks: Ranks, p
     loss.backward()
     with torch.no_grad():
         reads = [whole.eval()(part).numpy() for part in parts]
-    for sharding in ("table", "row"):
-        found = ranks.run(4, by_hand, config, sharding, local=2, towers=2)
-        assert sum(each["loss"] for each in found) == pytest.approx(loss.item(), rel=1e-5)
-        for rank, each in enumerate(found):
-            for name, weight in whole.network.named_parameters():
-                mine = not name.startswith(f"towers.{1 - rank // 2}")  # another host's tower has no gradient here
-                assert (name in each["gradients"]) == mine
-                if mine:
-                    np.testing.assert_allclose(each["gradients"][name], weight.grad, rtol=1e-4, atol=1e-5, err_msg=name)
-            for name, rows in each["rows"].items():
-                np.testing.assert_allclose(rows, whole.embeddings.table(name)["weight"], rtol=1e-5, atol=1e-6)
-            if rank < 3:
-                np.testing.assert_allclose(each["read"], reads[rank], rtol=1e-4, atol=1e-5)
+    found = ranks.run(4, by_hand, config, sharding, local=2, towers=2)
+    assert sum(each["loss"] for each in found) == pytest.approx(loss.item(), rel=1e-5)
+    for rank, each in enumerate(found):
+        for name, weight in whole.network.named_parameters():
+            mine = not name.startswith(f"towers.{1 - rank // 2}")  # another host's tower has no gradient here
+            assert (name in each["gradients"]) == mine
+            if mine:
+                np.testing.assert_allclose(each["gradients"][name], weight.grad, rtol=1e-4, atol=1e-5, err_msg=name)
+        for name, rows in each["rows"].items():
+            np.testing.assert_allclose(rows, whole.embeddings.table(name)["weight"], rtol=1e-5, atol=1e-6)
+        if rank < 3:
+            np.testing.assert_allclose(each["read"], reads[rank], rtol=1e-4, atol=1e-5)

@@ -34,7 +34,7 @@ from stratarec.testing.stores import FailingStore
 
 ROWS, BATCH, MOST_SECONDS = 600, 20, 60
 # Each case is a second's work; STRATAREC_FUZZ_CASES asks for more of them.
-CASES = int(os.environ.get("STRATAREC_FUZZ_CASES", "10"))
+CASES = int(os.environ.get("STRATAREC_FUZZ_CASES", "6"))
 TABLES = tuple(
     EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=4, feature_names=(name,)) for name in "ab"
 )

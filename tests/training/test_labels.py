@@ -110,10 +110,18 @@ def test_the_first_label_says_what_is_in_a_history(place: Path) -> None:
         assert len(history) == min(len(earlier), 3)
 
 
-def test_each_label_has_its_metrics_and_its_scores(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = json.loads((place / "run" / "result.json").read_text())
+@pytest.fixture(scope="module")
+def scores(place: Path) -> pl.DataFrame:
+    """What the run says of its test split."""
     assert main(["predict", str(place / "run"), "-o", str(place / "test.parquet"), "-q"]) == 0
-    found, log = pl.read_parquet(place / "test.parquet"), pl.read_parquet(place / "log.parquet")
+    return pl.read_parquet(place / "test.parquet")
+
+
+def test_each_label_has_its_metrics_and_its_scores(
+    place: Path, scores: pl.DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = json.loads((place / "run" / "result.json").read_text())
+    found, log = scores, pl.read_parquet(place / "log.parquet")
     names = ["click", "like", "stars"]
     assert found.columns == ["file", "row", *(f"label_{name}" for name in names), *(f"score_{name}" for name in names)]
     rows = found["row"].to_numpy() - 1
@@ -150,9 +158,9 @@ def test_each_label_has_its_metrics_and_its_scores(place: Path, capsys: pytest.C
     assert "test, like:" in capsys.readouterr().out
 
 
-def test_an_export_scores_each_label(place: Path) -> None:
+def test_an_export_scores_each_label(place: Path, scores: pl.DataFrame) -> None:
     assert main(["export", str(place / "run"), "-o", str(place / "export"), "--program", "-q"]) == 0
-    frame, log = pl.read_parquet(place / "test.parquet"), pl.read_parquet(place / "log.parquet")
+    frame, log = scores, pl.read_parquet(place / "log.parquet")
     scorer = Scorer.open(place / "export")
     assert scorer.labels == ("click", "like", "stars")
     rows = frame["row"].to_numpy() - 1

@@ -133,7 +133,7 @@ class Backwards:
 class Doubling:
     """An exchange that shows: the ids that it hands on are others."""
 
-    def features(self, request: Request) -> KeyedJagged:
+    def features(self, request: Request, stopped: Any) -> KeyedJagged:
         return KeyedJagged(keys=("f",), values=request.features.values * 2, offsets=None, batch_size=3)
 
 

@@ -69,7 +69,7 @@ def clicks(root: Path, **model: Any) -> dict[str, Any]:
 
 
 def test_warming_up_changes_no_bit(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, times in (("never", 0), ("once", 1), ("often", 3)):
+    for name, times in (("never", 0), ("often", 3)):
         content = synthetic(root, "auto", memory={"dram": None, **INT8})
         recipe = Recipe.from_dict({**content, "train": {**content["train"], "run": str(tmp_path / name)}})
         trainer = Trainer(recipe, Dataset.open(recipe.data.path))
@@ -80,10 +80,10 @@ def test_warming_up_changes_no_bit(root: Path, tmp_path: Path, monkeypatch: pyte
         assert torch.equal(torch.get_rng_state(), state)
     files = [
         {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*.safetensors")}
-        for path in (last(tmp_path / name) for name in ("never", "once", "often"))
+        for path in (last(tmp_path / name) for name in ("never", "often"))
     ]
     assert len(files[0]) > 3
-    assert files[0] == files[1] == files[2]
+    assert files[0] == files[1]
 
 
 def test_warming_up_leaves_nothing_behind(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,6 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "plain dcnv2 in bf16": ({"groups": "none", "model": {"kind": "dcnv2", "embedding_dim": 16, "deep_mlp": [16]}}, ""),
     "int8 in dram": ({"groups": "auto", "memory": INT8}, "dram"),
     "int4 in a log": ({"groups": "none", "memory": {**INT8, "precision": "int4", "block": {"path": "rows"}}}, "log"),
-    "int8 mapped": ({"groups": "none", "memory": {**INT8, "mapped": {"path": "mapped"}}}, "mapped"),
     "attention": ({"history": {"pooling": "target_attention"}}, ""),
     "transformer": ({"history": {"pooling": "transformer"}}, ""),
 }

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
+from stratarec.finite import check_finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class TowersConfig:
     """Features that one host looks up and sums up for all others."""
 
-    plan: tuple[tuple[str, ...], ...]
+    plan: tuple[tuple[str, ...], ...] = ()
     """Names of the features of each tower, each feature in one of them. `stratarec plan --towers N --write` makes
     one."""
     compression: float | None = 2.0
@@ -26,13 +27,14 @@ class TowersConfig:
     """Crosses inside a tower of a dcnv2."""
 
     def __post_init__(self) -> None:
+        check_finite(self, "model.towers.")
+        if self.compression is not None and not 1 <= self.compression <= 1024:
+            raise ConfigError(f"model.towers.compression is {self.compression:g}, expected 1 to 1024, or null")
         if len(self.plan) < 2:
             raise ConfigError(f"model.towers.plan has {len(self.plan)} towers, expected at least two lists of features")
         for number, features in enumerate(self.plan):
             if not features:
                 raise ConfigError(f"model.towers.plan: tower {number} has no features")
-        if self.compression is not None and not 1 <= self.compression <= 1024:
-            raise ConfigError(f"model.towers.compression is {self.compression:g}, expected 1 to 1024, or null")
         if self.cross_layers < 1:
             raise ConfigError(f"model.towers.cross_layers is {self.cross_layers}, expected at least 1")
 
