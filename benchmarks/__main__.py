@@ -35,7 +35,7 @@ def main() -> int:
     run.add_argument("--minutes", type=float, help="end the training of a benchmark on real data after so long")
     show = commands.add_parser("show", help="print a result file")
     show.add_argument("result", help="name of a benchmark, or a result file")
-    commands.add_parser("readme", help="rewrite the figures in README.md and docs/benchmarks.md from the result files")
+    commands.add_parser("readme", help="rewrite the figures in README.md and docs from the result files")
     args = parser.parse_args()
     from stratarec.errors import StrataError
 
@@ -58,7 +58,8 @@ def _readme(args: argparse.Namespace) -> None:
     from benchmarks import report
 
     root = Path(__file__).parents[1]
-    report.update_documents(root / "README.md", root / "docs" / "benchmarks.md", RESULTS)
+    docs = root / "docs"
+    report.update_documents(root / "README.md", docs / "benchmarks.md", docs / "figures.svg", RESULTS)
 
 
 def _run(args: argparse.Namespace) -> None:

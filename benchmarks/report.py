@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.picture import write_picture
 from stratarec.errors import DatasetError
 from stratarec.files import read_json, write_json
 from stratarec.reporting.tables import make_console, print_table
@@ -87,14 +88,16 @@ def _cell(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def update_documents(readme: Path, page: Path, results: Path) -> None:
+def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> None:
     """Replace what stands between the markers: in the README by the figures that matter most, in words, and in the page
-    of benchmarks by every metric of the result files."""
+    of benchmarks by every metric of the result files. The picture has those of the figures that are ratios."""
     found = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
     metrics = {result["benchmark"]: result["metrics"] for result in found if not result["quick"]}
     rows = ["| what | figure |", "| --- | ---: |"]
     rows += [f"| {text} | {form.format(metrics[name][metric])} |" for text, name, metric, form in MATTER]
     _put(readme, rows)
+    ratios = [(text, metrics[name][metric]) for text, name, metric, _ in MATTER if not metric.startswith("auc")]
+    write_picture(picture, ratios)
     targets = {result["benchmark"]: result["config"].get("targets", {}) for result in found}
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [

@@ -94,7 +94,8 @@ def plan(args: argparse.Namespace) -> None:
             network = network_at_hand(mesh)
             mesh.first(lambda: _plan_cluster(args, recipe, network))
         else:
-            mesh.first(lambda: run(args, recipe, args.ranks or mesh.ranks))
+            hosts = (recipe.distributed.hosts or 1) if args.ranks else mesh.hosts
+            mesh.first(lambda: run(args, recipe, args.ranks or mesh.ranks, hosts))
 
 
 def _check_kind(args: argparse.Namespace) -> None:
@@ -155,7 +156,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
         print_steps(rows, best, lines)
 
 
-def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
+def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
     """Which features share a tower."""
     import json
 
@@ -192,7 +193,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
             _say(f"written to {args.recipe}")
 
 
-def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
+def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
     import json
 
     from stratarec.data.dataset import Dataset
@@ -215,7 +216,8 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int) -> None:
         made = make_plan(
             tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers, ranks=ranks
         )
-        sharding = sharding_plan(recipe, dataset, tables, made, ranks)
+        by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts)
+        sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:
         shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}
         print(json.dumps({**made.to_dict(), **shared}, indent=1, allow_nan=False))

@@ -25,8 +25,10 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import KeyedJagged
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
+from stratarec.models.base import build_tables
 from stratarec.recipe import Recipe
 from stratarec.training.disaggregated import DisaggregatedModel
+from stratarec.training.sharing import sharding_plan
 from stratarec.training.together import Together
 
 
@@ -123,6 +125,23 @@ def test_what_cannot_be_an_exchange_by_towers_is_refused(ranks: Ranks, home: Pat
     messages = {str(error) for error in ranks.end(4)}
     assert len(messages) == 1
     assert "Set memory.dram to at least" in messages.pop()
+
+
+def test_the_tables_of_a_tower_are_on_its_host(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "run")
+    dataset = Dataset.open(made.data.path)
+    tables = build_tables(made.model, dataset.schema, dataset.table_rows())
+    found = sharding_plan(made, dataset, tables, None, 4, by_towers=True)
+    assert made.model.towers is not None
+    for host, features in enumerate(made.model.towers.plan):
+        for name in features:
+            place = found.places[name]
+            assert {rank // 2 for rank in range(place.first, place.first + place.ranks)} == {host}
+    small = recipe(home, tmp_path / "run", memory={"dram": "40KiB"})
+    with pytest.raises(ConfigError, match=r"^host \d, which has the tables of tower \d: "):
+        sharding_plan(small, dataset, tables, None, 4, by_towers=True)
+    with pytest.raises(ConfigError, match="5 ranks on 2 hosts, expected as many ranks on every host"):
+        sharding_plan(made, dataset, tables, None, 5, by_towers=True)
 
 
 TABLES = {"item": 0, "os": 1, "tags": 1}

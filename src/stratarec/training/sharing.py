@@ -55,6 +55,8 @@ def sharding_plan(
     if not by_towers:
         return plan_sharding(loads, ranks, kind, budget)
     towers = _loads_by_tower(recipe, dataset, loads)
+    if ranks % len(towers):
+        raise ConfigError(f"{ranks} ranks on {len(towers)} hosts, expected as many ranks on every host")
 
     def of_host(host: int) -> ShardingPlan:
         try:

@@ -1,0 +1,38 @@
+"""The README's picture: ratios of its figures as bars, from the result files."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+_WIDE = 42
+
+
+def write_picture(path: Path, ratios: Sequence[tuple[str, float]]) -> None:
+    """Draw texts and ratios, the first at the top; 1 is as fast, or as large, as what it is compared with.
+
+    The same ratios give the same bytes.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "stratarec", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(8, 0.55 * len(ratios) + 0.7), layout="constrained")
+        axes = figure.add_subplot()
+        names = [textwrap.fill(text, _WIDE) for text, _ in ratios]
+        values = [value for _, value in ratios]
+        places = range(len(ratios))[::-1]
+        colours = ["#2a7f62" if value >= 1 else "#b0763a" for value in values]
+        axes.barh(places, values, color=colours, height=0.6)
+        for place, value in zip(places, values, strict=True):
+            axes.text(value + 0.04, place, f"{value:.2f}", va="center", fontsize=9)
+        axes.set_yticks(places, names, fontsize=9)
+        axes.axvline(1, color="#444444", linewidth=1)
+        axes.set_xlim(0, max(values) * 1.1)
+        axes.set_xlabel("times what it is compared with (1: the same)", fontsize=9)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(left=False)
+        # Readers of dark pages see it, too.
+        figure.patch.set_facecolor("white")
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
