@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stratarec.inverse import InverseJagged
-from stratarec.jagged import KeyedJagged, to_device
+from stratarec.jagged import KeyedJagged, to_device, with_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class Batch:
         ``[B, F_dense]`` float32, transformed; F_dense may be 0.
     sparse : KeyedJagged
         The sparse features that are in no group: every feature of the schema, in its order, where there are no groups.
+        It has weights where a feature of the schema has, as the log gives them; other values have 1.
     groups : tuple of InverseJagged
         The features that were loaded deduplicated.
     user : Tensor or None
@@ -60,6 +61,7 @@ class Batch:
             return self
         parts = [group.expand() for group in self.groups]
         bags = {key: part[key] for part in (self.sparse, *parts) for key in part.keys}
+        bags = with_weights(bags, {key: bag.weights for key, bag in bags.items() if bag.weights is not None})
         return replace(self, sparse=KeyedJagged.from_features({key: bags[key] for key in keys or bags}), groups=())
 
     @classmethod

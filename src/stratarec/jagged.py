@@ -178,6 +178,17 @@ class KeyedJagged:
         return cls.from_features(joined)
 
 
+def with_weights(features: Mapping[str, JaggedTensor], weights: Mapping[str, Tensor]) -> dict[str, JaggedTensor]:
+    """Features with their `weights` ``[N]`` float32, those without with 1 for each value; as they are where none has
+    weights."""
+    if not weights:
+        return dict(features)
+    return {
+        key: replace(bags, weights=weights.get(key, torch.ones_like(bags.values, dtype=torch.float32)))
+        for key, bags in features.items()
+    }
+
+
 def to_device(tensor: Tensor | None, device: torch.device | str) -> Tensor | None:
     """A tensor on `device`, if there is one."""
     return None if tensor is None else tensor.to(device)

@@ -18,7 +18,15 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.shuffling import ShuffleBuffer, Table
 from stratarec.inverse import InverseJagged, JaggedWindows
 from stratarec.jagged import KeyedJagged
-from stratarec.kernels.batches import end_bags, join_windows, number_pointers, scatter_rows, spread_rows, take_bags
+from stratarec.kernels.batches import (
+    end_bags,
+    join_windows,
+    number_pointers,
+    scatter_rows,
+    spread_rows,
+    take_bags,
+    take_weights,
+)
 
 
 def assemble(held: Sequence[tuple[ShuffleBuffer, NDArray[np.int32]]], dataset: Dataset) -> Batch:
@@ -33,7 +41,13 @@ def empty(dataset: Dataset) -> Batch:
     return Batch(
         label=torch.empty((0, labels) if labels > 1 else 0),
         dense=torch.empty(0, len(dataset.schema.dense)),
-        sparse=_keyed(keys, np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64), 0),
+        sparse=_keyed(
+            keys,
+            np.empty(0, dtype=np.int32),
+            np.zeros(1, dtype=np.int64),
+            0,
+            np.empty(0, dtype=np.float32) if dataset.schema.weighted else None,
+        ),
         weight=torch.empty(0) if dataset.schema.weight else None,
     )
 
@@ -48,13 +62,15 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
     tables = dict(zip(buffer.tables, columns[marks:], strict=True))
     values = words[front + columns.size :]
     dense = _dense(buffer, rows, tables, len(dataset.schema.dense))
+    ids, offsets = end_bags(values, singles, missing, samples.lists, rows)
+    weights = take_weights(samples.weights, rows, offsets) if samples.weights and offsets is not None else None
     # From here on pointers are numbers of the batch's own.
     shared = [name for name in dataset.groups if buffer.tables[name].columns.sparse]
     groups = [_group(buffer.tables[name], tables[name]) for name in shared]
     return Batch(
         label=_label(columns[:labels]),
         dense=torch.from_numpy(dense),
-        sparse=_keyed(samples.sparse, *end_bags(values, singles, missing, samples.lists, rows), size),
+        sparse=_keyed(samples.sparse, ids, offsets, size, weights),
         groups=(*groups, *(_history(name, buffer.tables[name], tables[name]) for name in dataset.windows)),
         user=torch.from_numpy(words[:front].view(np.int64)) if buffer.users else None,
         weight=torch.from_numpy(columns[labels].view(np.float32)) if weighted else None,
@@ -80,13 +96,18 @@ def _dense(
 
 
 def _keyed(
-    keys: tuple[str, ...], values: NDArray[np.int32], offsets: NDArray[np.int64] | None, size: int
+    keys: tuple[str, ...],
+    values: NDArray[np.int32],
+    offsets: NDArray[np.int64] | None,
+    size: int,
+    weights: NDArray[np.float32] | None = None,
 ) -> KeyedJagged:
     return KeyedJagged(
         keys=keys,
         values=torch.from_numpy(values),
         offsets=None if offsets is None else torch.from_numpy(offsets),
         batch_size=size,
+        weights=None if weights is None else torch.from_numpy(weights),
     )
 
 

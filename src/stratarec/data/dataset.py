@@ -3,7 +3,8 @@
     stratarec.json                      says that this is a data set of StrataRec's making
     dataset.json                        what `manifest` says
     vocabulary/0000-<name>.parquet      value, id, count
-    <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row
+    <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row,
+                                        @weights/<feature> (lists of float32) where values have weights
     <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
                                         column ``<table>/<column>`` holding the whole column as one list
 
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from stratarec.artifacts import own_file
 from stratarec.data.layout import Layout
 from stratarec.data.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
-from stratarec.data.names import ROW, SESSION, TIME, USER, WEIGHT, label_names
+from stratarec.data.names import ROW, SESSION, TIME, USER, WEIGHT, label_names, weights_of
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.row_group import RowGroup
 from stratarec.data.splits import SPLITS
@@ -242,6 +243,7 @@ class Dataset:
             *label_names(len(self.schema.label_columns)),
             *([WEIGHT] if self.schema.weight else []),
             *self.schema.names,
+            *(weights_of(feature.name) for feature in self.schema.weighted),
         ]
         names += [name for name in (TIME, USER, SESSION, ROW) if name in columns]
         return pa.table({name: columns[name] for name in names})

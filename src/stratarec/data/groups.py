@@ -46,7 +46,7 @@ class Repeats:
     Parameters
     ----------
     names : tuple of str
-        F features, histories left out; a sequence stands for all of its columns.
+        F features, histories and those with weights left out; a sequence stands for all of its columns.
     samples, sessions : int
         How many were seen.
     same : ndarray
@@ -139,10 +139,11 @@ class Repeats:
 
 
 def feature_names(schema: Schema) -> tuple[str, ...]:
-    """The features that can be in a group, sparse before dense: all but histories, and columns beside a sequence, which
-    go where that goes."""
+    """The features that can be in a group, sparse before dense: all but histories, features with weights, and columns
+    beside a sequence, which go where that goes."""
+    free = (feature for feature in schema.sparse if feature.kind != "history" and not feature.weights)
     return (
-        *(feature.name for feature in schema.sparse if feature.kind != "history" and not feature.beside),
+        *(feature.name for feature in free if not feature.beside),
         *(feature.name for feature in schema.dense),
     )
 

@@ -15,7 +15,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stratarec.data.manifest import Manifest, Shard
-from stratarec.data.names import ROW, SESSION, SESSIONS, TIME, USER, WEIGHT, events, label_names, pointer, stored_name
+from stratarec.data.names import (
+    ROW,
+    SESSION,
+    SESSIONS,
+    TIME,
+    USER,
+    WEIGHT,
+    events,
+    label_names,
+    pointer,
+    stored_name,
+    weights_of,
+)
 from stratarec.data.row_group import RowGroup
 from stratarec.data.schema import UNKNOWN
 from stratarec.kernels.batches import least_and_total, outside, outside_windows
@@ -43,8 +55,11 @@ class Layout:
     """Groups and histories, which samples point at."""
     windows: tuple[str, ...]
     """Histories that are stored as windows."""
-    sequences: tuple[tuple[str, ...], ...]
-    """The columns of each sequence that has several."""
+    aligned: tuple[tuple[str, ...], ...]
+    """Columns whose lists are as long as each other: those of each sequence that has several, and a feature's values
+    and weights."""
+    weights: tuple[str, ...]
+    """Columns of the weights of values."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Layout:
@@ -56,6 +71,7 @@ class Layout:
         samples = {**labels, **({WEIGHT: _FLOATS} if schema.weight else {})}
         apart = grouped | set(histories if manifest.deduplicated else ())
         samples.update({name: kind for name, kind in features.items() if name not in apart})
+        samples.update({weights_of(feature.name): pa.list_(_FLOATS) for feature in schema.weighted})
         samples.update({TIME: pa.int64()} if schema.time else {})
         samples.update({ROW: pa.int64()} if manifest.about.rows.kept else {})
         sessions = {"user": pa.int64(), **({"session": pa.int64()} if schema.session else {})}
@@ -78,9 +94,11 @@ class Layout:
             ids={feature.name: manifest.vocabularies[feature.vocabulary].rows for feature in schema.sparse},
             pointed=pointed,
             windows=tuple(histories) if manifest.deduplicated else (),
-            sequences=tuple(
-                tuple(feature.name for feature in columns) for columns in schema.sequences.values() if len(columns) > 1
+            aligned=(
+                *(tuple(each.name for each in columns) for columns in schema.sequences.values() if len(columns) > 1),
+                *((feature.name, weights_of(feature.name)) for feature in schema.weighted),
             ),
+            weights=tuple(weights_of(feature.name) for feature in schema.weighted),
         )
 
     @property
@@ -100,6 +118,9 @@ class Layout:
                 yield f"a label is {label.max()}, expected 0 or 1"
         if WEIGHT in self.samples and (row_group.samples[WEIGHT].to_numpy() < 0).any():
             yield "a weight is negative"
+        for name in self.weights:
+            if (pc.list_flatten(row_group.samples[name]).to_numpy() < 0).any():
+                yield f"column {name!r} has a weight that is negative"
         for table in (
             row_group.samples,
             *(row_group.tables[name] for name in self.pointed if name not in self.windows),
@@ -121,7 +142,7 @@ class Layout:
                     yield f"column {name!r} has a value that is not finite"
 
     def _unequal(self, table: pa.Table) -> Iterator[str]:
-        for main, *others in self.sequences:
+        for main, *others in self.aligned:
             for name in others if main in table.column_names else ():
                 if not pc.list_value_length(table[name]).equals(pc.list_value_length(table[main])):
                     yield f"columns {main!r} and {name!r} have lists of different lengths"

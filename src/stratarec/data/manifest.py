@@ -292,7 +292,8 @@ class Manifest(Model):
             if found != names:
                 yield f"{what} of {sorted(found)}, expected of {sorted(names)}"
         members = [name for features in (self.groups or {}).values() for name in features]
-        known = set(self.columns.names) - {feature.name for feature in self.columns.histories}
+        alone = (*self.columns.histories, *self.columns.weighted)
+        known = set(self.columns.names) - {feature.name for feature in alone}
         if len(set(members)) != len(members) or not set(members) <= known:
             yield f"groups of {sorted(members)}, expected each of {sorted(known)} at most once"
         for columns in self.columns.sequences.values():

@@ -38,6 +38,9 @@ def settings(config: PrepareConfig) -> dict[str, Any]:
     del content["vocabulary"]["base"]
     for name in ("paths", *LIMITS):
         content["source"].pop(name, None)
+    for feature in content["source"].get("schema", {}).get("sparse", ()):
+        if not feature["weights"]:  # left out of what is written, too: data sets without are as they were before
+            del feature["weights"]
     return content
 
 

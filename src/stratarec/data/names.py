@@ -24,6 +24,8 @@ FILE, SPLIT, PARTITION, PLACE = "@file", "@split", "@partition", "@place"
 # The table of the sessions of a row group.
 SESSIONS = "@sessions"
 
+# Before the name of the feature that they are of.
+_WEIGHTS = "@weights/"
 _OWN = (LABEL, WEIGHT, TIME, USER, SESSION, ROW, FILE, SPLIT, PARTITION, PLACE, SESSIONS)
 # safetensors keeps a name for itself.
 _TAKEN = "__metadata__"
@@ -43,6 +45,11 @@ def pointer(name: str) -> str:
 def events(history: str) -> str:
     """The table of a history's events."""
     return f"@events/{history}"
+
+
+def weights_of(feature: str) -> str:
+    """The column of the weights of a feature's values."""
+    return f"{_WEIGHTS}{feature}"
 
 
 def column(name: str) -> pl.Expr:
@@ -74,7 +81,7 @@ def check_name(field: str, name: str) -> None:
 
 def check_column(field: str, name: str) -> None:
     """Refuse what the label, time, session or user column cannot be called: it is read, but stored under another."""
-    if name in _OWN or name.startswith(f"{LABEL}/"):
+    if name in _OWN or name.startswith((f"{LABEL}/", _WEIGHTS)):
         raise _refused(field, name, "that is none of StrataRec's own columns")
     _check_any(field, name)
 

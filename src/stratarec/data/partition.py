@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.groups import Repeats
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import PLACE, ROW, SESSION, SPLIT, TIME, USER, WEIGHT, column, label_names
+from stratarec.data.names import PLACE, ROW, SESSION, SPLIT, TIME, USER, WEIGHT, column, label_names, weights_of
 from stratarec.data.row_group import Encoded, GroupValues, WindowValues, slices
 from stratarec.data.schema import UNKNOWN, Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
@@ -144,9 +144,11 @@ class Partition:
                 windows[name] = self._encode_windows(name, chosen, encoder)
             elif name not in grouped:
                 columns[name] = encoder.column(name, rows[name])
+        weights = {weights_of(feature.name): feature for feature in self._schema.weighted}
+        columns |= {name: _weight_lists(rows[name], feature) for name, feature in weights.items()}
         if groups is None:
             columns.update({name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()})
-            columns = {name: columns[name] for name in (*front, *self._schema.names)}
+            columns = {name: columns[name] for name in (*front, *self._schema.names, *weights)}
         if self._schema.time:
             columns[TIME] = pa.array(rows[self._schema.time].to_numpy(), pa.int64())
         if keep_rows:
@@ -260,8 +262,18 @@ def _shortened(lists: pl.Series, feature: SparseFeature) -> pl.Series:
 
 
 def _encode_lists(values: pl.Series, feature: SparseFeature, vocabulary: Vocabulary) -> pa.Array:
-    lists = _shortened(values, feature)
-    lengths = lists.list.len().fill_null(0).to_numpy()
-    flat = lists.drop_nulls().explode(empty_as_null=False)
-    offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
+    offsets, flat = _flattened(values, feature)
     return pa.ListArray.from_arrays(offsets, vocabulary.encode(flat))
+
+
+def _weight_lists(weights: pl.Series, feature: SparseFeature) -> pa.Array:
+    offsets, flat = _flattened(weights, feature)
+    return pa.ListArray.from_arrays(offsets, flat.to_numpy())
+
+
+def _flattened(lists: pl.Series, feature: SparseFeature) -> tuple[NDArray[np.int32], pl.Series]:
+    """Offsets of the lists that are kept, and what is in them."""
+    kept = _shortened(lists, feature)
+    lengths = kept.list.len().fill_null(0).to_numpy()
+    offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
+    return offsets, kept.drop_nulls().explode(empty_as_null=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import pydantic
 
 from stratarec.data.names import check_column, check_name
 from stratarec.errors import ConfigError
@@ -66,6 +69,10 @@ class SparseFeature:
     """For ``sequence``: the sequence that this is another column of, such as the categories of its items: the lists of
     a row are as long as each other, and the i-th values are of one event. An event without a value in one of the
     columns is left out of all."""
+    weights: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
+    """For ``multi``: the column with a weight for each value, finite numbers of 0 or more, in lists as long as the
+    feature's own, or as text that is split at the same `separator`. Rows are pooled by weight: the sum of w * row, or
+    that over the sum of w for a mean."""
     max_length: int = 50
     """For ``multi`` the first, for ``history`` and ``sequence`` the last `max_length` values are kept; of a column
     `beside` a sequence as many as of that."""
@@ -90,8 +97,18 @@ class SparseFeature:
             )
         if self.beside and self.kind != "sequence":
             raise ConfigError(f"sparse feature {self.name!r}: `beside` is for kind sequence, and this is a {self.kind}")
+        self._check_weights()
         if not self.vocabulary and self.kind != "history" and not (self.kind == "sequence" and self.of):
             object.__setattr__(self, "vocabulary", self.name)
+
+    def _check_weights(self) -> None:
+        if self.weights and self.kind != "multi":
+            raise ConfigError(f"sparse feature {self.name!r}: `weights` is for kind multi, and this is a {self.kind}")
+        if self.weights and self.group:
+            raise ConfigError(
+                f"sparse feature {self.name!r}: a feature with `weights` is stored with its samples, not in group "
+                f"{self.group!r}; remove `group`"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +184,8 @@ class Schema:
         return replace(feature, max_length=main.max_length, group=main.group)
 
     def _check_names(self) -> None:
-        for field, name in self._given_names():
-            check_name(field, name)
+        for where, name in self._given_names():
+            check_name(where, name)
         names = self.names
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -206,6 +223,8 @@ class Schema:
             if name in lists:
                 raise ConfigError(f"schema.{key} is {name!r}, a feature of several values; name a column of one")
         self._check_weight()
+        for feature in self.weighted:
+            self._check_weights(feature)
 
     def _check_weight(self) -> None:
         if not self.weight:
@@ -215,6 +234,14 @@ class Schema:
         if self.weight in others:
             raise ConfigError(
                 f"schema.weight is {self.weight!r}, which is the label, a key or a sparse feature; name another column"
+            )
+
+    def _check_weights(self, feature: SparseFeature) -> None:
+        check_column(f"sparse feature {feature.name!r}: weights", feature.weights)
+        if feature.weights in {*self.names, *self.label_columns, self.weight, self.time, self.session, self.user}:
+            raise ConfigError(
+                f"sparse feature {feature.name!r}: weights is {feature.weights!r}, which is a label, a key, a feature "
+                "or the weight of samples; name another column"
             )
 
     def _check_events(self) -> None:
@@ -247,6 +274,11 @@ class Schema:
     def names(self) -> tuple[str, ...]:
         """All features, dense before sparse."""
         return (*(feature.name for feature in self.dense), *(feature.name for feature in self.sparse))
+
+    @property
+    def weighted(self) -> tuple[SparseFeature, ...]:
+        """The features whose values have weights."""
+        return tuple(feature for feature in self.sparse if feature.weights)
 
     @property
     def histories(self) -> tuple[SparseFeature, ...]:
@@ -294,6 +326,7 @@ class Schema:
         return {
             "sparse": [
                 {key: getattr(feature, key) for key in (*sparse, *(["beside"] if feature.beside else []))}
+                | ({"weighted": True} if feature.weights else {})
                 for feature in self.sparse
             ],
             "dense": [{key: getattr(feature, key) for key in dense} for feature in self.dense],

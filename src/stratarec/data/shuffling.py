@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
-from stratarec.data.names import SESSIONS, USER, WEIGHT, events, label_names, pointer
+from stratarec.data.names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
 from stratarec.data.row_group import RowGroup
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.inverse import LEAST_RUN
@@ -28,6 +28,8 @@ class Columns:
     """``[N, .]`` features of one id, negative where it is missing."""
     lists: tuple[Lists, ...]
     """Features of several ids."""
+    weights: tuple[Lists | None, ...]
+    """Of each of `lists` the weights of its ids, None where all are 1; empty where no feature has weights."""
     sparse: tuple[str, ...]
     """Names of the columns of `ids`, then of `lists`."""
     dense: NDArray[np.float32]
@@ -42,9 +44,14 @@ class Columns:
         lists = [name for name in sparse if pa.types.is_list(parts[0][name].type)]
         singles = [name for name in sparse if name not in lists]
         dense = [(place, feature.name) for place, feature in enumerate(schema.dense) if feature.name in names]
+        weighted = {name for name in lists if weights_of(name) in names}
         return cls(
             ids=_matrix(parts, singles, np.dtype(np.int32), front),
             lists=tuple(_lists(pa.concat_tables(parts)[name]) for name in lists),
+            weights=tuple(
+                _lists(pa.concat_tables(parts)[weights_of(name)]) if name in weighted else None
+                for name in (lists if weighted else ())
+            ),
             sparse=(*singles, *lists),
             dense=_matrix(parts, [name for _, name in dense], np.dtype(np.float32)),
             dense_places=np.array([place for place, _ in dense], dtype=np.int64),
@@ -57,6 +64,7 @@ class Columns:
         return cls(
             ids=np.empty((size, 0), dtype=np.int32),
             lists=(lists,),
+            weights=(),
             sparse=(name,),
             dense=np.empty((size, 0), dtype=np.float32),
             dense_places=np.empty(0, dtype=np.int64),

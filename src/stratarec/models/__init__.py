@@ -99,4 +99,5 @@ def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, .
     else:
         network = TowerNetwork(config, schema, pooled_keys, _TOWERS[config.kind], score)
     network.take_labels(schema.label_columns, config.heads)
+    network.take_weighted(schema, config)
     return network

@@ -33,7 +33,7 @@ class VectorsConfig:
     """Vocabulary -> width of its table, where that is another than `embedding_dim`: a learned linear projection takes
     its vectors there (mixed dimensions, Ginart et al. 2019, arXiv 1909.11810). Small vocabularies need less."""
     pooling: Literal["mean", "sum"] = "mean"
-    """How multi-valued features are pooled."""
+    """How multi-valued features are pooled; by weight, where they have weights."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
     """How histories and sequences are pooled."""
     heads: HeadsConfig = field(default_factory=HeadsConfig)
@@ -101,6 +101,8 @@ class Network(nn.Module):
 
     labels: tuple[str, ...]
     """What logits are of."""
+    weighted_means: tuple[str, ...]
+    """The features of which the mean is taken by their weights."""
 
     def __init__(
         self,
@@ -140,6 +142,11 @@ class Network(nn.Module):
             assert isinstance(self.score, Score)
             assert isinstance(self.score.out, nn.Linear)
             self.score.out = build_heads(self.score.out.in_features, len(labels), config)
+
+    def take_weighted(self, schema: Schema, config: VectorsConfig) -> None:
+        """Expect weights of the features that have them."""
+        weighted = schema.weighted if config.pooling == "mean" else ()
+        self.weighted_means = tuple(feature.name for feature in weighted)
 
     def forward(
         self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
@@ -242,7 +249,7 @@ class CTRModel(nn.Module):
 
     def request(self, batch: Batch) -> Request:
         """The ids that the tables will be asked for, each distinct value of a group once."""
-        return Request.of(batch, self.network.sequence_keys)
+        return Request.of(batch, self.network.sequence_keys, self.network.weighted_means)
 
     def nothing(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """A zero that depends on what is looked up: for a batch without samples of which others have some."""

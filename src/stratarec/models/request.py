@@ -11,7 +11,7 @@ Shapes: B samples, R runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from stratarec.batch import Batch
 from stratarec.inverse import LEAST_RUN, InverseJagged, JaggedWindows
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels import batches, dedup
+from stratarec.models.averaging import averaged
 from stratarec.models.history import Windows
 
 
@@ -46,10 +47,12 @@ class Request:
     windows: Mapping[str, Windows]
 
     @classmethod
-    def of(cls, batch: Batch, sequences: tuple[str, ...]) -> Request:
-        """Join the features of a batch and of its groups; `sequences` are looked up without pooling."""
+    def of(cls, batch: Batch, sequences: tuple[str, ...], means: tuple[str, ...] = ()) -> Request:
+        """Join the features of a batch and of its groups; `sequences` are looked up without pooling, of `means` the
+        mean is taken by their weights."""
+        own = averaged(batch.sparse, means)
         if not batch.groups:
-            return cls(features=batch.sparse, windows={})
+            return cls(features=own, windows={})
         starts, alike = _runs(batch.groups, batch.size)
         keys, parts, windows = [*batch.sparse.keys], [_bags(batch.sparse)], {}
         shared: list[str] = []
@@ -64,7 +67,7 @@ class Request:
                 keys += pooled
                 parts.append(_bags(unique, group.inverse[starts[:-1]] if by_run else group.inverse))
                 shared += pooled if by_run else []
-        features = _joined(keys, parts, batch.size)
+        features = _weighted(_joined(keys, parts, batch.size), own.weights)
         return cls(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
 
 
@@ -91,6 +94,14 @@ def _joined(keys: Sequence[str], parts: Sequence[batches.Bags], size: int) -> Ke
     values, offsets = (torch.from_numpy(part) for part in batches.join_bags(parts, size))
     filled = tuple(part.count for part in parts for _ in range(part.features))
     return KeyedJagged(keys=tuple(keys), values=values, offsets=offsets, batch_size=size, filled=filled)
+
+
+def _weighted(features: KeyedJagged, weights: Tensor | None) -> KeyedJagged:
+    """Features of which the first values have `weights`, if there are some; then all others have 1."""
+    if weights is None:
+        return features
+    rest = torch.ones(features.values.numel() - weights.numel())
+    return replace(features, weights=torch.cat([weights.cpu(), rest]))
 
 
 def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, Windows]:

@@ -49,8 +49,9 @@ class CellEncoder:
         self._names = [*(dense.name for dense in schema.dense), *(sparse.name for sparse in schema.sparse)]
         self._dense, self._standard = len(schema.dense), standard
         self._bags = [_Bags(feature, index[feature.vocabulary]) for feature in schema.sparse]
-        # Sequences lose the items that columns beside them lack: that is read by columns alone.
-        self._aligned = any(feature.kind not in ("single", "multi", "history") for feature in schema.sparse)
+        # Sequences lose the items that columns beside them lack, as do values with weights: that is read by columns
+        # alone.
+        self._aligned = any(feature.kind == "sequence" or feature.weights for feature in schema.sparse)
         self._keys = tuple(feature.name for feature in schema.sparse)
 
     def encode(self, frame: Any) -> tuple[Tensor, KeyedJagged] | None:

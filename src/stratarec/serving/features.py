@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratarec.data.names import weights_of
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Spread, Standard
 from stratarec.data.vocabulary import MISSING, Vocabulary
 from stratarec.errors import DataError
-from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.jagged import JaggedTensor, KeyedJagged, with_weights
 from stratarec.serving.cells import CellEncoder
 from stratarec.serving.frames import read_frame
 from stratarec.serving.values import ValueIndex
@@ -44,7 +45,8 @@ class FeatureEncoder:
         self._cells = CellEncoder(schema, self._standard, self._index)
 
     def encode(self, frame: Any) -> tuple[Tensor, KeyedJagged]:
-        """``[N, F_dense]`` numbers, and the ids of every sparse feature in the order of the schema.
+        """``[N, F_dense]`` numbers, and the ids of every sparse feature in the order of the schema, with weights where
+        one of them has some.
 
         Raises
         ------
@@ -63,7 +65,8 @@ class FeatureEncoder:
             raw[place] = columns[feature.name].cast(pl.Float64).to_numpy()  # what is missing becomes NaN
         dense = self._standard.of(raw)
         bags = {feature.name: self._bags(columns[feature.name], feature, origin) for feature in schema.sparse}
-        return torch.from_numpy(dense), KeyedJagged.from_features(bags)
+        weights = {f.name: _flat_weights(columns[weights_of(f.name)]) for f in schema.weighted}
+        return torch.from_numpy(dense), KeyedJagged.from_features(with_weights(bags, weights))
 
     def _bags(self, column: pl.Series, feature: SparseFeature, origin: str) -> JaggedTensor:
         if feature.kind == "single":
@@ -86,6 +89,10 @@ class FeatureEncoder:
                     f"they were in the log ({' '.join(str(error).split())[:200]})"
                 ) from error
         return index.ids(values)
+
+
+def _flat_weights(column: pl.Series) -> Tensor:
+    return torch.tensor(column.drop_nulls().explode(empty_as_null=False).to_numpy(), dtype=torch.float32)
 
 
 def _jagged(ids: NDArray[np.int32], lengths: NDArray[Any]) -> JaggedTensor:

@@ -34,7 +34,8 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
         Naming column and row, counted from 1.
     """
     features: tuple[DenseFeature | SparseFeature, ...] = (*schema.dense, *schema.sparse)
-    columns = {feature.name: _column(frame, feature.name) for feature in features}
+    names = [*(feature.name for feature in features), *(feature.weights for feature in schema.weighted)]
+    columns = {name: _column(frame, name) for name in names}
     rows = {len(column) for column in columns.values()}
     if len(rows) != 1:
         sizes = ", ".join(f"{name!r} {len(column):,}" for name, column in list(columns.items())[:6])
@@ -44,8 +45,12 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     typed = {}
     for feature in features:
         with _readable(feature.name):
-            if isinstance(feature, DenseFeature) or feature.kind != "sequence":
+            if isinstance(feature, DenseFeature) or not (feature.kind == "sequence" or feature.weights):
                 typed[feature.name] = _typed(columns[feature.name], feature, converter)
+    for weighted in schema.weighted:
+        with _readable(weighted.name):
+            pair = [_as_lists(columns[name]) for name in (weighted.name, weighted.weights)]
+            typed |= converter.weighted(pair[0], pair[1], weighted)
     for name, parts in schema.sequences.items():
         with _readable(name):
             typed |= converter.sequence([_as_lists(columns[part.name]) for part in parts], parts)

@@ -36,7 +36,7 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
    all of it modulo 2^64. By "kind":
    single   one value; where it is missing, no id.
    multi    a list, or text that is split at "separator", without empty parts; nulls are left out, then the first
-            "max_length" are taken.
+            "max_length" are taken. With "weights", each value has the number at its place in the list of that column.
    history  values of the feature "of" in earlier rows of the same user ("user") whose label is positive, strictly
             earlier ("time"), in order of time and then of the log, without nulls; the last "max_length", oldest first.
    sequence a list like that of multi, in order, oldest first; with those "beside" it, which are as long, it has an
@@ -52,6 +52,7 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
    "float32_rows" is not 0, row @rows/<table>[k] is @float32/<table>[k] instead of what its record gives.
 
 4. POOLED [B, P * D]: side by side, for each of "pooled", the sum, or the mean, of the rows of its ids; zeros without.
+   With weights w it is the sum of w * row, or that divided by the sum of w; zeros where that is 0.
    Each of "sequences" is not pooled here: its rows, oldest first, go to the network.
 
 5. THE NETWORK, float32 throughout ("precision" bf16: it was trained and is run by StrataRec with torch.autocast, so

@@ -16,6 +16,7 @@ from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import ConfigError, DatasetError, ExportError
 from stratarec.jagged import KeyedJagged
 from stratarec.models import build_network
+from stratarec.models.averaging import averaged
 from stratarec.models.base import Network
 from stratarec.models.outputs import autocast, probabilities
 from stratarec.serving.features import FeatureEncoder
@@ -94,7 +95,7 @@ class Scorer:
 
     def _logits(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
         with torch.no_grad(), autocast(self.manifest.precision):
-            pooled, histories = self._tables.look_up(sparse)
+            pooled, histories = self._tables.look_up(averaged(sparse, self._network.weighted_means))
             logits: NDArray[np.float32] = self._network(dense, pooled, histories).cpu().numpy()
         return logits
 

@@ -160,7 +160,8 @@ def _decode(layout: Layout, records: Records, places: Indices, out: Floats) -> N
 def _bags(features: KeyedJagged, values: NDArray[np.int32], wanted: Sequence[tuple[object, str]]) -> BagBatch:
     key = np.array([features.keys.index(name) for _, name in wanted], dtype=np.int64)
     offsets = features.bag_offsets().numpy()
-    return BagBatch(values=values, offsets=offsets, weights=None, batch=features.batch_size, key=key)
+    weights = None if features.weights is None else features.weights.numpy()
+    return BagBatch(values=values, offsets=offsets, weights=weights, batch=features.batch_size, key=key)
 
 
 def _read(

@@ -88,6 +88,11 @@ def shared_collection(
     tables: Sequence[EmbeddingBagConfig],
 ) -> ShardedCollection:
     """The tables of a recipe over the ranks of a mesh; stores with files have the directory `workspace` of this one."""
+    for feature in dataset.schema.weighted:
+        raise ConfigError(
+            f"sparse feature {feature.name!r} has weights: per-sample weights do not travel between ranks; leave them "
+            "out, or use one process"
+        )
     by_towers = mesh.between is not None
     places = sharding_plan(recipe, dataset, tables, plan, mesh.ranks, by_towers=by_towers).places
     tiers = TierConfig()

@@ -3,8 +3,9 @@
 A frame is a polars DataFrame with the label (UInt8, 0 or 1; null for a positive event that is no sample and only enters
 histories; where there are several, each 0, 1 or `UNKNOWN`), the weight (Float64) where the schema names one, dense
 columns (Float32 or Float64, null where missing), sparse columns (String, Int64 or UInt64, or a List of those; null
-where missing), and the time (Int64), session and user columns (String, Int64 or UInt64) that the schema names; a column
-has one type in all frames of a source. ``history`` features are not in it: `prepare` derives them.
+where missing), the weights of a feature's values (a List of Float32, by `weights_of` its name), and the time (Int64),
+session and user columns (String, Int64 or UInt64) that the schema names; a column has one type in all frames of a
+source. ``history`` features are not in it: `prepare` derives them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.names import column
+from stratarec.data.names import column, weights_of
 from stratarec.data.schema import UNKNOWN, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
 from stratarec.data.sources.aligned import complete
 from stratarec.data.sources.text import BadRows
@@ -69,6 +69,8 @@ class Converter:
         for sparse in schema.sparse:
             if sparse.kind == "single":
                 columns[sparse.name] = self.category(frame[sparse.name], sparse.type)
+            elif sparse.weights:
+                columns |= self.weighted(frame[sparse.name], frame[sparse.weights], sparse)
             elif sparse.kind == "multi":
                 columns[sparse.name] = self.values(frame[sparse.name], sparse)
         for features in schema.sequences.values():
@@ -185,18 +187,61 @@ class Converter:
         ]
         lengths = [part.list.len().fill_null(0).to_numpy() for part in lists]
         for feature, length in zip(features[1:], lengths[1:], strict=True):
-            self._require_as_long(feature.name, length, features[0].name, lengths[0])
+            self._require_as_long(feature.name, length, features[0].name, lengths[0], "which it is beside")
         # Of bad rows nothing is used, and those of unequal lists would put all others out of step.
-        good = pl.DataFrame(lists).select(pl.when(pl.Series(self._good)).then(pl.all()))
-        found = complete(good.get_columns())
+        found = complete(self._of_good(lists))
         return {feature.name: part.list.tail(feature.max_length) for feature, part in zip(features, found, strict=True)}
 
-    def _require_as_long(self, name: str, length: NDArray[Any], main: str, expected: NDArray[Any]) -> None:
+    def weighted(self, raw: pl.Series, weights: pl.Series, feature: SparseFeature) -> dict[str, pl.Series]:
+        """Lists as those of `values`, and as ``List(Float32)`` by `weights_of` the weight of each of their values."""
+        raw = _without_empty(raw)
+        values = self._typed_lists(raw, self._lists(raw, feature), feature.type)
+        numbers = self._weight_lists(_without_empty(weights), feature)
+        length, expected = (part.list.len().fill_null(0).to_numpy() for part in (numbers, values))
+        self._require_as_long(feature.weights, length, feature.name, expected, "whose weights they are")
+        self._require_weights(feature.weights, *self._of_good([values, numbers]))
+        values, numbers = (part.list.head(feature.max_length) for part in complete(self._of_good([values, numbers])))
+        return {feature.name: values, weights_of(feature.name): numbers.cast(pl.List(pl.Float32))}
+
+    def _weight_lists(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
+        """``List(Float64)``; null in them is what is missing, or no number."""
+        if feature.separator:
+            if raw.dtype not in (*_TEXT, pl.Null):
+                raise self._type_error(raw, f"text to split at {feature.separator!r}")
+            lists = raw.cast(pl.String).str.split(feature.separator)
+        else:
+            lists = raw.cast(pl.List(pl.Float64)) if raw.dtype == pl.Null else raw
+            inner = getattr(lists.dtype, "inner", pl.Object())
+            if lists.dtype.base_type() != pl.List or not (inner.is_numeric() or inner in (pl.String, pl.Null)):
+                raise self._type_error(raw, "lists of numbers, or text where the feature has a `separator`")
+        if lists.dtype.inner == pl.String:  # type: ignore[attr-defined]
+            lists = lists.list.eval(pl.element().str.strip_chars())
+        return lists.cast(pl.List(pl.Float64), strict=False)
+
+    def _require_weights(self, name: str, values: pl.Series, weights: pl.Series) -> None:
+        """Every value must have a weight; lists are as long as each other."""
+        lengths = values.list.len().fill_null(0).to_numpy()
+        known, given = (part.drop_nulls().explode(empty_as_null=False) for part in (values, weights))
+        wrong = (known.is_not_null() & ~given.is_between(0.0, _MOST).fill_null(False)).to_numpy()
+        places = np.flatnonzero(wrong)
+        rows, first = np.unique(np.repeat(np.arange(len(lengths)), lengths)[places], return_index=True)
+        for row, place in zip(rows, places[first], strict=True):
+            got = "no number" if given[int(place)] is None else repr(given[int(place)])
+            problem = f"column {name!r}: got {got}, expected finite numbers of 0 or more, one for each value"
+            self._bad.add(self._path, int(self._numbers[row]), problem, unit=self._unit)
+        self._good[rows] = False
+
+    def _of_good(self, lists: Sequence[pl.Series]) -> list[pl.Series]:
+        return pl.DataFrame(lists).select(pl.when(pl.Series(self._good)).then(pl.all())).get_columns()
+
+    def _require_as_long(
+        self, name: str, length: NDArray[Any], main: str, expected: NDArray[Any], relation: str
+    ) -> None:
         wrong = (length != expected) & self._good
         for row in np.flatnonzero(wrong):
             problem = (
                 f"column {name!r}: got a list of {length[row]}, expected {expected[row]} values, as many as "
-                f"{main!r} has, which it is beside"
+                f"{main!r} has, {relation}"
             )
             self._bad.add(self._path, int(self._numbers[row]), problem, unit=self._unit)
         self._good &= ~wrong

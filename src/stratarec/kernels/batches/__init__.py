@@ -83,7 +83,8 @@ class Lists:
 
     start: NDArray[np.int64]
     length: NDArray[np.int64]
-    values: NDArray[np.int32]
+    values: NDArray[Any]
+    """``[N]`` int32 ids, or float32 weights of ids."""
 
     def ids(self, rows: NDArray[Any]) -> int:
         """How many ids `rows` hold together."""
@@ -125,6 +126,26 @@ def end_bags(
     for place, part in enumerate(lists, width):
         end = cpu.append_lists(part.start, part.length, part.values, rows, values, end, offsets, place * size + 1)
     return values[:end], offsets
+
+
+def take_weights(lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
+    """``[N]`` the weight of each id of the bags that `end_bags` made of `rows`; 1 where there is none.
+
+    Parameters
+    ----------
+    lists : sequence of Lists or None
+        Of each list column, which are the last of the bags.
+    offsets : ndarray
+        What `end_bags` gave.
+    """
+    found = np.ones(int(offsets[-1]), dtype=np.float32)
+    first = len(offsets) - 1 - len(lists) * len(rows)
+    for place, part in enumerate(lists):
+        begin = first + place * len(rows)
+        if part is not None:
+            # The ends of bags are written again as they are: weights lie as their ids do.
+            cpu.append_lists(part.start, part.length, part.values, rows, found, offsets[begin], offsets, begin + 1)
+    return found
 
 
 def join_windows(lists: Lists, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
