@@ -16,6 +16,7 @@ from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig
 from stratarec.models.tower_modules import DotTower
 from stratarec.models.tower_network import TowerNetwork
 from stratarec.models.towers import tied
+from stratarec.training.program import _Probability
 
 PLAN = (("place",), ("history", "item"), ("tags",))
 CONFIGS: list[ModelConfig] = [
@@ -153,3 +154,17 @@ def test_towers_give_logits_of_several_labels_and_refuse_what_they_do_not_take()
     with pytest.raises(ConfigError, match=r"model\.towers takes sequences such as 'last' with model\.history\.pooling"):
         build_model(attentive, with_last, ROWS)
     assert build_model(wide, with_last, ROWS).network is not None
+
+
+@pytest.mark.parametrize(("config", "compression", "dense"), [(CONFIGS[0], None, 0), (CONFIGS[1], 2.0, 2)])
+def test_towers_are_exported_for_any_batch(config: ModelConfig, compression: float | None, dense: int) -> None:
+    model = build_model(towers(config, compression), schema(dense), ROWS).eval()
+    columns = sum(model.embeddings.dims)
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(
+        _Probability(model.network).eval(), (torch.zeros(3, dense), torch.zeros(3, columns)),
+        dynamic_shapes=({0: batch}, {0: batch}),
+    )  # fmt: skip
+    given = torch.randn(7, dense), torch.randn(7, columns)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(*given), torch.sigmoid(model.network.padded(*given)))

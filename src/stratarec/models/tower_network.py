@@ -128,10 +128,10 @@ class TowerNetwork(Network):
             if tower.score.opened:
                 vectors.append(self.openings[str(number)](columns).unsqueeze(1).to(columns.dtype))
             if count:
-                vectors.append(columns[:, : count * self.width].reshape(len(columns), count, self.width))
+                vectors.append(columns[:, : count * self.width].unflatten(1, (count, self.width)))
             if tower.score.direct:
                 numbers.append(columns)
-        joined = torch.cat(vectors, dim=1) if vectors else told[0].new_empty(len(told[0]), 0, self.width)
+        joined = torch.cat(vectors, dim=1) if vectors else told[0].new_empty(told[0].shape[0], 0, self.width)
         if self._order is not None:
             joined = joined[:, self._order]
         logits: Tensor = self.score(dense, joined, None, torch.cat(numbers, dim=1) if numbers else None)
