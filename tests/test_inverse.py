@@ -57,7 +57,7 @@ def windows(draw: st.DrawFn) -> InverseJagged:
 
 
 EITHER = st.one_of(groups(), windows())
-fast = settings(deadline=None, max_examples=60)
+fast = settings(deadline=None, max_examples=30)
 
 
 @fast

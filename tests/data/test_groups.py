@@ -230,7 +230,7 @@ def test_windows_share_the_events_they_overlap_in(pair: tuple[Dataset, Dataset])
     assert history.unique.values.numel() < 0.85 * history.bags().values.numel()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 30), max_size=20), st.integers(1, 25))
 def test_row_groups_end_where_sessions_end(sizes: list[int], most: int) -> None:
     pieces = cut_sessions(np.array(sizes, dtype=np.int64), most)

@@ -246,7 +246,7 @@ def with_users(users: list[float | None], row_group: int) -> Log:
     return Log(columns=columns, row_group=row_group)
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=125)
 @given(logs())
 @example(with_users([0.0, 0.0, math.nan, None, 1.0], row_group=1))
 @example(with_users([0.0, 0.0, math.nan, None, 1.0], row_group=5))
@@ -448,7 +448,7 @@ def test_files_must_agree_on_what_is_text(tmp_path: Path) -> None:
         list(source(tmp_path / "*.parquet", schema).chunks(tmp_path, Share(done=frozenset(range(2)))))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_a_damaged_file_is_rows_or_a_data_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "log.parquet"

@@ -123,7 +123,7 @@ def test_damaged_and_unusable_files_are_named(tmp_path: Path) -> None:
             read(source(tmp_path / name, "skip"))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(st.lists(st.one_of(st.just(line()), st.just(line("0", "")), st.binary(max_size=60)), min_size=1, max_size=12))
 def test_any_bytes_give_rows_or_a_data_error(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     content = b"\n".join(lines) + b"\n"
@@ -147,7 +147,7 @@ def avazu_line(number: int = 0) -> bytes:
     return ",".join([str(number), str(number % 2), f"141021{number % 24:02}", *["x"] * len(CATEGORIES)]).encode()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.one_of(st.just(avazu_line()), st.binary(max_size=60)), min_size=1, max_size=12))
 def test_any_bytes_behind_a_header_give_avazu_rows_or_a_data_error(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
@@ -162,7 +162,7 @@ def test_any_bytes_behind_a_header_give_avazu_rows_or_a_data_error(
     assert good >= content.split(b"\n").count(avazu_line())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.binary(min_size=1, max_size=300), st.sampled_from(["csv", "csv.gz", "csv.zst", "csv.bz2"]))
 def test_any_bytes_as_a_file_are_a_data_error_that_names_it(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, ending: str
@@ -216,7 +216,7 @@ def test_a_stream_cut_anywhere_is_refused(tmp_path: Path, ending: str) -> None:
             read(avazu(path, "skip", block_bytes=3000))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.sampled_from(sorted(PACKED)), st.floats(0, 1), st.integers(1, 255))
 def test_a_flipped_byte_in_a_compressed_log_is_rows_or_a_data_error(
     tmp_path_factory: pytest.TempPathFactory, ending: str, place: float, flip: int
@@ -375,7 +375,7 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
             use()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     lines=st.lists(st.sampled_from([b"", b"a", b'"b\n"', b"cc" * 9, b'"d"', b'e"\n\nf"']), min_size=1, max_size=12),
     size=st.integers(1, 40),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stratarec.kernels import batches
 from stratarec.kernels.batches import reference
 
-fast = settings(deadline=None, max_examples=60)
+fast = settings(deadline=None, max_examples=30)
 bag = st.lists(st.integers(0, 99), max_size=4)
 
 

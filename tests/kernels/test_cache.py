@@ -64,7 +64,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     batches=batches,
     policy=st.sampled_from(["lru", "lfu", "rank"]),

@@ -13,7 +13,7 @@ from stratarec.kernels import fields
 from stratarec.kernels.fields import reference
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=250)
 @given(st.text(alphabet='a,"\n\r', max_size=24), st.booleans())
 @example('"a"\rb\n', True)
 @example('a""b\n"""",""\n', True)
@@ -27,7 +27,7 @@ def test_records_are_those_of_the_reference(text: str, quoted: bool) -> None:
 CELL = st.text(alphabet='ab,"\n é', max_size=5)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(CELL, min_size=2, max_size=4), max_size=6))
 def test_what_python_writes_has_no_fault(rows: list[list[str]]) -> None:
     text = io.StringIO()

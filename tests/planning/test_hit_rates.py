@@ -207,7 +207,7 @@ def test_a_second_level_meets_its_simulation_within_six_percent(policy: str, slo
     assert predicted < misses(popularity, lookups=LOOKUPS, slots=slots, policy=policy)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     counts=st.lists(st.integers(0, 10**5), min_size=2, max_size=300).filter(any),
     lookups=st.floats(0.5, 1e4),

@@ -17,7 +17,7 @@ tables = st.lists(st.lists(candidate, min_size=1, max_size=5), min_size=1, max_s
 budget = st.none() | st.integers(0, 10**10)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(tables=tables, budgets=st.tuples(budget, budget, budget), data=st.data())
 def test_the_optimum_is_that_of_brute_force(
     tables: list[list[tuple[float, int, int, int]]], budgets: tuple[int | None, ...], data: st.DataObject

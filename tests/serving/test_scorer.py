@@ -311,7 +311,7 @@ CELLS: dict[str, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(st.data())
 def test_few_rows_are_read_as_whole_columns_are(scorer: Scorer, log: pl.DataFrame, data: st.DataObject) -> None:
     """A few rows of the log of which a column is anything: the same bits and ids, or nothing, and the same error."""

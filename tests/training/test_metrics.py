@@ -15,7 +15,7 @@ from stratarec.training.metrics import auc, evaluate_logits, grouped_auc
 SCORES = st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=60)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(SCORES)
 def test_auc_counts_pairs_with_ties_as_half(rows: list[tuple[int, int, int]]) -> None:
     label, score, _ = (np.array(column) for column in zip(*rows, strict=True))

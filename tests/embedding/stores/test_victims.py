@@ -39,7 +39,7 @@ TestCachedMachine = CachedMachine.TestCase
 TestCachedMachine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(batches=st.lists(st.lists(st.integers(0, 40), unique=True, max_size=12), max_size=12))
 def test_the_map_keeps_the_order_of_an_ordered_dict(batches: list[list[int]]) -> None:
     ours, plain = RecencyMap(16), Plain()
