@@ -128,7 +128,7 @@ class TowerNetwork(Network):
             if tower.score.opened:
                 vectors.append(self.openings[str(number)](columns).unsqueeze(1).to(columns.dtype))
             if count:
-                vectors.append(columns[:, : count * self.width].unflatten(1, (count, self.width)))
+                vectors.append(columns[:, : count * self.width].reshape(columns.shape[0], count, self.width))
             if tower.score.direct:
                 numbers.append(columns)
         joined = torch.cat(vectors, dim=1) if vectors else told[0].new_empty(told[0].shape[0], 0, self.width)
