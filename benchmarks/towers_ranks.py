@@ -78,8 +78,6 @@ class Bench:
     """A contender with its tables and network."""
 
     def __init__(self, contender: Contender, mesh: Any, shape: Shape, model: dict[str, Any], dense_wire: str) -> None:
-        from functools import partial
-
         from stratarec.data.schema import DenseFeature, Schema, SparseFeature
         from stratarec.distributed.collection import ShardedCollection
         from stratarec.distributed.config import DistributedConfig
@@ -124,7 +122,7 @@ class Bench:
 
         self.model = build_model(
             DLRMConfig(embedding_dim=shape.width, towers=towers, **model), schema,
-            {f"f{place}": rows for place, rows in enumerate(shape.sizes)}, seed=1, collection=partial(collection),
+            {f"f{place}": rows for place, rows in enumerate(shape.sizes)}, seed=1, collection=collection,
         )  # fmt: skip
         if by_towers:
             self.model = DisaggregatedModel(self.model, mesh, config, 1)

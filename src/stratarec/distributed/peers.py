@@ -87,17 +87,14 @@ class Told(torch.autograd.Function):
     def forward(ctx: Any, mine: Tensor, hop: Hop) -> tuple[Tensor, ...]:
         ctx.hop = hop
         ctx.set_materialize_grads(True)
-        own = [(hop.samples, columns) for columns in hop.columns]
-        given = [(size, hop.columns[hop.channel.rank]) for size in hop.sizes]
-        return tuple(hop.send(mine.detach().split(hop.sizes), given, own, hop.wire, "towers"))  # type: ignore[no-untyped-call]
+        parts = mine.detach().split(hop.sizes)  # type: ignore[no-untyped-call]
+        return tuple(hop.send(parts, hop.theirs, hop.own, hop.wire, "towers"))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         hop: Hop = ctx.hop
-        own = [(hop.samples, columns) for columns in hop.columns]
-        given = [(size, hop.columns[hop.channel.rank]) for size in hop.sizes]
-        found = hop.send(gradients, own, given, hop.gradient_wire, "tower gradients")
+        found = hop.send(gradients, hop.own, hop.theirs, hop.gradient_wire, "tower gradients")
         return torch.cat(found), None
 
 
@@ -123,8 +120,12 @@ class Hop:
         self, channel: Channel, wires: tuple[Wire, Wire], columns: Sequence[int], samples: int, sizes: Sequence[int],
         step: int,
     ) -> None:  # fmt: skip
-        self.channel, (self.wire, self.gradient_wire), self.columns = channel, wires, list(columns)
-        self.samples, self.sizes, self.step = samples, list(sizes), step
+        self.channel, (self.wire, self.gradient_wire), self.step = channel, wires, step
+        self.sizes = list(sizes)
+        self.own = [(samples, width) for width in columns]
+        """Shapes of what this rank hears, tower by tower."""
+        self.theirs = [(size, columns[channel.rank]) for size in sizes]
+        """Shapes of what its tower tells, peer by peer."""
 
     def send(
         self, rows: Sequence[Tensor], given: Sequence[tuple[int, int]], taken: Sequence[tuple[int, int]], wire: Wire,
