@@ -280,6 +280,9 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
 
     if "test" in result:
         print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
+    if "uncalibrated" in result:
+        for split, figures in result["uncalibrated"].items():  # type: ignore[attr-defined]
+            print("\n".join(lines(f"{split}, before its correction", figures)))
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
     tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
     print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
