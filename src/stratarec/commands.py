@@ -400,6 +400,33 @@ def export(args: argparse.Namespace) -> None:
         _say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}")
 
 
+def compare(args: argparse.Namespace) -> None:
+    """Runs side by side."""
+    import json
+
+    from stratarec.files import check_output
+    from stratarec.training.contest import Contest
+
+    if args.output:
+        check_output(Path(args.output).resolve())
+    found = Contest.read(args.runs)
+    if args.json:
+        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+    else:
+        from stratarec.reporting.contest import print_contest
+
+        print_contest(found.to_dict())
+    if args.output:
+        from stratarec.reporting.contest import write_contest
+
+        losses = {run.name: run.losses for run in found.runs}
+        validations = {
+            run.name: [(each["step"], each["auc"]) for each in run.evaluations if each["auc"] is not None]
+            for run in found.runs
+        }
+        write_contest(Path(args.output), found.to_dict(), losses, validations)
+
+
 def check(args: argparse.Namespace) -> None:
     """Everything that can be checked of what StrataRec wrote."""
     from stratarec.checking import check as run

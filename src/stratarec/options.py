@@ -222,6 +222,16 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("-o", "--output", help="Parquet file, or CSV for raw logs (default: in the run)")
 
     command = add(
+        "compare",
+        commands.compare,
+        "Show runs side by side: metrics, steps, time, bytes, and the fields in which their recipes differ.",
+        "stratarec compare runs/small runs/large -o runs.html",
+    )
+    command.add_argument("runs", nargs="+", metavar="run", help="directories that `train` wrote")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML page with the curves")
+
+    command = add(
         "check",
         commands.check,
         "Read all of a data set, run, export or plan and check it: hashes, checksums, types, ranges.",
