@@ -70,8 +70,8 @@ def test_a_table_fits_80_columns(
     row = next(line for line in lines if line.startswith("test: AUC"))
     assert row.split()[-2] == f"{auc:.5f}"
     # As many tables of the recipes' fields as the width asks for.
-    found = [line.split()[1:] for line in lines if line.startswith("train.dense.learning_rate")]
-    assert sum(found, []) == ["0.001", "0.003", "0.001"]
+    found = [cell for line in lines if line.startswith("train.dense.learning_rate") for cell in line.split()[1:]]
+    assert found == ["0.001", "0.003", "0.001"]
     # What was measured on other samples is marked, and why.
     assert lines[0].split() == ["one", "two", "other*"]
     assert "* trained and tested on other data than one: compare its metrics with care" in lines
