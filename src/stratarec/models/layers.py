@@ -57,7 +57,8 @@ class MLP(nn.Sequential):
     ) -> None:  # fmt: skip
         layers: list[nn.Module] = []
         for size in sizes:
-            layers.append(nn.Linear(inputs, size))
+            # A normalization takes away what a bias adds, of which bfloat16 would leave rounding.
+            layers.append(nn.Linear(inputs, size, bias=not batch_norm))
             if batch_norm:
                 layers.append(BatchNorm(size))
             layers.append(nn.ReLU(inplace=True))

@@ -21,8 +21,8 @@ from stratarec.kernels.vector import LANES
 
 
 def run_linear(
-    own: Tensor, common: Tensor, weight: Tensor, bias: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor, *,
-    relu: bool,
+    own: Tensor, common: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
+    starts: Tensor, *, relu: bool,
 ) -> Tensor:  # fmt: skip
     """``[B, H]``: ``x @ weight.T + bias``; in the type of autocast where that is on, else in float32.
 
@@ -31,7 +31,7 @@ def run_linear(
     own, common : Tensor
         ``[B, .]`` inputs of each sample, and ``[R, .]`` of each run; columns behind those of `columns` are zeros.
     weight, bias : Tensor
-        ``[H, C]`` and ``[H]``.
+        ``[H, C]`` and ``[H]``, or None for no bias.
     columns : pair of Tensor
         int64: which of the C inputs `own` and `common` are.
     starts : Tensor
@@ -47,7 +47,7 @@ def run_linear(
 class _RunLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, own: Tensor, common: Tensor, weight: Tensor, bias: Tensor, columns: tuple[Tensor, Tensor],
+        ctx: Any, own: Tensor, common: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
         starts: Tensor, relu: bool,
     ) -> Tensor:  # fmt: skip
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
@@ -57,12 +57,13 @@ class _RunLinear(torch.autograd.Function):
             for chosen, part in zip(columns, inputs, strict=True)
         ]
         out = inputs[0] @ weights[0].t()
-        runs = torch.addmm(bias.to(kind), inputs[1], weights[1].t()).float()
+        shared = weights[1].t()
+        runs = (inputs[1] @ shared if bias is None else torch.addmm(bias.to(kind), inputs[1], shared)).float()
         threads = team_threads()
         tile = tile_size(len(runs), threads)
         _kernels(out, relu).forward(team_of(threads), _flat(out), _flat(runs), starts.numpy(), out.shape[1], tile)
         ctx.save_for_backward(*inputs, *weights, out, starts)
-        ctx.columns, ctx.shape, ctx.relu = columns, weight.shape, relu
+        ctx.columns, ctx.shape, ctx.relu, ctx.biased = columns, weight.shape, relu, bias is not None
         return out
 
     @staticmethod
@@ -80,7 +81,7 @@ class _RunLinear(torch.autograd.Function):
         weight = torch.zeros(ctx.shape)
         for columns, part in zip(ctx.columns, (samples.t() @ own, runs.t() @ common), strict=True):
             weight.index_copy_(1, columns, part[:, : len(columns)].float())
-        bias = samples.sum(0, dtype=torch.float32)
+        bias = samples.sum(0, dtype=torch.float32) if ctx.biased else None
         return (samples @ own_weight).float(), (runs @ common_weight).float(), weight, bias, None, None, None
 
 

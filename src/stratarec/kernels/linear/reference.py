@@ -8,8 +8,8 @@ from torch.nn import functional
 
 
 def run_linear(
-    own: Tensor, common: Tensor, weight: Tensor, bias: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor, *,
-    relu: bool,
+    own: Tensor, common: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
+    starts: Tensor, *, relu: bool,
 ) -> Tensor:  # fmt: skip
     """``[B, H]``: the inputs put together for each sample, then the layer and its ReLU."""
     inputs = own.new_zeros(len(own), weight.shape[1])
