@@ -440,6 +440,31 @@ def export(args: argparse.Namespace) -> None:
         _say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}")
 
 
+def tune(args: argparse.Namespace) -> None:
+    """Many trainings of a recipe, and its best values by validation."""
+    from stratarec.errors import ConfigError
+    from stratarec.recipe import Recipe, read_content
+    from stratarec.reporting.metrics import LABELS
+    from stratarec.reporting.progress import make_progress
+    from stratarec.tuning.space import Space
+
+    content = read_content(args.recipe, args.overrides)
+    recipe = Recipe.from_dict(content, args.recipe)
+    space = Space.read(args.space, content, args.recipe)
+    try:
+        from stratarec.tuning.study import tune as run
+    except ImportError as error:
+        raise ConfigError(
+            f"tune needs optuna, which is not installed ({error}): pip install 'stratarec[tune]'"
+        ) from error
+    folder = Path(args.output or Path("studies") / recipe.place)
+    best = run(content, space, folder, args.trials, make_progress(quiet=args.quiet), args.recipe)
+    for field, value in best.values.items():
+        _say(f"{field}={value}")
+    _say(f"validation {LABELS[best.metric]} {best.value:.6f}, of {best.run}")
+    _say(f"wrote {best.recipe}; to train and test it: stratarec train {best.recipe}")
+
+
 def compare(args: argparse.Namespace) -> None:
     """Runs side by side."""
     import json
