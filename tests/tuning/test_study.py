@@ -8,9 +8,8 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optuna
 import pytest
 import yaml
 
@@ -26,8 +25,12 @@ from stratarec.recipe import Recipe
 from stratarec.training.directory import RUN
 from stratarec.training.trainer import Trainer
 from stratarec.tuning.space import Space
-from stratarec.tuning.study import Best, tune
 from stratarec.tuning.trial import Trial
+
+if TYPE_CHECKING:
+    from stratarec.tuning.study import Best
+
+optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'stratarec[tune]'")
 
 SPACE = ("train.dense.learning_rate=log(1e-4,1e-1)", "train.batch_size=choice(64,128)")
 
@@ -49,6 +52,8 @@ def content(root: Path, **train: Any) -> dict[str, Any]:
 
 
 def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE, **train: Any) -> Best:
+    from stratarec.tuning.study import tune
+
     made = content(root, **train)
     return tune(made, Space.read(items, made, "r.yaml"), folder, trials, SilentProgress(), "r.yaml")
 
@@ -183,12 +188,13 @@ def test_one_study_a_directory_and_one_process_a_study(home: Path, whole: tuple[
         tuned(home, home / "odd", 1)
 
 
-def test_it_needs_a_validation_split(tmp_path: Path) -> None:
+def test_it_needs_a_validation_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = content(tmp_path)
     made["data"]["split"]["valid"] = 0.0
     prepare(Recipe.from_dict(made).data)
+    monkeypatch.setitem(globals(), "content", lambda root: made)
     with pytest.raises(DatasetError, match=r"no validation split, by which trials are compared"):
-        tune(made, Space.read(SPACE, made, "r"), tmp_path / "study", 1, SilentProgress(), "r")
+        tuned(tmp_path, tmp_path / "study", 1)
 
 
 def test_the_command_says_what_it_found(
