@@ -1,8 +1,9 @@
 """Values that a recipe leaves out, chosen by how many training samples there are.
 
-Few samples want small batches, or the network has had a few dozen steps when they are used up, and a second pass, which
-validation may take back; many want large batches, which are fast. `docs/log.md` has what this is derived from. A value
-that the recipe names is never changed.
+Batches grow with the data, to twice their size where there are ten times as many samples: small data need steps, large
+ones speed. One pass is best, as rows that are seen a second time are learned by heart, but for a few thousand samples,
+which end before the network has begun. `docs/log.md` has the measurements. A value that the recipe names is never
+changed.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 from stratarec.data.dataset import Dataset
 from stratarec.recipe import with_values
 
-# Steps of an epoch that small data should have, and the batches that are taken for it.
-_STEPS, _SMALLEST, _LARGEST = 120, 256, 4096
-# Up to so many samples there are two epochs.
-_TWICE = 3_000_000
+# A batch that was best, of how many training samples, and how it grows with them.
+_BATCH, _SAMPLES, _GROWTH = 512, 80_000, 0.3
+_SMALLEST, _LARGEST = 128, 4096
+# With fewer samples there are more epochs.
+_FEW, _EPOCHS = 20_000, 3
 _EVALUATIONS = 4
 
 
@@ -28,16 +30,15 @@ def chosen(samples: int, *, validated: bool) -> dict[str, Any]:
     Parameters
     ----------
     validated : bool
-        Whether there is a validation split, which a second epoch needs: it may do harm.
+        Whether there is a validation split, which more epochs than one need: they may do harm.
     """
-    batch = 2 ** math.floor(math.log2(max(samples / _STEPS, 1)))
-    batch = min(max(batch, _SMALLEST), _LARGEST)
-    twice = validated and samples <= _TWICE
-    often = max(samples // (batch * _EVALUATIONS), 1)
+    best = _BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH
+    batch = min(max(2 ** round(math.log2(best)), _SMALLEST), _LARGEST)
+    several = validated and samples < _FEW
     return {
         "train.batch_size": batch,
-        "train.epochs": 2 if twice else 1,
-        "train.eval_every": 0 if twice else often,
+        "train.epochs": _EPOCHS if several else 1,
+        "train.eval_every": 0 if several else max(samples // (batch * _EVALUATIONS), 1),
         "train.early_stopping.patience": 2 if validated else 0,
     }
 
