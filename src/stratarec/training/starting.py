@@ -17,15 +17,24 @@ from stratarec.training.records import read_recipe
 
 
 def check_validation(config: TrainConfig, dataset: Dataset) -> None:
-    """Refuse early stopping by a validation split that cannot tell better from worse."""
-    if not config.early_stopping.patience:
-        return
+    """Refuse to heed a validation split that cannot tell better from worse."""
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
-    if not first.known or (config.early_stopping.metric == "auc" and not 0 < first.positives < first.known):
-        what = "samples of one class alone in its validation split" if samples else "no validation split"
+    for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):
+        known = first.known and (asked.metric != "auc" or 0 < first.positives < first.known)
+        if asked.patience and not known:
+            what = "samples of one class alone in its validation split" if samples else "no validation split"
+            raise ConfigError(
+                f"train.{name}.patience is {asked.patience}, but {dataset.path} has {what}: set data.split.valid and "
+                "prepare again, or set patience to 0"
+            )
+
+
+def check_average(config: TrainConfig, mesh: Mesh) -> None:
+    """Refuse an average of weights that no rank has all of."""
+    if config.average.decay and mesh.between is not None:
         raise ConfigError(
-            f"train.early_stopping.patience is {config.early_stopping.patience}, but {dataset.path} has {what}: set "
-            "data.split.valid and prepare again, or set patience to 0"
+            f"train.average.decay is {config.average.decay}, but each host trains a tower of its own: set it to 0, or "
+            "distributed.exchange to flat"
         )
 
 

@@ -10,6 +10,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.progress import Progress, SilentProgress
 from stratarec.reporting.metrics import LABELS, by_label, show
+from stratarec.training.averaging import Averaging
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.evaluation import evaluate_split
@@ -30,6 +31,10 @@ class Validation:
     """Called between batches; raises `Stopped` where the user asks for it."""
     mesh: Mesh
     """Who evaluates it together."""
+    averaging: Averaging
+    """Of the model's network."""
+    evaluated: Callable[[], None]
+    """Called when an evaluation is noted."""
 
     def run(self, position: Position, curves: Curves, *, closing: bool = False) -> bool:
         """Evaluate and note it in `position`, and whether training is over; whether it is the best one so far.
@@ -45,15 +50,16 @@ class Validation:
         if not self.dataset.samples("valid"):
             return False
         try:
-            metrics, _ = evaluate_split(
-                self.model,
-                self.dataset,
-                "valid",
-                precision=self.config.precision,
-                progress=SilentProgress(),
-                check=self.check,
-                mesh=self.mesh,
-            )
+            with self.averaging.shown():
+                metrics, _ = evaluate_split(
+                    self.model,
+                    self.dataset,
+                    "valid",
+                    precision=self.config.precision,
+                    progress=SilentProgress(),
+                    check=self.check,
+                    mesh=self.mesh,
+                )
         except Stopped:
             return False
         found = figures(metrics)
@@ -63,5 +69,6 @@ class Validation:
             shown = (f"{LABELS[name]} {show(each[name], 5)}" for name in ("auc", "log_loss"))
             self.progress.say(f"step {position.step}: {label} {', '.join(shown)}")
         curves.validation(entry)
+        self.evaluated()
         position.finished = is_over(position.evaluations, stopping)
         return best(position.evaluations, stopping) is position.evaluations[-1]
