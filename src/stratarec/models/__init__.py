@@ -18,29 +18,67 @@ from stratarec.embedding import (
     TieredEmbeddingBagCollection,
 )
 from stratarec.embedding.tiers import TierConfig
-from stratarec.models.base import CTRModel, Network, Score, build_tables
+from stratarec.errors import ConfigError
+from stratarec.models.autoint import AutoIntConfig, AutoIntScore
+from stratarec.models.base import CTRModel, Network, Score, VectorsConfig, build_tables
 from stratarec.models.dcn import DCNv2Config, DCNv2Score
+from stratarec.models.deepfm import DeepFMConfig, DeepFMScore
+from stratarec.models.din import DINConfig, DINScore
 from stratarec.models.dlrm import DLRMConfig, DLRMScore
+from stratarec.models.finalmlp import FinalMLPConfig, FinalMLPScore
+from stratarec.models.fm import FMConfig, FMScore
 from stratarec.models.heads import HeadsConfig, last_biases
 from stratarec.models.layers import initialize
+from stratarec.models.lr import LRConfig, LRScore
+from stratarec.models.masknet import MaskNetConfig, MaskNetScore
 from stratarec.models.sequence import HistoryConfig
-from stratarec.models.tower_modules import CrossTower, DotTower
+from stratarec.models.tower_modules import CrossTower, DotTower, Plain
 from stratarec.models.tower_network import Build, TowerNetwork
 from stratarec.models.towers import TowersConfig
+from stratarec.models.wide_deep import WideDeepConfig, WideDeepScore
+from stratarec.models.xdeepfm import XDeepFMConfig, XDeepFMScore
 
-ModelConfig: TypeAlias = Annotated[DLRMConfig | DCNv2Config, Field(discriminator="kind")]
+ModelConfig: TypeAlias = Annotated[
+    DLRMConfig
+    | DCNv2Config
+    | LRConfig
+    | FMConfig
+    | WideDeepConfig
+    | DeepFMConfig
+    | XDeepFMConfig
+    | AutoIntConfig
+    | MaskNetConfig
+    | FinalMLPConfig
+    | DINConfig,
+    Field(discriminator="kind"),
+]
 
-_SCORES: dict[str, Callable[..., Score]] = {"dlrm": DLRMScore, "dcnv2": DCNv2Score}
+_SCORES: dict[str, type[Score]] = {
+    score.config.kind: score
+    for score in (
+        DLRMScore, DCNv2Score, LRScore, FMScore, WideDeepScore, DeepFMScore, XDeepFMScore, AutoIntScore, MaskNetScore,
+        FinalMLPScore, DINScore,
+    )
+}  # fmt: skip
 _TOWERS: dict[str, Build] = {"dlrm": DotTower, "dcnv2": CrossTower}
 
 __all__ = [
+    "AutoIntConfig",
     "CTRModel",
     "DCNv2Config",
+    "DINConfig",
     "DLRMConfig",
+    "DeepFMConfig",
+    "FMConfig",
+    "FinalMLPConfig",
     "HeadsConfig",
     "HistoryConfig",
+    "LRConfig",
+    "MaskNetConfig",
     "ModelConfig",
     "TowersConfig",
+    "WideDeepConfig",
+    "XDeepFMConfig",
     "build_model",
     "build_network",
 ]
@@ -97,7 +135,21 @@ def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, .
     if config.towers is None:
         network = Network(config, schema, pooled_keys, score)
     else:
-        network = TowerNetwork(config, schema, pooled_keys, _TOWERS[config.kind], score)
+        network = TowerNetwork(config, schema, pooled_keys, _tower(config), score)
+    assert isinstance(network.score, Score)
+    if config.towers is None or config.towers.compression is None:
+        network.score.take_features((*pooled_keys, *(columns[0] for columns in network.event_columns)))
     network.take_labels(schema.label_columns, config.heads)
     network.take_weighted(schema, config)
     return network
+
+
+def _tower(config: VectorsConfig) -> Build:
+    """What makes a tower's module; plain towers need none."""
+    assert config.towers is not None
+    if config.towers.compression is not None and config.kind not in _TOWERS:
+        raise ConfigError(
+            f"model.towers.compression is {config.towers.compression}, and a {config.kind} has no tower modules, which "
+            f"{' and '.join(_TOWERS)} have; set it to null, or take another model"
+        )
+    return _TOWERS.get(config.kind, Plain)
