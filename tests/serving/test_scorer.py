@@ -36,7 +36,14 @@ from stratarec.training.trainer import Trainer
 
 MODELS: dict[str, Any] = {
     "dlrm": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
-    "dcnv2": {"kind": "dcnv2", "embedding_dim": 4, "cross_layers": 2, "low_rank": 3, "deep_mlp": [8]},
+    "dcnv2": {
+        "kind": "dcnv2",
+        "embedding_dim": 4,
+        "cross_layers": 2,
+        "low_rank": 3,
+        "deep_mlp": [8],
+        "batch_norm": True,
+    },
 }
 
 FIELDS: dict[str, Any] = {

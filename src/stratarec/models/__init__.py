@@ -31,6 +31,7 @@ from stratarec.models.heads import HeadsConfig, last_biases
 from stratarec.models.layers import initialize
 from stratarec.models.lr import LRConfig, LRScore
 from stratarec.models.masknet import MaskNetConfig, MaskNetScore
+from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.sequence import HistoryConfig
 from stratarec.models.tower_modules import CrossTower, DotTower, Plain
 from stratarec.models.tower_network import Build, TowerNetwork
@@ -121,6 +122,7 @@ def build_model(
         # Of all tables; a collection may look up those of its own host alone.
         network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
         initialize(network, seed)
+        seed_dropout(dropouts(network), seed)
     assert isinstance(network.score, Score)
     with torch.no_grad():
         for rate, bias in zip(click_rates, last_biases(network.score.out), strict=False):
@@ -139,7 +141,7 @@ def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, .
     assert isinstance(network.score, Score)
     if config.towers is None or config.towers.compression is None:
         network.score.take_features((*pooled_keys, *(columns[0] for columns in network.event_columns)))
-    network.take_labels(schema.label_columns, config.heads)
+    network.take_labels(schema.label_columns, config)
     network.take_weighted(schema, config)
     return network
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.fields import Fields
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
 
 
@@ -84,7 +84,7 @@ class AutoIntScore(Score):
         self.fields = Fields(dense, features, config.embedding_dim)
         widths = [config.embedding_dim, *[config.attention_dim] * (config.attention_layers - 1)]
         self.attention = nn.Sequential(*(Interacting(width, config) for width in widths))
-        self.deep = MLP(self.fields.count * config.embedding_dim, config.deep_mlp) if config.deep_mlp else None
+        self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp) if config.deep_mlp else None
         beside = 0 if self.deep is None else self.deep.outputs
         self.out = nn.Linear(self.fields.count * config.attention_dim + beside, 1)
 

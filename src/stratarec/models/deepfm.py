@@ -11,7 +11,7 @@ from torch import Tensor
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.fields import Fields, Terms
 from stratarec.models.fm import fm_terms
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
 
 
@@ -37,7 +37,7 @@ class DeepFMScore(Score):
     def __init__(self, config: DeepFMConfig, dense: int, features: int) -> None:
         super().__init__()
         self.fields = Fields(dense, features, config.vector_width)
-        self.deep = MLP(self.fields.count * config.embedding_dim, config.deep_mlp)
+        self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.deep.outputs, 1 + config.embedding_dim)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:

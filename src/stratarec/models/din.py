@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.fields import Fields
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig
 
@@ -42,7 +42,7 @@ class DINScore(Score):
     def __init__(self, config: DINConfig, dense: int, features: int) -> None:
         super().__init__()
         self.fields = Fields(dense, features, config.embedding_dim)
-        self.deep = MLP(self.fields.count * config.embedding_dim, config.deep_mlp)
+        self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = nn.Linear(self.deep.outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:

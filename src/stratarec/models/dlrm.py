@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
 
 
@@ -39,11 +39,11 @@ class DLRMScore(Score):
     def __init__(self, config: DLRMConfig, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()
         width = config.embedding_dim
-        self.bottom = MLP(dense, (*config.bottom_mlp, width)) if dense else None
+        self.bottom = config.mlp(dense, config.bottom_mlp, last=width) if dense else None
         count = features + (dense > 0)
         if count < 2 and not numbers:
             raise ConfigError("a dlrm needs at least two vectors to interact; this data has too few features")
-        self.top = MLP(numbers + (width if dense else 0) + count * (count - 1) // 2, config.top_mlp)
+        self.top = config.mlp(numbers + (width if dense else 0) + count * (count - 1) // 2, config.top_mlp)
         self.out = nn.Linear(self.top.outputs, 1)
 
     def forward(

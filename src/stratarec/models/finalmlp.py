@@ -31,7 +31,7 @@ class FinalMLPConfig(VectorsConfig):
     gate_features: tuple[tuple[str, ...], ...] = ()
     """For each network the features by which its gate goes, such as [[user], [item]]; empty for no gates."""
     gate_mlp: tuple[int, ...] = (64,)
-    """Hidden sizes of a gate."""
+    """Hidden sizes of a gate, which has neither dropout nor batch normalization."""
     fusion_heads: int = 1
     """K, parts into which both outputs are cut; must divide both."""
 
@@ -58,7 +58,7 @@ class Stream(nn.Module):
     def __init__(self, config: FinalMLPConfig, fields: int, sizes: tuple[int, ...], gated_by: int) -> None:
         super().__init__()
         width = config.embedding_dim
-        self.deep = MLP(fields * width, sizes)
+        self.deep = config.mlp(fields * width, sizes)
         self.gate = None
         if gated_by:
             body = MLP(gated_by * width, config.gate_mlp)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.linear import linear_relu, pad_weight
+from stratarec.kernels.linear import pad_weight, run_linear
+from stratarec.models.regularization import BatchNorm, Dropout
 
 
 def check_sizes(field_name: str, sizes: Sequence[int], *, least: int = 0) -> None:
@@ -36,16 +37,37 @@ def initialize(module: nn.Module, seed: int) -> None:
 
 
 class MLP(nn.Sequential):
-    """Linear layers of the given sizes, each followed by a ReLU.
+    """Hidden layers of the given sizes: linear, batch normalization, ReLU, dropout.
 
     The input may have more columns than the first layer: they are zeros.
+
+    Parameters
+    ----------
+    dropout : float
+        Share of each hidden layer's outputs that are dropped.
+    batch_norm : bool
+        Whether hidden layers are normalized.
+    last : int
+        Size of one more layer, linear and a ReLU alone; by default there is none.
     """
 
-    def __init__(self, inputs: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, inputs: int, sizes: Sequence[int], *, dropout: float = 0.0, batch_norm: bool = False,
+        last: int | None = None,
+    ) -> None:  # fmt: skip
         layers: list[nn.Module] = []
         for size in sizes:
-            layers += [nn.Linear(inputs, size), nn.ReLU(inplace=True)]
+            # A normalization takes away what a bias adds, of which bfloat16 would leave rounding.
+            layers.append(nn.Linear(inputs, size, bias=not batch_norm))
+            if batch_norm:
+                layers.append(BatchNorm(size))
+            layers.append(nn.ReLU(inplace=True))
+            if dropout:
+                layers.append(Dropout(dropout))
             inputs = size
+        if last is not None:
+            layers += [nn.Linear(inputs, last), nn.ReLU(inplace=True)]
+            inputs = last
         super().__init__(*layers)
         self.outputs = inputs
 
@@ -74,10 +96,11 @@ class MLP(nn.Sequential):
         starts : Tensor
             ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
         """
-        first, _, *rest = self
+        first, second, *rest = self
         assert isinstance(first, nn.Linear)
-        hidden = linear_relu(own, common, first.weight, first.bias, columns, starts)
-        for layer in rest:
+        relu = isinstance(second, nn.ReLU)
+        hidden = run_linear(own, common, first.weight, first.bias, columns, starts, relu=relu)
+        for layer in rest if relu else (second, *rest):
             hidden = layer(hidden)
         return hidden
 

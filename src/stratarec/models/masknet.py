@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.fields import Fields
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
 
 
@@ -75,7 +75,7 @@ class MaskNetScore(Score):
         self.serial = config.structure == "serial"
         hidden = [inputs, *[width if self.serial else inputs] * (config.blocks - 1)]
         self.blocks = nn.ModuleList(MaskBlock(inputs, each, config) for each in hidden)
-        self.deep = None if self.serial else MLP(config.blocks * width, config.deep_mlp)
+        self.deep = None if self.serial else config.mlp(config.blocks * width, config.deep_mlp)
         self.out = nn.Linear(width if self.deep is None else self.deep.outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.fields import Fields, Terms
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
 
 
@@ -64,7 +64,7 @@ class XDeepFMScore(Score):
         super().__init__()
         self.fields = Fields(dense, features, config.vector_width)
         self.cin = CIN(self.fields.count, config.cin_layers)
-        self.deep = MLP(self.fields.count * config.embedding_dim, config.deep_mlp)
+        self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.cin.outputs + self.deep.outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
