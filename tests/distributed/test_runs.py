@@ -231,7 +231,9 @@ def scored(mesh: Mesh, run: Path, output: Path) -> dict[str, Any]:
         metrics, _ = evaluate_split(
             found.model, found.dataset, "test", precision="float32", progress=SilentProgress(), mesh=mesh
         )
-        return {"metrics": figures(metrics), "rows": predict(found, "valid", output, SilentProgress())}
+        told = figures(metrics)
+        bins = [value for each in told.pop("reliability") for value in each.values()]
+        return {"metrics": told, "bins": bins, "rows": predict(found, "valid", output, SilentProgress())}
 
 
 def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Path, tmp_path: Path) -> None:
@@ -244,6 +246,7 @@ def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Pa
     for count in (2, 4):
         for found in ranks.run(count, scored, run, tmp_path / f"{count}.parquet"):
             assert found["rows"] == want["rows"]
+            assert found["bins"] == pytest.approx(want["bins"], abs=1e-6)
             for name, value in want["metrics"].items():
                 assert found["metrics"][name] == pytest.approx(value, abs=1e-6), name
         mine, whole = (pq.read_table(tmp_path / f"{name}.parquet") for name in (count, "one"))

@@ -118,3 +118,10 @@ def test_training_on_distinct_values_is_training_on_expanded_batches(config: Mod
 def test_shares_that_are_none_are_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match=r"model\.dropout is .*, expected 0 or more and less than 1"):
         DLRMConfig(dropout=rate)
+
+
+def test_initial_weights_are_the_same_but_for_biases() -> None:
+    networks = [build_model(replace(DCN, initialization=kind), schema(), ROWS).network for kind in ("dlrm", "xavier")]
+    assert torch.equal(networks[0].score.cross.layers[0].weight, networks[1].score.cross.layers[0].weight)
+    assert (networks[0].score.cross.layers[0].bias != 0).all()
+    assert (networks[1].score.cross.layers[0].bias == 0).all()

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ from stratarec.training.trainer import Trainer
 
 MODELS: dict[str, Any] = {
     "dlrm": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
+    "cat": {
+        "kind": "dlrm",
+        "embedding_dim": 4,
+        "bottom_mlp": [8],
+        "top_mlp": [16, 8],
+        "interaction": "cat",
+        "dropout": 0.3,
+    },
     "dcnv2": {
         "kind": "dcnv2",
         "embedding_dim": 4,
@@ -50,13 +59,17 @@ FIELDS: dict[str, Any] = {
     "lr": {"embedding_dim": 1},
     "fm": {},
     "wide_deep": {"deep_mlp": [8]},
-    "deepfm": {"deep_mlp": [8]},
+    "deepfm": {"deep_mlp": [8], "dropout": 0.2, "batch_norm": True},
     "xdeepfm": {"cin_layers": [5, 3], "deep_mlp": [8]},
     "autoint": {"attention_layers": 2, "attention_dim": 6, "deep_mlp": [8], "layer_norm": True, "scaled": True},
     "masknet": {"blocks": 2, "block_width": 6, "deep_mlp": [8]},
     "finalmlp": {"first_mlp": [8], "second_mlp": [6], "fusion_heads": 2, "gate_features": [["city"], ["item", "left"]]},
     "din": {"deep_mlp": [8]},
 }
+CASES = [
+    *product(("dlrm", "dcnv2"), ("mean", "target_attention", "transformer"), ("auto", "none")),
+    ("cat", "mean", "auto"),
+]
 
 
 def write_log(path: Path, rows: int = 1500) -> pl.DataFrame:
@@ -154,9 +167,7 @@ def exported(root: Path, name: str, made: dict[str, Any], **options: Any) -> pl.
     return pl.concat(parts).sort("row")
 
 
-@pytest.mark.parametrize("groups", ["auto", "none"])
-@pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("kind", "pooling", "groups"), CASES)
 def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, pooling: str, groups: str) -> None:
     model = MODELS[kind] | {"history": {"pooling": pooling}, "pooling": "sum" if kind == "dcnv2" else "mean"}
     name = f"{kind}-{pooling}-{groups}"

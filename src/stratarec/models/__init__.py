@@ -104,7 +104,7 @@ def build_model(
         embeddings = collection(tables)
         # Of all tables; a collection may look up those of its own host alone.
         network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
-        initialize(network, seed)
+        initialize(network, seed, config.initialization)
         seed_dropout(dropouts(network), seed)
     assert isinstance(network.score, Score)
     with torch.no_grad():

@@ -17,7 +17,7 @@ from stratarec.errors import ConfigError
 from stratarec.models.fields import Terms
 from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, Windows
-from stratarec.models.layers import MLP
+from stratarec.models.layers import MLP, Initialization
 from stratarec.models.projections import Projections
 from stratarec.models.request import Request
 from stratarec.models.runs import Runs
@@ -51,6 +51,8 @@ class VectorsConfig:
     dropout: float = 0.0
     """Share of the outputs of each hidden layer that a training step leaves out; those of a history's attention have
     none."""
+    initialization: Initialization = "dlrm"
+    """First weights of linear layers: Xavier's normal ones, with random biases (``dlrm``) or zeros (``xavier``)."""
     batch_norm: bool = False
     """Whether each hidden layer normalizes over the batch before its ReLU; those of a history's attention do not. Of
     several ranks each does so over its own samples."""

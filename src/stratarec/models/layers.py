@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,14 @@ def check_sizes(field_name: str, sizes: Sequence[int], *, least: int = 0) -> Non
         raise ConfigError(f"model.{field_name} is {list(sizes)}, expected {count}")
 
 
-def initialize(module: nn.Module, seed: int) -> None:
-    """Set every linear layer as DLRM's reference does; a function of `seed` and the order of the layers alone.
+Initialization = Literal["dlrm", "xavier"]
 
-    Weights are normal with variance 2 / (in + out), biases normal with variance 1 / out.
+
+def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> None:
+    """Set every linear layer; a function of `seed` and the order of the layers alone.
+
+    Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010), biases as in DLRM's reference normal with
+    variance 1 / out, or 0.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -32,7 +37,9 @@ def initialize(module: nn.Module, seed: int) -> None:
             if isinstance(layer, nn.Linear):
                 rows, columns = layer.weight.shape
                 layer.weight.normal_(0, math.sqrt(2 / (rows + columns)), generator=generator)
-                if layer.bias is not None:
+                if layer.bias is not None and kind == "xavier":
+                    layer.bias.zero_()
+                elif layer.bias is not None:
                     layer.bias.normal_(0, math.sqrt(1 / rows), generator=generator)
 
 
