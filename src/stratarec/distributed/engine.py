@@ -115,6 +115,7 @@ class SharedEngine:
         # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
         self.resident = False
         self.step = self.batches = self.late_bytes = 0
+        self._rate_factor = 1.0
         self._early = Early(self.own, self.flight, mesh.early) if config.overlap and mesh.ranks > 1 else None
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
 
@@ -226,7 +227,18 @@ class SharedEngine:
     @property
     def learning_rate(self) -> float:
         """The rate of the next step."""
-        return self.optimizer.learning_rate * self.optimizer.schedule.factor(self.step)
+        return self.optimizer.rule(self.step, factor=self.rate_factor).rate
+
+    @property
+    def rate_factor(self) -> float:
+        """See `EmbeddingCollection.rate_factor`."""
+        return self._rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self._rate_factor = factor
+        if self.own:
+            self.own.rate_factor = factor
 
     # Tables by name
 

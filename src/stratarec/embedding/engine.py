@@ -77,6 +77,7 @@ class LookupEngine(Protocol[Held]):
     def learning_rate(self) -> float: ...
 
     step: int
+    rate_factor: float
 
     def prepare(self, features: KeyedJagged) -> Held: ...
     def prepare_now(self, features: KeyedJagged) -> Held: ...
@@ -129,7 +130,7 @@ class Engine:
         self.resident = all(tables.resident for tables in self.tables)
         # Sequence features in the order in which `look_up` gives their rows.
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
-        self.step = 0
+        self.step, self.rate_factor = 0, 1.0
         # Steps of the runs that these tables began with: schedules begin anew, and the optimizer's state does not.
         self.earlier = 0
         # Two clocks. `batches` numbers what was ever prepared, for the noise of rounding. Stamps tell the age of a
@@ -267,7 +268,7 @@ class Engine:
                 prepared.release()
 
     def _update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        rule, start, features = self.optimizer.rule(self.step, self.earlier), 0, prepared.features
+        rule, start, features = self.optimizer.rule(self.step, self.earlier, self.rate_factor), 0, prepared.features
         for tables, ids in zip(self.tables, prepared.ids, strict=True):
             if weights is not None:
                 tables.weight_gradient(features, ids, pooled, weights)
@@ -279,7 +280,7 @@ class Engine:
     @property
     def learning_rate(self) -> float:
         """The rate of the next step."""
-        return self.optimizer.learning_rate * self.optimizer.schedule.factor(self.step)
+        return self.optimizer.rule(self.step, factor=self.rate_factor).rate
 
     # Tables by name
 

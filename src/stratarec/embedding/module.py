@@ -104,6 +104,18 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         return self.engine.learning_rate
 
     @property
+    def rate_factor(self) -> float:
+        """What the optimizer's rate is multiplied by from the next backward on, beside its schedule; 1 at first.
+
+        Whoever sets it sets it again after `load`.
+        """
+        return self.engine.rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self.engine.rate_factor = factor
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory for rows, all that describes them and what the update works in; file space is not in it."""
         return self.bytes_by_memory()["dram"]

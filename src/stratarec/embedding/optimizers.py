@@ -68,11 +68,19 @@ class RowOptimizerConfig:
         kept = {"adagrad": ("sum",), "rowwise_adam": ("exp_avg",), "adam": ("exp_avg", "exp_avg_sq")}
         return kept.get(self.kind, ())
 
-    def rule(self, step: int, earlier: int = 0) -> RowUpdate:
-        """The update at `step`, counted from 0; state is of `earlier` steps more, of the runs before."""
+    def rule(self, step: int, earlier: int = 0, factor: float = 1.0) -> RowUpdate:
+        """The update at `step`, counted from 0.
+
+        Parameters
+        ----------
+        earlier : int
+            Steps of the runs before that state is of, too.
+        factor : float
+            On the rate, beside the schedule's.
+        """
         return RowUpdate(
             kind=self.kind,
-            rate=self.learning_rate * self.schedule.factor(step),
+            rate=self.learning_rate * self.schedule.factor(step) * factor,
             eps=self.eps,
             decay=self.weight_decay,
             decoupled=self.decay == "decoupled",
