@@ -43,6 +43,8 @@ class Published:
     model: dict[str, Any] = field(default_factory=dict)
 
 
+SHARED = {"embedding_dim": 10, "initialization": "xavier", "initial_rows": 0.00017}
+"""Rows uniform with the deviation of the published normal ones, 1e-4."""
 DEEP = {"batch_norm": True, "deep_mlp": [400, 400, 400]}
 PUBLISHED = {
     "lr": Published(auc=0.93558, log_loss=0.30764, decay=1e-5, model={"kind": "lr", "embedding_dim": 1}),
@@ -115,7 +117,7 @@ def recipe(name: str, seed: int, *, threads: int, precision: str, epochs: int) -
     wanted = PUBLISHED[name]
     train = made["train"] | {"seed": seed, "threads": threads, "precision": precision, "epochs": epochs}
     train["embedding"] = train["embedding"] | {"weight_decay": wanted.decay}
-    return Recipe.from_dict(made | {"model": {"embedding_dim": 10, **wanted.model}, "train": train})
+    return Recipe.from_dict(made | {"model": {**SHARED, **wanted.model}, "train": train})
 
 
 def prepared(made: Recipe) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -53,6 +54,9 @@ class VectorsConfig:
     none."""
     initialization: Initialization = "dlrm"
     """First weights of linear layers: Xavier's normal ones, with random biases (``dlrm``) or zeros (``xavier``)."""
+    initial_rows: float = 0.0
+    """First weights of rows are uniform within plus and minus this; 0 for 1 / sqrt(rows of a table), which gives
+    small tables rows many times as large as those of large ones."""
     batch_norm: bool = False
     """Whether each hidden layer normalizes over the batch before its ReLU; those of a history's attention do not. Of
     several ranks each does so over its own samples."""
@@ -60,6 +64,8 @@ class VectorsConfig:
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
             raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
+        if not 0 <= self.initial_rows < math.inf:
+            raise ConfigError(f"model.initial_rows is {self.initial_rows}, expected a finite number of 0 or more")
         for name, width in self.embedding_dims.items():
             if width < 1:
                 raise ConfigError(f"model.embedding_dims.{name} is {width}, expected at least 1")
@@ -100,6 +106,7 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
             num_embeddings=table_rows[name],
             embedding_dim=config.table_width(name),
             pooling=config.pooling,
+            initial=config.initial_rows,
             feature_names=tuple(feature.name for feature in features if not is_sequence(feature)),
             sequence_features=tuple(feature.name for feature in features if is_sequence(feature)),
         )

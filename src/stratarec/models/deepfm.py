@@ -42,8 +42,7 @@ class DeepFMScore(Score):
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         """See `Score`."""
-        fields = self.fields(dense, vectors, runs)
-        deep = self.deep(fields[..., :-1].flatten(1))
-        terms = fm_terms(fields.sum(1), fields.square().sum(1))
-        logits: Tensor = self.out(torch.cat([deep.to(fields.dtype), terms], dim=1))
+        fields = self.fields.parts(dense, vectors, runs)
+        deep, terms = fields.columns(0, -1).under(self.deep), fm_terms(fields)
+        logits: Tensor = self.out(torch.cat([deep.to(terms.dtype), terms], dim=1))
         return logits.squeeze(-1)

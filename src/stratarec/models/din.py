@@ -47,5 +47,5 @@ class DINScore(Score):
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         """See `Score`."""
-        logits: Tensor = self.out(self.deep(self.fields(dense, vectors, runs).flatten(1)))
+        logits: Tensor = self.out(self.fields.parts(dense, vectors, runs).under(self.deep))
         return logits.squeeze(-1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.fields import Fields, Terms
+from stratarec.models.fields import Fields, Parts, Terms
 from stratarec.models.runs import Runs
 
 
@@ -39,11 +39,12 @@ class FMScore(Score):
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         """See `Score`."""
-        logits: Tensor = self.out(fm_terms(*self.fields.sums(dense, vectors, runs)))
+        logits: Tensor = self.out(fm_terms(self.fields.parts(dense, vectors, runs)))
         return logits.squeeze(-1)
 
 
-def fm_terms(total: Tensor, squares: Tensor) -> Tensor:
-    """``[B, D + 1]``: the pairs by dimension, then the first-order weights, from what `Fields.sums` gives."""
-    pairs = 0.5 * (total[:, :-1].square() - squares[:, :-1])
+def fm_terms(fields: Parts) -> Tensor:
+    """``[B, D + 1]``: the pairs by dimension, then the first-order weights."""
+    total = fields.sum()
+    pairs = 0.5 * (total[:, :-1].square() - fields.columns(0, -1).square_sum())
     return torch.cat([pairs, total[:, -1:]], dim=1)

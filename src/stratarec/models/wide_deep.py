@@ -44,7 +44,7 @@ class WideDeepScore(Score):
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         """See `Score`."""
-        fields = self.fields(dense, vectors, runs)
-        deep = self.deep(fields[..., :-1].flatten(1))
-        logits: Tensor = self.out(torch.cat([deep.to(fields.dtype), fields[..., -1].sum(1, keepdim=True)], dim=1))
+        fields = self.fields.parts(dense, vectors, runs)
+        deep, first = fields.columns(0, -1).under(self.deep), fields.columns(-1, None).sum()
+        logits: Tensor = self.out(torch.cat([deep.to(first.dtype), first], dim=1))
         return logits.squeeze(-1)

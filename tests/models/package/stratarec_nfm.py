@@ -33,7 +33,8 @@ class NFMScore(Score):
         self.out = Terms(self.deep.outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        total, squares = self.fields.sums(dense, vectors, runs)
+        fields = self.fields.parts(dense, vectors, runs)
+        total, squares = fields.sum(), fields.square_sum()
         pairs = 0.5 * (total[:, :-1].square() - squares[:, :-1])
         logits: Tensor = self.out(torch.cat([self.deep(pairs).float(), total[:, -1:]], dim=1))
         return logits.squeeze(-1)
