@@ -62,5 +62,5 @@ class FloatRows:
         """Give the rows `mine` the values of the rows `theirs` of `source`."""
         for part in ("weights", "row_state", "full_state"):
             here, there = getattr(self, part), getattr(source, part)
-            if len(here):
+            if len(here) and len(theirs):  # a source without slots has no shape
                 here.reshape(self.slots, -1)[mine] = there.reshape(source.slots, -1)[theirs]
