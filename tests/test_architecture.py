@@ -30,7 +30,7 @@ ROOMS = [
     ("serving",),
     ("models",),
     ("reporting",),
-    ("profiling",),
+    ("profiling", "hot"),
     ("distributed",),
     ("cluster",),
     ("embedding.module", "embedding.torchrec", "embedding"),

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from stratarec.naming import visible
 
 if TYPE_CHECKING:
+    from stratarec.data.dataset import Dataset
     from stratarec.data.executing import Executor
     from stratarec.distributed.calibration import NetworkFigures
+    from stratarec.hot.profile import HotProfile
     from stratarec.recipe import Recipe
 
 
@@ -231,21 +233,59 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
 
 
 def profile(args: argparse.Namespace) -> None:
-    """How values repeat, as a table and an HTML report."""
+    """How values repeat, and which rows are hot, as tables and an HTML report."""
     from stratarec.data.dataset import Dataset
+    from stratarec.errors import ConfigError
     from stratarec.files import check_output
     from stratarec.profiling.duplication import profile as run
     from stratarec.reporting.duplication import print_profile, write_profile
+    from stratarec.reporting.hot import print_hot
 
     dataset = Dataset.open(args.dataset, verify="used")
     beside = dataset.path.resolve()
     output = Path(args.output or beside.with_name(f"{beside.name}-profile.html"))
     check_output(output)
+    if args.classify and args.hot is None:
+        raise ConfigError("--classify counts inputs that need hot rows alone: say how many bytes these have by --hot")
     with dataset.held():
+        hot = None if args.hot is None else _profile_hot(args, dataset, output.with_suffix(".hot.json"))
+        counted = _classify(args, dataset, hot, output) if hot is not None and args.classify else []
         found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
     print_profile(found)
-    write_profile(output, found)
+    if hot is not None:
+        print_hot(hot, counted)
+    write_profile(output, found, hot)
     _say(f"report {output}")
+
+
+def _profile_hot(args: argparse.Namespace, dataset: Dataset, output: Path) -> HotProfile:
+    """Which rows are hot, written to `output`."""
+    from stratarec.embedding.optimizers import RowOptimizerConfig
+    from stratarec.files import check_output
+    from stratarec.hot.calibrator import calibrate
+    from stratarec.hot.parts import row_bytes_of
+    from stratarec.sizes import parse_bytes
+
+    check_output(output)
+    row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
+    profile = calibrate(dataset, row_bytes, parse_bytes(args.hot, "--hot"))
+    profile.write(output)
+    _say(f"hot rows {output}")
+    return profile
+
+
+def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, beside: Path) -> list[str]:
+    """How many inputs of each split are hot, counted; counts are kept `beside`."""
+    from stratarec.hot.classifier import classify
+    from stratarec.reporting.progress import make_progress
+
+    lines = []
+    for split in dataset.splits:
+        if samples := dataset.samples(split):
+            path = beside.with_suffix(f".hot-{split}.json")
+            found = classify(dataset, profile, split, path, make_progress(quiet=args.quiet)).inputs
+            lines.append(f"{split:6} {found:>12,} of {samples:,} inputs are hot, {found / samples:.2%}")
+    return lines
 
 
 def train(args: argparse.Namespace) -> None:
@@ -308,7 +348,7 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
     from stratarec.distributed.mesh import joined
-    from stratarec.reporting.metrics import lines, sliced
+    from stratarec.reporting.metrics import bins, lines, sliced
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.fresh import FreshLogs
@@ -323,7 +363,7 @@ def evaluate(args: argparse.Namespace) -> None:
             _refuse_ranks(mesh.ranks)
             fresh = FreshLogs(trained, logs, keep=args.by, earlier=args.history, labelled=True)
             whole, slices = evaluate_logs(fresh, progress)
-            print("\n".join(lines("log", figures(whole))))
+            print("\n".join([*lines("log", figures(whole)), *bins("log", figures(whole))]))
             for name, found in slices.items():
                 for label in whole:
                     head = name if len(whole) == 1 else f"{name} ({label})"
@@ -335,7 +375,8 @@ def evaluate(args: argparse.Namespace) -> None:
                 trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
             )
             if mesh.is_first:
-                print("\n".join(lines(split, figures(found_split))))
+                told = figures(found_split)
+                print("\n".join([*lines(split, told), *bins(split, told)]))
 
 
 def predict(args: argparse.Namespace) -> None:

@@ -150,14 +150,27 @@ def make_parser() -> argparse.ArgumentParser:
     command = add(
         "profile",
         commands.profile,
-        "Measure how values repeat inside sessions and batches, and what deduplication saves.",
-        "stratarec profile data/globo --batch-size 4096",
+        "Measure how values repeat inside sessions and batches, and what deduplication saves; and which rows are hot.",
+        "stratarec profile data/globo --batch-size 4096 --hot 64MiB",
     )
     command.add_argument("dataset", help="prepared data set")
     command.add_argument("--split", choices=_SPLITS, default="train", help="split to measure (default: train)")
     command.add_argument("--batch-size", type=int, default=4096, help="samples a batch (default: 4096)")
     command.add_argument("--batches", type=int, default=20, help="batches to look at (default: 20)")
     command.add_argument("-o", "--output", help="HTML report (default: beside the data set)")
+    hot = command.add_argument_group("hot rows: which rows fill a budget best, and how many inputs need no others")
+    hot.add_argument(
+        "--hot",
+        metavar="BYTES",
+        help="for weights and optimizer state of hot rows, such as 64MiB; written as .hot.json",
+    )
+    hot.add_argument("--dim", type=int, default=16, metavar="D", help="floats of a row (default: 16)")
+    hot.add_argument(
+        "--optimizer", default="rowwise_adagrad", metavar="KIND", help="of rows (default: rowwise_adagrad)"
+    )
+    hot.add_argument(
+        "--classify", action="store_true", help="count the hot inputs of every split, not only of a sample"
+    )
 
     command = add(
         "train",

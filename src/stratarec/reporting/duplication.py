@@ -7,8 +7,10 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from stratarec.hot.profile import HotProfile
 from stratarec.naming import visible
 from stratarec.profiling.duplication import Duplication, Profile
+from stratarec.reporting.hot import about_hot, hot_curve, hot_tables
 from stratarec.reporting.html import write_html
 from stratarec.reporting.tables import make_console
 
@@ -50,8 +52,8 @@ def print_profile(profile: Profile) -> None:
     console.print(f"{_LEGEND}\n{about(profile)}")
 
 
-def write_profile(path: Path, profile: Profile) -> None:
-    """Write the HTML report."""
+def write_profile(path: Path, profile: Profile, hot: HotProfile | None = None) -> None:
+    """Write the HTML report; with hot rows, where there is a profile of them."""
     write_html(
         path,
         "profile.html.jinja",
@@ -59,6 +61,9 @@ def write_profile(path: Path, profile: Profile) -> None:
         lead=about(profile),
         heads=_HEADS,
         rows=[(row, _cells(row)) for row in profile.rows],
+        hot=hot and about_hot(hot),
+        tables=[] if hot is None else hot_tables(hot),
+        charts=[] if hot is None else [hot_curve(hot)],
     )
 
 

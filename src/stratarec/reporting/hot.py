@@ -1,0 +1,93 @@
+"""Hot rows for people: tables on the terminal, and a picture of what a budget is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratarec.hot.calibrator import without_skew
+from stratarec.hot.profile import HotProfile, Point
+from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes
+from stratarec.reporting.tables import make_console, print_table
+from stratarec.sizes import readable
+
+_TABLE_HEADS = ("table", "rows", "hot", "of them tail", "hot bytes", "accesses")
+_POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")
+
+
+def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
+    """Print which rows are hot and what they are worth; `counted` are lines on inputs that were all looked at."""
+    console = make_console()
+    for table in hot_tables(profile):
+        print_table(console, table.heads, table.rows, text=("table", "budget"))
+    for line in (*about_hot(profile), *counted):
+        console.print(line)
+
+
+def about_hot(profile: HotProfile) -> list[str]:
+    """What there is to say of a profile beside its tables."""
+    point = profile.chosen
+    how = (
+        "to make most inputs hot"
+        if profile.method == "inputs"
+        else "by lookups per byte, which nothing was better than"
+    )
+    said = [
+        f"hot rows of {readable(point.budget_bytes)} take {point.accesses:.1%} of the lookups; "
+        f"{point.inputs.share:.2%} of the inputs need no others (99 % interval {_interval(point)})",
+        f"chosen {how}; by count alone {point.counted.share:.2%} of the inputs; {profile.seconds:.1f} s",
+    ]
+    remark = without_skew(profile)
+    return [*said, f"note: {remark}"] if remark else said
+
+
+def hot_tables(profile: HotProfile) -> list[Table]:
+    """Hot rows of each table, and what other budgets are worth."""
+    rows = [
+        (
+            table.name, f"{table.rows:,}", f"{table.hot:,}", f"{table.tail:,}", readable(table.hot * table.row_bytes),
+            f"{table.accesses:.1%}",
+        )
+        for table in profile.tables
+    ]  # fmt: skip
+    points = sorted((profile.chosen, *profile.curve), key=lambda point: point.budget_bytes)
+    curve = [
+        (
+            readable(point.budget_bytes), f"{point.row_share:.1%}", f"{point.accesses:.1%}",
+            f"{point.inputs.share:.2%}", _interval(point), f"{point.counted.share:.2%}",
+        )
+        for point in points
+    ]  # fmt: skip
+    return [Table(heads=_TABLE_HEADS, rows=rows), Table(heads=_POINT_HEADS, rows=curve)]
+
+
+def hot_curve(profile: HotProfile) -> Chart:
+    """Shares of accesses and of inputs over the share of bytes."""
+    points = sorted((profile.chosen, *profile.curve), key=lambda point: point.budget_bytes)
+    bytes_share = [100 * point.row_share for point in points]
+    figure, axes = new_axes(7.2, 2.8)
+    curves = (
+        (MUTED, [point.accesses for point in points]),
+        (ACCENT, [point.inputs.share for point in points]),
+        (SECOND, [point.counted.share for point in points]),
+    )
+    for color, shares in curves:
+        axes.plot(bytes_share, [100 * share for share in shares], color=color, marker="o", markersize=3, linewidth=1.5)
+    low, high = ([100 * getattr(point.inputs, end) for point in points] for end in ("low", "high"))
+    axes.fill_between(bytes_share, low, high, color=ACCENT, alpha=0.2, linewidth=0)
+    axes.set(xlabel="hot bytes, % of all rows'", ylabel="%", ylim=(0, 100))
+    axes.grid(color=LINE)
+    return Chart(
+        title="Hot rows",
+        note="what a budget is worth",
+        figure=figure,
+        legend=(
+            ("var(--muted)", "lookups of hot rows"),
+            ("var(--accent)", "inputs that need no others, with the 99 % interval"),
+            ("var(--second)", "the same, rows chosen by count alone"),
+        ),
+        wide=True,
+    )
+
+
+def _interval(point: Point) -> str:
+    return f"{point.inputs.low:.2%} to {point.inputs.high:.2%}"

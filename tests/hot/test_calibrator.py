@@ -1,0 +1,157 @@
+"""The hot rows that are chosen fit, are worth what is said, and are never worse than the most looked-up ones."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hot.popular import ROW_BYTES, prepared
+
+from stratarec.artifacts import write_sealed
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.errors import ConfigError
+from stratarec.hot.by_count import hottest_rows
+from stratarec.hot.by_input import most_inputs
+from stratarec.hot.calibrator import calibrate, without_skew
+from stratarec.hot.classifier import Classification, classify
+from stratarec.hot.needs import are_hot
+from stratarec.hot.parts import Part, parts_of, used_bytes
+from stratarec.hot.profile import HotProfile
+from stratarec.hot.sampling import Estimate
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """With groups and windows."""
+    return prepared(tmp_path_factory.mktemp("hot"), "auto")
+
+
+def part(counts: list[int], whole: bool = False, inherited: bool = False, row_bytes: int = 1) -> Part:
+    """A part with these counts."""
+    return Part(
+        table="t",
+        first=0,
+        rows=len(counts),
+        row_bytes=row_bytes,
+        whole=whole,
+        counts=np.array(counts),
+        inherited=inherited,
+    )
+
+
+def bytes_of(dataset: Dataset) -> dict[str, int]:
+    return dict.fromkeys(dataset.vocabularies, ROW_BYTES)
+
+
+def total(dataset: Dataset) -> int:
+    return sum(dataset.table_rows().values()) * ROW_BYTES
+
+
+def test_most_looked_up_rows_are_those_with_most_lookups_per_byte() -> None:
+    parts = [part([9, 5, 1]), part([16, 8, 4, 2], row_bytes=2), part([3, 3], whole=True)]
+    assert hottest_rows(parts, 1).tolist() == [1, 0, 0]
+    assert hottest_rows(parts, 3).tolist() == [1, 1, 0]
+    assert hottest_rows(parts, 4).tolist() == [2, 1, 0]
+    assert hottest_rows(parts, 8).tolist() == [2, 2, 2]
+    assert hottest_rows(parts, 13).tolist() == [3, 4, 2]
+    # A popular row behind a rare one of an earlier data set takes that one with it.
+    assert hottest_rows([part([9, 0, 7, 0], inherited=True), part([2])], 3).tolist() == [3, 0]
+
+
+def test_thresholds_reach_the_best_ones_there_are() -> None:
+    draws = np.random.default_rng(5)
+    parts = [part([0] * 6) for _ in range(3)]
+    worst = 1.0
+    for _ in range(30):
+        needs = np.minimum(draws.geometric(0.4, (400, 3)) - 1, 6).astype(np.int32)
+        budget = int(draws.integers(3, 15))
+        hot = most_inputs(parts, budget, needs)
+        assert used_bytes(parts, hot) <= budget
+        best = max(are_hot(needs, np.array(each)).sum() for each in product(range(7), repeat=3) if sum(each) <= budget)
+        worst = min(worst, are_hot(needs, hot).sum() / best)
+    assert worst >= 0.9
+
+
+def test_inputs_that_lack_one_table_do_not_hold_up_the_rest(dataset: Dataset) -> None:
+    budget = total(dataset) // 5
+    profile = calibrate(dataset, bytes_of(dataset), budget, curve=())
+    parts = parts_of(dataset, bytes_of(dataset))
+    hot = profile.hot(parts)
+    assert used_bytes(parts, hot) <= budget
+    assert profile.chosen.inputs.share >= profile.chosen.counted.share
+    assert profile.chosen.accesses > 2 * profile.chosen.row_share
+    assert not without_skew(profile)
+    samples = dataset.samples("train")
+    exact = classify(dataset, profile, "train").inputs / samples
+    assert profile.chosen.inputs.low <= exact <= profile.chosen.inputs.high
+
+
+def test_the_interval_holds_the_true_share_at_least_95_times_in_100() -> None:
+    draws = np.random.default_rng(2)
+    inside = 0
+    for _ in range(100):
+        shares = draws.binomial(200, 0.3, 16) / 200
+        found = Estimate.of(shares)
+        inside += found.low <= 0.3 <= found.high
+    assert inside >= 95
+    assert Estimate.of(np.array([0.5])).low == 0
+
+
+def test_counting_goes_on_where_it_stopped_and_begins_anew_for_other_rows(dataset: Dataset, tmp_path: Path) -> None:
+    profile = calibrate(dataset, bytes_of(dataset), total(dataset) // 5, curve=())
+    path = tmp_path / "counts.json"
+    whole = classify(dataset, profile, "train", path)
+    assert set(whole.shards) == {shard.path for shard in dataset.shards("train")}
+    first, *others = whole.shards
+    planted = {first: tuple(0 for _ in whole.shards[first])}
+    write_sealed(path, Classification(key=whole.key, shards=planted).to_dict())
+    resumed = classify(dataset, profile, "train", path)
+    assert resumed.shards == {**{name: whole.shards[name] for name in others}, **planted}
+    other = calibrate(dataset, bytes_of(dataset), total(dataset) // 10, curve=())
+    assert classify(dataset, other, "train", path).inputs < whole.inputs
+
+
+def test_a_profile_is_of_one_data_set(dataset: Dataset, tmp_path: Path) -> None:
+    profile = calibrate(dataset, bytes_of(dataset), total(dataset) // 5, curve=())
+    profile.write(tmp_path / "hot.json")
+    assert HotProfile.read(tmp_path / "hot.json", dataset) == profile
+    with pytest.raises(ConfigError, match="of another data set"):
+        HotProfile.read(tmp_path / "hot.json", prepared(tmp_path, "none", place=False))
+    (tmp_path / "hot.json").write_text((tmp_path / "hot.json").read_text().replace('"head": ', '"head": 1'))
+    with pytest.raises(ConfigError, match="was changed after it was written"):
+        HotProfile.read(tmp_path / "hot.json")
+
+
+@pytest.mark.parametrize(("budget", "said"), [(1, "hold no row"), (1 << 40, "every row fits")])
+def test_budgets_of_no_row_and_of_all_are_refused(dataset: Dataset, budget: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        calibrate(dataset, bytes_of(dataset), budget)
+
+
+def test_a_table_by_hash_is_hot_whole_or_not_at_all(tmp_path: Path) -> None:
+    dataset = prepared(tmp_path, "auto", kind="hash", buckets=300)
+    profile = calibrate(dataset, bytes_of(dataset), total(dataset) // 2, curve=())
+    assert {table.hot for table in profile.tables} <= {0, 300}
+    assert profile.chosen.inputs.share == 0
+    assert "too few" in without_skew(profile) or "little skew" in without_skew(profile)
+
+
+def test_the_command_prints_tables_and_writes_profile_and_report(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    report = tmp_path / "p.html"
+    command = ["profile", str(dataset.path), "--batch-size", "500", "-o", str(report), "-q"]
+    assert main([*command, "--hot", "64KiB", "--classify"]) == 0
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80
+    assert "of the inputs need no others" in " ".join(printed.split())
+    assert f"of {dataset.samples('train'):,} inputs are hot" in printed
+    assert "<svg" in report.read_text()
+    assert HotProfile.read(tmp_path / "p.hot.json", dataset).chosen.budget_bytes == 65536
+    assert main([*command, "--classify"]) == 2
+    assert main([*command, "--hot", "0"]) == 2
+    assert "--hot is '0'" in capsys.readouterr().err

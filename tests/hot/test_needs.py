@@ -1,0 +1,71 @@
+"""What samples need of each part is what a loop over all their ids finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hot.popular import ROW_BYTES, prepared
+
+from stratarec.data.dataset import Dataset
+from stratarec.hot.needs import NeedsReader, are_hot, bag_needs
+from stratarec.hot.parts import Part, parts_of
+
+
+def part(rows: int, first: int = 0, whole: bool = False) -> Part:
+    """A part of a table that nobody looks up."""
+    return Part(
+        table="t", first=first, rows=rows, row_bytes=4, whole=whole, counts=np.zeros(1, dtype=np.int64)
+    )  # fmt: skip
+
+
+def expected(dataset: Dataset, parts: list[Part]) -> np.ndarray:
+    """By expanding every sample."""
+    found = []
+    for number, shard in enumerate(dataset.shards("train")):
+        for group in range(len(shard.row_groups)):
+            for row in dataset.read_row_group("train", number, group).to_pylist():
+                needs = [0] * len(parts)
+                for feature in dataset.schema.sparse:
+                    value = row[feature.name]
+                    for identity in value if isinstance(value, list) else [value]:
+                        for place, each in enumerate(parts):
+                            inside = (
+                                each.table == feature.vocabulary and each.first <= identity < each.first + each.rows
+                            )
+                            if identity >= 0 and inside:
+                                needs[place] = max(needs[place], each.rows if each.whole else identity - each.first + 1)
+                found.append(needs)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("groups", ["auto", "none"])
+def test_needs_are_those_of_a_loop_over_all_ids(tmp_path: Path, groups: str) -> None:
+    dataset = prepared(tmp_path, groups, max_rows=800)
+    parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, ROW_BYTES))
+    assert len(parts) == 6
+    reader = NeedsReader(dataset, parts)
+    found = [
+        reader.of(dataset.row_group("train", number, group))
+        for number, shard in enumerate(dataset.shards("train"))
+        for group in range(len(shard.row_groups))
+    ]
+    np.testing.assert_array_equal(np.concatenate(found), expected(dataset, parts))
+
+
+def test_bags_may_overlap_and_be_empty() -> None:
+    values = np.array([3, 0, 7, 9, 2], dtype=np.int32)
+    start, length = np.array([0, 1, 5, 2, 4]), np.array([3, 0, 0, 3, 1])
+    assert bag_needs(values, start, length, part(8)).tolist() == [8, 0, 0, 8, 3]
+    assert bag_needs(values, start, length, part(4, 7, whole=True)).tolist() == [4, 0, 0, 4, 0]
+    assert bag_needs(values, start[:0], length[:0], part(8)).tolist() == []
+
+
+def test_ids_beyond_two_to_the_24_are_told_apart() -> None:
+    first = 1 << 24
+    values = np.array([first - 1, first, first + 1, first + 2, 2**31 - 2, -1], dtype=np.int32)
+    needs = bag_needs(values, None, None, part(2**31 - 1))[:, None]
+    assert needs[:, 0].tolist() == [first, first + 1, first + 2, first + 3, 2**31 - 1, 0]
+    hot = are_hot(needs, np.array([first + 2]))
+    assert hot.tolist() == [True, True, True, False, False, True]
