@@ -1,7 +1,8 @@
 """Tables whose rows are at home in a store and pass through the slots of a cache.
 
-A row is always in exactly one place, its slot or its record, so a step never reads a stale copy. Every resident row
-was brought in to be trained, so every victim is written home.
+A row is always in exactly one place, its slot or its record, so a step never reads a stale copy. Every row in a slot
+was brought in to be trained, so every victim is written home. Hot rows are in slots of their own from the beginning,
+and their records are never used.
 """
 
 from __future__ import annotations
@@ -63,13 +64,20 @@ class CachedTables(Tables):
         scratch: Scratchpad | None = None,
     ) -> None:
         start = directory.layout.slot_start
-        memory = CpuSlots(int(start[-1]), codec.width, course.optimizer, scratch)
-        super().__init__(configs, columns, memory, start[:-1].tolist(), np.diff(start).tolist(), course)
+        memory = CpuSlots(directory.slots, codec.width, course.optimizer, scratch)
+        # Kernels count a table's slots from its first one: hot rows lie further on.
+        ends = start[1:] if directory.layout.hot is None else directory.layout.hot.start[1:]
+        super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), course)
         self.codec, self.store, self.directory, self.health = codec, store, directory, health
         self.mover = Mover([table.name for table in configs], directory, codec, store, memory)
         self._slots = SlotRecords(directory, memory, codec.exact())
         # Held while rows move, and by whoever reads them where they lie meanwhile.
         self._moving = Lock()
+        hot = directory.hot_slots
+        if len(hot):
+            memory.initialize(
+                directory.layout, directory.moves_of(directory.rows_in(hot), hot), np.ones(len(hot), bool)
+            )
 
     def stage(self, features: KeyedJagged, out: NDArray[np.int32], moment: Moment) -> Ids:
         """See `Tables.stage`."""
@@ -109,7 +117,8 @@ class CachedTables(Tables):
         group, slot_start = self.layout, self.directory.layout.slot_start
         features = group.table_features[group.table_start[table] : group.table_start[table + 1]]
         spans = [bags.values[slice(*bags.span(int(feature)))] for feature in features]
-        distinct = len(np.unique(np.concatenate(spans)))
+        rows = np.unique(np.concatenate(spans)) + self.first_row[self.configs[table].name]
+        distinct = int(np.count_nonzero(self.directory.locate_hot(rows) < 0))
         slots = int(slot_start[table + 1] - slot_start[table])
         # A quarter more than needed: sets fill unevenly.
         wanted = distinct * 5 // 4
@@ -192,8 +201,11 @@ class CachedTables(Tables):
         return first + np.flatnonzero(self.directory.locate(rows) >= 0)
 
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """See `Tables.put`; rows go to the store, under an empty cache."""
-        self.mover.put(rows, source, places, write)
+        """See `Tables.put`; rows that are not hot go to the store, under an empty cache."""
+        slots = self.directory.locate_hot(rows)
+        hot = slots >= 0
+        self.memory.write(slots[hot], source, places[hot])
+        self.mover.put(rows[~hot], source, places[~hot], write)
 
     # Checkpoints
 

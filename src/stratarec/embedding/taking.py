@@ -169,7 +169,8 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
         yield rows, found
     if "slots" in manifest:
         shape = manifest["cache"]
-        slots = shape["ways"] * sum(own + extra for own, extra in shape["sets"])
+        hot = sum(head + tail for head, tail in shape.get("hot", ()))
+        slots = shape["ways"] * sum(own + extra for own, extra in shape["sets"]) + hot
         yield from saved_slots(directory, manifest["slots"], codec, slots=slots, rows=home["rows"])
 
 

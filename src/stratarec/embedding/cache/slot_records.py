@@ -40,7 +40,7 @@ class SlotRecords:
         self._directory, self._memory, self._codec = directory, memory, codec
         self._chain = Chain()
         self._saved_at = 0
-        self.shape = (directory.layout.slots, _HEAD.itemsize + codec.record_bytes)
+        self.shape = (directory.slots, _HEAD.itemsize + codec.record_bytes)
 
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
         """Write the slots, or those stamped since `previous`, into ``<directory>/slots``; returns the manifest.
@@ -82,7 +82,7 @@ class SlotRecords:
         """Records of slots: what a file is written from."""
         rows = self._directory.rows_in(slots)
         head = np.empty(len(slots), dtype=_HEAD)
-        head["row"], head["stamp"] = rows, self._directory.state.stamps[slots]
+        head["row"], head["stamp"] = rows, self._directory.stamps_in(slots)
         head["count"] = self._directory.counts_in(slots)
         floats = np.zeros((len(slots), self._codec.record_bytes), dtype=np.uint8)
         held = np.flatnonzero(rows >= 0)
