@@ -100,6 +100,7 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
               cut into "fusion_heads" parts: logit = b + [x, y] . score.out.linear.weight + sum of x_k . (y_k
               score.forms.k.weight^T)
    din        logit = linear(mlp(flat(E), score.deep), score.out)
+   Another "kind" is a model of another package, which says what it is.
    A model with "towers", "embedding_dims", several "labels", or sequences that the log gave is not told here: take
    Scorer, or network.onnx of `stratarec export --onnx`.
    Where there is a "calibration", the logit x becomes, of its K "knots" k, "values" v and two "slopes" s, in float32:
