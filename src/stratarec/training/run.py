@@ -6,7 +6,7 @@ import math
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
+from stratarec.data.portions import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
@@ -42,6 +43,13 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "inputs": dataset.inputs(),
         "dataset": dataset.fingerprint,
     }
+
+
+def with_length(recipe: Recipe, dataset: Dataset) -> Recipe:
+    """The recipe as a run of it on this data is written down: schedules that follow its length are told in steps."""
+    train = recipe.train
+    epoch_steps = batches(dataset.samples("train"), train.batch_size, train.portions)
+    return replace(recipe, train=train.of_run(train.steps(epoch_steps)))
 
 
 def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:

@@ -29,6 +29,15 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
             )
 
 
+def check_average(config: TrainConfig, mesh: Mesh) -> None:
+    """Refuse an average of weights that no rank has all of."""
+    if config.average.decay and mesh.between is not None:
+        raise ConfigError(
+            f"train.average.decay is {config.average.decay}, but each host trains a tower of its own: set it to 0, or "
+            "distributed.exchange to flat"
+        )
+
+
 def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_steps: int, ranks: int) -> Iterator[str]:
     """What a user may not have meant, and what a plan says."""
     if plan is not None:

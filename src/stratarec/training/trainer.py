@@ -38,10 +38,10 @@ from stratarec.training.loop import Loop
 from stratarec.training.pipeline import InOrder, Pipeline, Stages
 from stratarec.training.position import Position, best, rate_factor
 from stratarec.training.records import Result, read_plan, read_result, write_plan, write_recipe
-from stratarec.training.run import check_identity, identity, new_model, new_plan
+from stratarec.training.run import check_identity, identity, new_model, new_plan, with_length
 from stratarec.training.settings import torch_settings
 from stratarec.training.shared import SharedStages
-from stratarec.training.starting import check_validation, exchange_remarks, remarks, take_up
+from stratarec.training.starting import check_average, check_validation, exchange_remarks, remarks, take_up
 from stratarec.training.stopping import StopRequest
 from stratarec.training.together import Peers, Together
 from stratarec.training.validation import Validation
@@ -83,6 +83,7 @@ class Trainer:
         plan: Plan | None = None,
         mesh: Mesh | None = None,
     ) -> None:
+        recipe = with_length(recipe, dataset)
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.mesh = mesh or Mesh.alone()
         self.progress: Progress = progress if progress and self.mesh.is_first else SilentProgress()
@@ -91,6 +92,7 @@ class Trainer:
         )
         self._uncompared = check_prepared(recipe.data, dataset)
         check_validation(self.config, dataset)
+        check_average(self.config, self.mesh)
         self.position = Position()
         self.run = named_directory(recipe.run)
         state(self.run, RUN)  # what it cannot be written into is refused before anything is built
@@ -100,7 +102,6 @@ class Trainer:
         self.model = new_model(recipe, dataset, self.plan, place, self.mesh)
         self.optimizer = self.config.dense.build(self.model.network)
         self._identity = identity(recipe, dataset)
-        self._keeper = Keeper(self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
         share = Share(rank=self.mesh.place, ranks=self.mesh.ranks)
@@ -109,6 +110,9 @@ class Trainer:
             Together(self.mesh, self.model.network, recipe.distributed.dense_wire) if self.mesh.ranks > 1 else None
         )
         self.stages = self._new_stages()
+        self._keeper = Keeper(
+            self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh, self.stages.averaging
+        )
         self.pipeline = Pipeline(self.stages, self.loader.config.prefetch_batches)
         self.cadence = Cadence(
             self.config,
@@ -141,8 +145,7 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run, unless it stops early."""
-        steps = self.pipeline.epoch_steps * self.config.epochs
-        return min(steps, self.config.max_steps) if self.config.max_steps else steps
+        return self.config.steps(self.pipeline.epoch_steps)
 
     def train(
         self, *, resume: bool = False, overwrite: bool = False, earlier: str | Path | None = None
@@ -262,6 +265,7 @@ class Trainer:
             progress=self.progress,
             check=self.cadence.check,
             mesh=self.mesh,
+            averaging=self.stages.averaging,
             evaluated=self._pace,
         )
         return Loop(

@@ -10,6 +10,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.progress import Progress, SilentProgress
 from stratarec.reporting.metrics import LABELS, by_label, show
+from stratarec.training.averaging import Averaging
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.evaluation import evaluate_split
@@ -30,6 +31,8 @@ class Validation:
     """Called between batches; raises `Stopped` where the user asks for it."""
     mesh: Mesh
     """Who evaluates it together."""
+    averaging: Averaging
+    """Of the model's network."""
     evaluated: Callable[[], None]
     """Called when an evaluation is noted."""
 
@@ -47,15 +50,16 @@ class Validation:
         if not self.dataset.samples("valid"):
             return False
         try:
-            metrics, _ = evaluate_split(
-                self.model,
-                self.dataset,
-                "valid",
-                precision=self.config.precision,
-                progress=SilentProgress(),
-                check=self.check,
-                mesh=self.mesh,
-            )
+            with self.averaging.shown():
+                metrics, _ = evaluate_split(
+                    self.model,
+                    self.dataset,
+                    "valid",
+                    precision=self.config.precision,
+                    progress=SilentProgress(),
+                    check=self.check,
+                    mesh=self.mesh,
+                )
         except Stopped:
             return False
         found = figures(metrics)
