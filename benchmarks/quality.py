@@ -28,6 +28,7 @@ from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
+DATA = ROOT / "data" / "benchmarks" / "frappe_x1"
 WORK = ROOT / "data" / "benchmarks" / "quality"
 SEEDS = (1, 2, 3, 4, 5)
 
@@ -112,7 +113,7 @@ def recipe(name: str, seed: int, *, threads: int, precision: str, epochs: int) -
     paths = ",".join(map(str, files))
     made = Recipe.load(
         ROOT / "src" / "stratarec" / "recipes" / "frappe_x1.yaml",
-        [f"data.source.paths=[{paths}]", f"data.path={ROOT}/data/benchmarks/frappe_x1", "data.keep_rows=false"],
+        [f"data.source.paths=[{paths}]", f"data.path={DATA}", "data.keep_rows=false"],
     ).to_dict()
     wanted = PUBLISHED[name]
     train = made["train"] | {"seed": seed, "threads": threads, "precision": precision, "epochs": epochs}
