@@ -29,7 +29,7 @@ from stratarec.data.schema import Schema
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.errors import ExportError
-from stratarec.models import DCNv2Config, ModelConfig
+from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
 from stratarec.models.calibration import LogitMap
 from stratarec.tensors import Spec
@@ -152,8 +152,8 @@ class Manifest(Model):
 
     def _sizes(self) -> Iterator[str]:
         config = self.model
-        lists = [config.deep_mlp] if isinstance(config, DCNv2Config) else [config.bottom_mlp, config.top_mlp]
-        layers = [config.cross_layers] if isinstance(config, DCNv2Config) else []
+        layers = [getattr(config, name) for name in config.layer_counts]
+        lists = [value for value in vars(config).values() if isinstance(value, tuple)]
         lists += [config.history.attention_mlp, config.heads.tower_mlp, config.heads.expert_mlp]
         layers += [config.history.layers, config.heads.experts, *map(len, (*lists, self.columns.labels))]
         if max(layers) > _MOST_LAYERS:

@@ -17,7 +17,7 @@ from stratarec.training.records import read_recipe
 
 
 def check_validation(config: TrainConfig, dataset: Dataset) -> None:
-    """Refuse to heed a validation split that cannot tell better from worse, or to calibrate by one."""
+    """Refuse to heed, or to be calibrated by, a validation split that cannot tell better from worse."""
     _check_calibration(config, dataset)
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
     for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):

@@ -306,9 +306,9 @@ class Trainer:
             progress=self.progress,
             check=self.cadence.check,
             mesh=self.mesh,
-            watch=watch,
             averaging=self.stages.averaging,
             evaluated=self._pace,
+            watch=watch,
         )
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position
