@@ -19,8 +19,8 @@ from stratarec.recipe import with_values
 # A batch that was best, of how many training samples, and how it grows with them.
 _BATCH, _SAMPLES, _GROWTH = 512, 80_000, 0.3
 _SMALLEST, _LARGEST = 128, 4096
-# With fewer samples there are more epochs.
-_FEW, _EPOCHS = 20_000, 3
+# With fewer samples there is a second epoch.
+_FEW, _EPOCHS = 20_000, 2
 _EVALUATIONS = 4
 
 
@@ -30,7 +30,7 @@ def chosen(samples: int, *, validated: bool) -> dict[str, Any]:
     Parameters
     ----------
     validated : bool
-        Whether there is a validation split, which more epochs than one need: they may do harm.
+        Whether there is a validation split, which a second epoch needs: it may do harm.
     """
     best = _BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH
     batch = min(max(2 ** round(math.log2(best)), _SMALLEST), _LARGEST)
