@@ -148,7 +148,7 @@ def test_configurations_are_checked_when_they_are_made_in_python(make: Any, mess
         ({"data": {"source": {"kind": "parquet", "pats": []}}}, "data.source.pats: unknown field; did you mean paths?"),
         (
             {"model": {"kind": "dcnv2", "bottom_mlp": [4]}},
-            "model.bottom_mlp: unknown field; known fields: embed",
+            "model.bottom_mlp: unknown field; known fields: kind, embed",
         ),
         ({"memory": {"block": {"path": "x", "bugdet": 3}}}, "memory.block.bugdet: unknown field; did you mean budget?"),
         (

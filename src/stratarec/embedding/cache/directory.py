@@ -52,8 +52,13 @@ class Directory:
     ) -> None:
         rows = np.array([table.num_embeddings for table in configs], dtype=np.int64)
         shapes = np.array([cache_sets(tiers[table.name].cache_rows, ways) for table in configs], dtype=np.int64)
-        for table, sets in zip(configs, shapes.sum(axis=1).tolist(), strict=True):
-            _check_size(table, sets * ways)
+        head, tail = (
+            np.array([getattr(tiers[table.name], name) for table in configs], dtype=np.int64)
+            for name in ("hot_head", "hot_tail")
+        )
+        for table, sets, hot in zip(configs, shapes.sum(axis=1).tolist(), (head + tail).tolist(), strict=True):
+            _check_size(table, sets * ways, hot)
+        slots = int(shapes.sum()) * ways
         self.layout = kernel.CacheLayout(
             ways=ways,
             policy=policy,
@@ -68,6 +73,7 @@ class Directory:
                 [table.numbering.stride for table in configs],
             ),
             bound=np.array([table.bound for table in configs], dtype=np.float32),
+            hot=kernel.HotSlots.of(rows, head, tail, slots) if (head + tail).any() else None,
         )
         self.state = kernel.CacheState.empty(self.layout)
         self.workspace = kernel.StageWorkspace()
@@ -77,7 +83,26 @@ class Directory:
         """What decides where rows may lie, as JSON."""
         layout = self.layout
         sets = [[int(own), int(extra)] for own, extra in zip(layout.sets, layout.overflow_sets, strict=True)]
-        return {"ways": layout.ways, "policy": layout.policy, "sets": sets}
+        found = {"ways": layout.ways, "policy": layout.policy, "sets": sets}
+        if layout.hot is not None:
+            tails = layout.rows - layout.hot.tail
+            found["hot"] = [[int(head), int(tail)] for head, tail in zip(layout.hot.head, tails, strict=True)]
+        return found
+
+    @property
+    def slots(self) -> int:
+        """All of them: those of hot rows lie behind the others."""
+        return int(self.layout.hot_slots.start[-1])
+
+    @property
+    def hot_slots(self) -> Indices:
+        """The slots of hot rows, in order."""
+        return np.arange(self.layout.slots, self.slots, dtype=np.int64)
+
+    def locate_hot(self, rows: Indices) -> Indices:
+        """The slot of each row of the group that is hot, or -1."""
+        tables = self.tables_of(rows)
+        return self.layout.hot_slots.locate(tables, rows - self.layout.first_row[tables])
 
     def assign(
         self, group: GroupLayout, bags: BagBatch, out: NDArray[np.int32], stamp: int, horizon: int
@@ -118,11 +143,18 @@ class Directory:
 
     def used(self) -> Iterator[Indices]:
         """Slots that hold a row, ascending, in chunks."""
-        return self._slots_where(self.state.tags, 1)
+        yield from self._slots_where(self.state.tags, 1)
+        yield from self._hot_chunks()
 
     def stamped_since(self, stamp: int) -> Iterator[Indices]:
-        """Slots that were used or emptied at `stamp` or later, ascending, in chunks."""
-        return self._slots_where(self.state.stamps, stamp)
+        """Slots that were used or emptied at `stamp` or later, ascending, in chunks; hot ones are not stamped, and all
+        taken to be."""
+        yield from self._slots_where(self.state.stamps, stamp)
+        yield from self._hot_chunks()
+
+    def _hot_chunks(self) -> Iterator[Indices]:
+        for first in range(self.layout.slots, self.slots, _CHUNK_SLOTS):
+            yield np.arange(first, min(first + _CHUNK_SLOTS, self.slots), dtype=np.int64)
 
     def _slots_where(self, values: NDArray[np.int32], least: int) -> Iterator[Indices]:
         for first in range(0, self.layout.slots, _CHUNK_SLOTS):
@@ -133,14 +165,28 @@ class Directory:
 
     def rows_in(self, slots: Indices) -> Indices:
         """The group's row in each slot, or -1."""
-        tables = np.searchsorted(self.layout.slot_start, slots, side="right") - 1
-        tags = self.state.tags[slots].astype(np.int64)
-        return np.where(tags > 0, self.layout.first_row[tables] + tags - 1, -1)
+        found = np.empty(len(slots), dtype=np.int64)
+        hot = slots >= self.layout.slots
+        tables, ids = self.layout.hot_slots.rows_in(slots[hot])
+        found[hot] = self.layout.first_row[tables] + ids
+        tables = np.searchsorted(self.layout.slot_start, slots[~hot], side="right") - 1
+        tags = self.state.tags[slots[~hot]].astype(np.int64)
+        found[~hot] = np.where(tags > 0, self.layout.first_row[tables] + tags - 1, -1)
+        return found
+
+    def stamps_in(self, slots: Indices) -> NDArray[np.int32]:
+        """The stamp of each slot; -1 of hot ones."""
+        return self._noted(self.state.stamps, slots, np.int32(-1))
 
     def counts_in(self, slots: Indices) -> NDArray[np.uint32]:
-        """How often each slot's row was used; 0 where the policy does not count."""
-        counted = len(self.state.counts) > 1
-        return self.state.counts[slots] if counted else np.zeros(len(slots), dtype=np.uint32)
+        """How often each slot's row was used; 0 where the policy does not count, and of hot rows."""
+        if len(self.state.counts) > 1:
+            return self._noted(self.state.counts, slots, np.uint32(0))
+        return np.zeros(len(slots), dtype=np.uint32)
+
+    def _noted(self, values: NDArray[Any], slots: Indices, hot: np.generic) -> NDArray[Any]:
+        last = max(self.layout.slots - 1, 0)
+        return np.where(slots < self.layout.slots, values[np.minimum(slots, last)], hot)
 
     def clear(self) -> None:
         """Empty every slot."""
@@ -151,6 +197,10 @@ class Directory:
     ) -> None:  # fmt: skip
         """Let slots hold the group's rows `rows` (-1: none) with these stamps and counts."""
         state, layout = self.state, self.layout
+        hot = slots >= layout.slots
+        if (self.rows_in(slots[hot]) != rows[hot]).any():
+            raise CheckpointError("hot slots hold other rows than their own; use another checkpoint")
+        slots, rows, stamps, counts = slots[~hot], rows[~hot], stamps[~hot], counts[~hot]
         tables = np.searchsorted(layout.slot_start, slots, side="right") - 1
         # A tag is 32 bits: what is of another table would become a row of this one.
         stray = (rows >= 0) & ((rows < layout.first_row[tables]) | (rows >= (layout.first_row + layout.rows)[tables]))
@@ -180,7 +230,12 @@ class Directory:
         stamps -= np.int32(by)
 
 
-def _check_size(table: EmbeddingBagConfig, slots: int) -> None:
+def _check_size(table: EmbeddingBagConfig, slots: int, hot: int) -> None:
+    if hot > table.num_embeddings:
+        raise ConfigError(
+            f"table {table.name!r}: {hot:,} rows are to be hot, hot_head and hot_tail together, and it has "
+            f"{table.num_embeddings:,}"
+        )
     if table.num_embeddings > MOST_ROWS:
         raise ConfigError(
             f"table {table.name!r} has {table.num_embeddings:,} rows; under a cache a table has at most {MOST_ROWS:,}: "

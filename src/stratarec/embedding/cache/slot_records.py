@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.cache.directory import Directory
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import SlotMemory
 from stratarec.embedding.stores.chain import Chain
@@ -40,7 +40,7 @@ class SlotRecords:
         self._directory, self._memory, self._codec = directory, memory, codec
         self._chain = Chain()
         self._saved_at = 0
-        self.shape = (directory.layout.slots, _HEAD.itemsize + codec.record_bytes)
+        self.shape = (directory.slots, _HEAD.itemsize + codec.record_bytes)
 
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
         """Write the slots, or those stamped since `previous`, into ``<directory>/slots``; returns the manifest.
@@ -82,7 +82,7 @@ class SlotRecords:
         """Records of slots: what a file is written from."""
         rows = self._directory.rows_in(slots)
         head = np.empty(len(slots), dtype=_HEAD)
-        head["row"], head["stamp"] = rows, self._directory.state.stamps[slots]
+        head["row"], head["stamp"] = rows, self._directory.stamps_in(slots)
         head["count"] = self._directory.counts_in(slots)
         floats = np.zeros((len(slots), self._codec.record_bytes), dtype=np.uint8)
         held = np.flatnonzero(rows >= 0)
@@ -118,9 +118,7 @@ def saved_slots(
         How many there are of each.
     """
     folder, files, width = directory / _FOLDER, manifest["files"], int(manifest["record_bytes"])
-    exact = RecordCodec(
-        CodecConfig(), width=codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state
-    )  # fmt: skip
+    exact = codec.exact()
     for entry in files:
         verify_file(folder / entry["name"], entry["hash"])
     # For each slot the last file that has it: a row may have been in another slot before.
@@ -134,8 +132,6 @@ def saved_slots(
             if (head["row"] >= rows).any():
                 raise CheckpointError(f"{folder / entry['name']} has rows beyond 0..{rows - 1}; use another checkpoint")
             valid = np.flatnonzero((newest[places] == number) & (head["row"] >= 0))
-            found = FloatRows.allocate(
-                len(valid), codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state
-            )  # fmt: skip
+            found = FloatRows.allocate(len(valid), codec.width, **codec.layout.kept)
             exact.decode(floats, valid, found, np.arange(len(valid), dtype=np.int64))
             yield head["row"][valid].astype(np.int64), found

@@ -6,6 +6,7 @@ Shapes: T tables of a group, S slots, N ids of a batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,36 @@ Ints = NDArray[np.int64]
 
 PROBES = cpu.PROBES
 POLICIES = {"lru": cpu.LRU, "lfu": cpu.LFU, "rank": cpu.RANK}
+
+
+@dataclass(frozen=True)
+class HotSlots:
+    """Rows of each table that have slots for good, behind the slots of all tables; arrays have one entry a table."""
+
+    head: Ints
+    """The first rows below this one are hot."""
+    tail: Ints
+    """So are the rows from this one on."""
+    start: Ints
+    """``[T + 1]`` first slot of a table's hot rows, which lie there in their order."""
+
+    @classmethod
+    def of(cls, rows: Ints, head: Ints, tail: Ints, slots: int) -> HotSlots:
+        """The first `head` and the last `tail` of each table's `rows`, behind `slots` others."""
+        start = np.concatenate([[0], np.cumsum(head + tail)]).astype(np.int64) + slots
+        return cls(head=head, tail=rows - tail, start=start)
+
+    def locate(self, tables: NDArray[np.int32], ids: Ints) -> Ints:
+        """The slot of each (table, id), or -1 where it is not hot."""
+        head, tail = self.head[tables], self.tail[tables]
+        place = np.where(ids < head, ids, ids - tail + head)
+        return np.where((ids < head) | (ids >= tail), self.start[tables] + place, -1)
+
+    def rows_in(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Table and id of what lies in hot slots."""
+        tables = np.searchsorted(self.start, slots, side="right") - 1
+        place, head = slots - self.start[tables], self.head[tables]
+        return tables, np.where(place < head, place, place - head + self.tail[tables])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +74,19 @@ class CacheLayout:
     """What initial weights and rounding are functions of."""
     bound: NDArray[np.float32]
     """Initial weights are uniform in +-bound."""
+    hot: HotSlots | None = None
+    """Rows that no set holds; by default none."""
 
     @property
     def slots(self) -> int:
-        """S."""
+        """S, without those of hot rows."""
         return int(self.slot_start[-1])
+
+    @cached_property
+    def hot_slots(self) -> HotSlots:
+        """`hot`, or none of any table."""
+        none = np.zeros(len(self.rows), dtype=np.int64)
+        return self.hot or HotSlots.of(self.rows, none, none, self.slots)
 
 
 @dataclass(frozen=True)
@@ -168,11 +207,12 @@ def stage(
     none = np.zeros((4, tables), dtype=np.int64)
     done = Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3], reach=state.reach.copy())
     lists = workspace.prepare(lookups_by_table(group, lookups), layout)
-    bad = np.full(tables, -1, dtype=np.int64)
+    bad, hot = np.full(tables, -1, dtype=np.int64), layout.hot_slots
     cpu.stage(
         team_of(team_threads()), lookups.compiled, lookups.key, group.table_start, group.table_features, layout.rows,
-        layout.slot_start, layout.sets, layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts,
-        state.reach, POLICIES[layout.policy], batch, horizon, out, workspace.room, workspace.order,
+        hot.head, hot.tail, hot.start[:-1] - layout.slot_start[:-1], layout.slot_start, layout.sets,
+        layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.reach,
+        POLICIES[layout.policy], batch, horizon, out, workspace.room, workspace.order,
         lists["pending"], lists["in_row"], lists["in_slot"], lists["in_victim"], lists["out_row"], lists["out_slot"],
         done.rows_in, done.victims, done.released, done.stuck, bad,
     )  # fmt: skip
@@ -236,14 +276,14 @@ def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], id
         ids, tables, layout.slot_start, layout.sets, layout.overflow_sets, state.reach, layout.ways, state.tags,
         out,
     )  # fmt: skip
-    return out
+    return out if layout.hot is None else np.maximum(out, layout.hot.locate(tables, ids))
 
 
 def initialize(
     layout: CacheLayout,
     incoming: Moves,
     absent: NDArray[np.bool_],
-    level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
+    level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]],
     width: int,
 ) -> None:
     """Initial values in the slots of rows that were never written: those that `kernels.random.fill_uniform` gives.
@@ -251,9 +291,9 @@ def initialize(
     Parameters
     ----------
     level : tuple of ndarray
-        Weights, row state and full state of all slots; a state that is not kept is empty.
+        Weights, row state, full state and clocks of all slots; what is not kept is empty.
     """
-    weights, _, full_state = level
+    weights, full_state = level[0], level[2]
     cpu.initialize(
         incoming.slots, incoming.keys, layout.bound, incoming.tables, absent, *level, width,
         len(full_state) // (len(weights) // width),

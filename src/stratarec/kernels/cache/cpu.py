@@ -4,6 +4,9 @@ Table t owns slots ``[slot_start[t], slot_start[t + 1])``: first ``sets[t]`` set
 ways, which take rows whose own set is full of rows in use. A tag is a row's id + 1, 0 when the slot is empty; a stamp
 is that of the last batch that used or emptied the slot. A slot whose stamp is not below the horizon is in use and is
 never a victim.
+
+Hot rows have slots for good: rows below ``head[t]`` and from ``tail[t]`` on lie, in their order, from slot ``hot[t]``
+on, counted from the table's first. These slots have neither tag nor stamp.
 """
 
 from __future__ import annotations
@@ -123,7 +126,7 @@ def touch(slot, batch, stamps, counts, policy):
 
 @njit(**BODY)
 def find_rows(
-    features, bags, key, limit, start, sets, overflow_sets, reach, ways,
+    features, bags, key, limit, head, tail, hot, start, sets, overflow_sets, reach, ways,
     tags, stamps, counts, policy, batch, out, pending,
 ):  # fmt: skip
     """Translate one table's ids into slots where they are resident; the places of the others go to `pending`.
@@ -141,6 +144,9 @@ def find_rows(
             row = bags.values[i]
             if row < 0 or row >= limit:
                 return misses, np.int64(i)
+            if row < head or row >= tail:
+                out[i] = hot + row - (0 if row < head else tail - head)
+                continue
             slot = find_slot(tags, start, sets, overflow_sets, ways, row, reach)
             # Whether a row is there cannot be predicted: both outcomes are written, one of them in vain. A missing row
             # touches the padding behind the last slot.
@@ -221,7 +227,7 @@ def bring_in(
 
 @njit(**BODY)
 def stage_tables(
-    member, counter, bags, key, table_start, table_features, rows, slot_start, sets,
+    member, counter, bags, key, table_start, table_features, rows, head, tail, hot, slot_start, sets,
     overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending, in_row,
     in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
 ):  # fmt: skip
@@ -239,7 +245,7 @@ def stage_tables(
         begin, end = room[t], room[t + 1]
         waiting = pending[begin:end]
         misses, bad[t] = find_rows(
-            features, bags, key, rows[t], slot_start[t], sets[t], overflow_sets[t],
+            features, bags, key, rows[t], head[t], tail[t], hot[t], slot_start[t], sets[t], overflow_sets[t],
             reach[t], ways, tags, stamps, counts, policy, batch, out, waiting,
         )  # fmt: skip
         if bad[t] >= 0:
@@ -260,7 +266,7 @@ def stage_tables(
 
 @njit(nogil=True, cache=True)
 def stage(
-    team, bags, key, table_start, table_features, rows, slot_start, sets,
+    team, bags, key, table_start, table_features, rows, head, tail, hot, slot_start, sets,
     overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending, in_row,
     in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
 ):  # fmt: skip
@@ -268,7 +274,7 @@ def stage(
     bags = Bags(*bags)
     counter = np.zeros(1, np.int64)
     given = (
-        counter, bags, key, table_start, table_features, rows, slot_start, sets,
+        counter, bags, key, table_start, table_features, rows, head, tail, hot, slot_start, sets,
         overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending,
         in_row, in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
     )  # fmt: skip
@@ -294,18 +300,20 @@ def compact(room, count, first_row, noise, row, slot, total, group_row, group_sl
 
 
 @njit(**BODY)
-def initialize_row(slot, key, bound, weights, row_state, full_state, D, full):
-    """Uniform weights in +-bound and zeros for state, of which there are `full` floats beside the row's own."""
+def initialize_row(slot, key, bound, weights, row_state, full_state, clock, D, full):
+    """Uniform weights in +-bound and zeros for state and clock; `full` is how many floats its weights' state has."""
     for d in range(D):
         weights[slot * D + d] = -bound + (bound + bound) * unit(key, d)
     for place in range(slot * full, (slot + U(1)) * full):
         full_state[place] = np.float32(0.0)
     if len(row_state):
         row_state[slot] = np.float32(0.0)
+    if len(clock):
+        clock[slot] = np.int32(0)
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_state, width, full, chunks):
+def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_state, clock, width, full, chunks):
     """Fill the slots of rows that were never written: uniform weights in +-bound of the row's table, no state."""
     D = U(width)
     for chunk in prange(chunks):
@@ -313,7 +321,7 @@ def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_sta
             if not absent[i]:
                 continue
             bound = bounds[U(tables[i])]
-            initialize_row(U(slots[i]), keys[i], bound, weights, row_state, full_state, D, U(full))
+            initialize_row(U(slots[i]), keys[i], bound, weights, row_state, full_state, clock, D, U(full))
 
 
 @njit(nogil=True, cache=True)

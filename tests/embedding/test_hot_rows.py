@@ -1,0 +1,123 @@
+"""Hot rows have slots for good: with float32 homes the bits are those of tables in memory, and fewer rows move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from embedding.test_tiers import ROWS, Model, assert_same, batches, cached_tables, everything, tiers, train
+
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.tiers import TierConfig
+from stratarec.errors import CheckpointError, ConfigError
+from stratarec.kernels.cache import HotSlots
+
+STEPS = 120
+HOT = {"item": (300, 40), "user": (0, 500)}
+
+
+def hot(config: TierConfig, rows: dict[str, tuple[int, int]] = HOT) -> TierConfig:
+    """The same caches beside hot rows."""
+    tables = {
+        name: replace(tier, hot_head=rows[name][0], hot_tail=rows[name][1]) for name, tier in config.tables.items()
+    }
+    return replace(config, tables=tables)
+
+
+def moved(model: Model) -> int:
+    return sum(tables.traffic.rows_in for tables in cached_tables(model))
+
+
+@pytest.mark.parametrize("kind", ["rowwise_adagrad", "adagrad", "rowwise_adam"])
+def test_weights_and_state_are_those_of_tables_in_memory(tmp_path: Path, kind: str) -> None:
+    data = batches(STEPS)
+    alone = Model(None, kind)
+    train(alone, data, 0)
+    for home, lookahead in (("dram", 0), ("log", 2)):
+        caches = tiers(0.01, home=home, log_path=tmp_path / home)
+        model = Model(hot(caches), kind)
+        train(model, data, lookahead)
+        assert_same(everything(alone), everything(model))
+        plain = Model(replace(caches, log_path=tmp_path / "plain"), kind)
+        train(plain, data, lookahead)
+        assert 0 < moved(model) < 0.9 * moved(plain)
+        model.tables.close()
+        plain.tables.close()
+
+
+def test_a_table_whose_every_row_is_hot_moves_none() -> None:
+    model = Model(hot(tiers(0.01), {name: (rows - 5, 5) for name, rows in ROWS.items()}), "adagrad")
+    train(model, batches(10), 1)
+    assert moved(model) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(HOT, HOT), (HOT, {}), ({}, HOT), (HOT, {"item": (9, 0), "user": (700, 1)})]
+)
+def test_a_checkpoint_goes_on_to_the_same_bits_under_any_hot_rows(tmp_path: Path, before, after) -> None:
+    data = batches(STEPS)
+
+    def made(rows: dict[str, tuple[int, int]]) -> Model:
+        return Model(hot(tiers(0.01), rows) if rows else tiers(0.01), "rowwise_adam")
+
+    whole = made(before)
+    train(whole, data[:60], 1)
+    whole.tables.save(tmp_path / "first")
+    train(whole, data[60:80], 1)
+    manifest = whole.tables.save(tmp_path / "second", tmp_path / "first")
+    resumed = made(after)
+    resumed.network.load_state_dict(whole.network.state_dict())
+    difference = resumed.tables.load(tmp_path / "second", manifest)
+    assert bool(difference) == (before != after)
+    train(whole, data[80:], 1)
+    train(resumed, data[80:], 1)
+    assert_same(everything(whole), everything(resumed))
+
+
+def test_rows_are_read_without_moving_and_written_where_they_lie() -> None:
+    model = Model(hot(tiers(0.01, codec=CodecConfig(kind="int8"))), "adagrad")
+    train(model, batches(30), 1)
+    data = batches(1, seed=7)[0]
+    before = everything(model)
+    with torch.no_grad():
+        read = model.tables.engine.read(data)
+        assert torch.equal(read[0], model.tables(data).pooled)
+    group = cached_tables(model)[0]
+    rows = np.array([299, 300, ROWS["item"] - 41, ROWS["item"] - 40, ROWS["item"] + 5])
+    slots = group.directory.locate_hot(rows)
+    assert (slots >= 0).tolist() == [True, False, False, True, False]
+    assert group.directory.rows_in(slots[[0, 3]]).tolist() == rows[[0, 3]].tolist()
+    assert before["item.weight"].shape == (ROWS["item"], 8)
+
+
+def test_hot_slots_of_another_row_in_a_checkpoint_are_damage() -> None:
+    group = cached_tables(Model(hot(tiers(0.01)), "adagrad"))[0]
+    slots = group.directory.hot_slots[:1]
+    stamps, counts = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.uint32)
+    with pytest.raises(CheckpointError, match="other rows than their own"):
+        group.directory.adopt(slots, np.array([7]), stamps, counts)
+    group.directory.adopt(slots, np.array([0]), stamps, counts)
+
+
+def test_more_hot_rows_than_there_are_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="20,001 rows are to be hot"):
+        Model(hot(tiers(0.01), {"item": (20_000, 1), "user": (0, 0)}), "adagrad")
+    with pytest.raises(ConfigError, match="hot_tail is -1"):
+        hot(tiers(0.01), {"item": (0, -1), "user": (0, 0)})
+
+
+def test_places_of_hot_rows_are_told_beyond_two_to_the_24() -> None:
+    rows, head = np.array([1 << 30, 9]), np.array([(1 << 24) + 3, 2])
+    found = HotSlots.of(rows, head, np.array([5, 0]), 100)
+    ids = np.array([0, (1 << 24) + 1, (1 << 24) + 2, (1 << 24) + 3, (1 << 30) - 5, 1, 2])
+    tables = np.array([0, 0, 0, 0, 0, 1, 1], dtype=np.int32)
+    slots = found.locate(tables, ids)
+    first = 100 + (1 << 24) + 3
+    assert slots.tolist() == [100, first - 2, first - 1, -1, first, first + 6, -1]
+    held = slots >= 0
+    back = found.rows_in(slots[held])
+    assert back[0].tolist() == tables[held].tolist()
+    assert back[1].tolist() == ids[held].tolist()
