@@ -320,7 +320,10 @@ class Trainer:
 
     def _pace(self) -> None:
         """Train at the rates that the evaluations so far ask for."""
-        self.stages.rate_factor = rate_factor(self.position.regular, self.config.plateau)
+        factor = rate_factor(self.position.regular, self.config.plateau)
+        if factor != self.stages.rate_factor:
+            self.progress.say(f"learning rates are {factor:g} of what they would be without a plateau")
+        self.stages.rate_factor = factor
 
     def _finish(self) -> dict[str, Any]:
         """The one test evaluation, of the best checkpoint where validation chose one."""
