@@ -21,6 +21,7 @@ from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
+from stratarec.models.calibration import Calibration
 from stratarec.ownership import kind_of
 from stratarec.planning.apply import tier_config
 from stratarec.planning.plan import Plan
@@ -36,7 +37,17 @@ from stratarec.training.sharing import shared_collection
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint must be of: the model, its optimizers, and the data."""
     content = recipe.to_dict()
-    free = ("run", "epochs", "max_steps", "threads", "checkpoint", "log_every", "eval_every", "early_stopping")
+    free = (
+        "run",
+        "epochs",
+        "max_steps",
+        "threads",
+        "checkpoint",
+        "log_every",
+        "eval_every",
+        "early_stopping",
+        "calibration",
+    )
     return {
         "model": content["model"],
         "train": {key: value for key, value in content["train"].items() if key not in free},
@@ -225,6 +236,9 @@ def _open(
         stack.enter_context(own.held())
         model = stack.enter_context(temporary_model(recipe, own, plan, mesh))
         checkpoint.load(found).into(model)
+        result = read_result(path)
+        if result is not None and result.calibration and result.checkpoint == found.name:
+            model.network.calibration = Calibration(result.calibration)
         resources = stack.pop_all()
     return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, mesh=mesh, resources=resources)
 
