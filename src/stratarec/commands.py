@@ -94,10 +94,21 @@ def plan(args: argparse.Namespace) -> None:
     with joined(recipe.distributed, recipe.towers) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
-            mesh.first(lambda: _plan_cluster(args, recipe, network))
+            mesh.first(lambda: _plan_cluster(args, _sized(args), network))
         else:
             hosts = (recipe.distributed.hosts or 1) if args.ranks else mesh.hosts
-            mesh.first(lambda: run(args, recipe, args.ranks or mesh.ranks, hosts))
+            mesh.first(lambda: run(args, _sized(args), args.ranks or mesh.ranks, hosts))
+
+
+def _sized(args: argparse.Namespace) -> Recipe:
+    """The recipe with what it leaves to the size of its data set, which is prepared."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.recipe import Recipe, read_content
+    from stratarec.training.sizing import sized
+
+    content = read_content(args.recipe, args.overrides)
+    path = Recipe.from_dict(content, args.recipe).data.path
+    return Recipe.from_dict(sized(content, Dataset.open(path, verify="used"))[0], args.recipe)
 
 
 def _check_kind(args: argparse.Namespace) -> None:
@@ -293,16 +304,22 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.data.dataset import Dataset
     from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
-    from stratarec.recipe import Recipe
+    from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.progress import make_progress
     from stratarec.training.keeping import SETTLED
+    from stratarec.training.sizing import sized
     from stratarec.training.trainer import Trainer
 
-    recipe = Recipe.load(args.recipe, args.overrides)
+    content = read_content(args.recipe, args.overrides)
+    recipe = Recipe.from_dict(content, args.recipe)
     with joined(recipe.distributed, recipe.towers) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
-        trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)
+        content, said = sized(content, dataset)
+        recipe, progress = Recipe.from_dict(content, args.recipe), make_progress(quiet=args.quiet)
+        if said and mesh.is_first:
+            progress.say(said)
+        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh)
         # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
         settled = mesh.noted(SETTLED)
         result = trainer.train(

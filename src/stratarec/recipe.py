@@ -5,6 +5,7 @@ Every unknown key is refused, with the key that was probably meant. Relative pat
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -112,6 +113,21 @@ def read_content(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     for override in overrides if isinstance(content, dict) else ():
         _apply(content, override)
     return content
+
+
+def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a recipe's content with other values of some fields, such as ``train.batch_size``."""
+    found = copy.deepcopy(dict(content))
+    for place, value in values.items():
+        *path, last = place.split(".")
+        section = found
+        for name in path:
+            inner = section.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{place}: {name} is not a section of the recipe")
+            section = inner
+        section[last] = value
+    return found
 
 
 @cache
