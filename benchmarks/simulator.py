@@ -1,6 +1,7 @@
 """Steps that nobody here can take: towers over the flat exchange on 16 to 1,024 GPUs of three generations, predicted.
 
-Nothing is measured. `stratarec.distributed.simulate` is given public figures of machines and assumptions about what is
+The model, `stratarec.distributed.simulate`, is first held against steps that were measured on emulated hosts
+(`benchmarks.held`). Of GPUs nothing is measured: it is given public figures of machines and assumptions about what is
 reached of them (`Generation`), and a made-up model (`Model`), and gives the parts of a step by the flat exchange and by
 SPTT with towers of one host each. The paper (arXiv 2403.00877) reports up to 1.9 times the speed of the best flat
 training it compared with, on up to 512 GPUs of three generations; its models and clusters are not these. Whatever
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.held import held
 from stratarec.distributed.calibration import Collective
 from stratarec.distributed.machines import Calibration, Cluster, Exchange, Workload
 from stratarec.distributed.simulate import step_time
@@ -126,6 +128,7 @@ def run(quick: bool) -> dict[str, Any]:
     rows = [line(model, each, gpus, 2.0, "fp32") for each in GENERATIONS for gpus in sizes]
     others: list[tuple[float, WireKind]] = [(2.0, "fp16"), (4.0, "fp32"), (8.0, "fp32")]
     more = [line(model, each, 512, ratio, wire) for each in GENERATIONS for ratio, wire in others]
+    metrics, cells = held()
     speeds = {row["gpu"]: row["towers_speed"] for row in rows if row["gpus"] == 512}
     return {
         "config": {
@@ -133,10 +136,11 @@ def run(quick: bool) -> dict[str, Any]:
             "generations": [asdict(each) for each in GENERATIONS],
         },
         "metrics": {
+            **metrics,
             **{f"predicted_speed_512_{name.lower()}": speed for name, speed in speeds.items()},
             "predicted_speed_most": max(row["towers_speed"] for row in rows),
             "predicted_speed_least": min(row["towers_speed"] for row in rows),
             "published_speed_up_to": PUBLISHED,
         },
-        "samples": {"rows": rows + more},
+        "samples": {"rows": rows + more, "held": cells},
     }  # fmt: skip

@@ -176,6 +176,8 @@ def stream(array: Any, element: int, row: Any) -> None:
 twin("vector", "add")(lambda one, other: one + other)
 twin("vector", "subtract")(lambda one, other: one - other)
 twin("vector", "multiply")(lambda one, other: one * other)
+twin("vector", "divide")(lambda one, other: one / other)
+twin("vector", "square_root")(np.sqrt)
 twin("vector", "passed")(lambda row, by: np.where(by <= 0, np.float32(0), row))
 twin("vector", "broadcast")(lambda number, width: np.full(width, number, dtype=np.float32))
 

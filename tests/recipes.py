@@ -76,7 +76,7 @@ def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         for rows, found_rows in saved_rows(path / "tables" / manifest["name"], manifest):
             for part in ("weights", "row_state", "full_state"):
                 values = getattr(found_rows, part)
-                if len(values) > 1:
+                if len(values):
                     name = f"{manifest['name']}.{part}"
                     share = len(values) // len(rows)
                     target = found.setdefault(name, np.full((total, share), np.nan, np.float32))

@@ -351,7 +351,7 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
     from stratarec.distributed.mesh import joined
-    from stratarec.reporting.metrics import lines, sliced
+    from stratarec.reporting.metrics import bins, lines, sliced
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.fresh import FreshLogs
@@ -366,7 +366,7 @@ def evaluate(args: argparse.Namespace) -> None:
             _refuse_ranks(mesh.ranks)
             fresh = FreshLogs(trained, logs, keep=args.by, earlier=args.history, labelled=True)
             whole, slices = evaluate_logs(fresh, progress)
-            print("\n".join(lines("log", figures(whole))))
+            print("\n".join([*lines("log", figures(whole)), *bins("log", figures(whole))]))
             for name, found in slices.items():
                 for label in whole:
                     head = name if len(whole) == 1 else f"{name} ({label})"
@@ -378,7 +378,8 @@ def evaluate(args: argparse.Namespace) -> None:
                 trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
             )
             if mesh.is_first:
-                print("\n".join(lines(split, figures(found_split))))
+                told = figures(found_split)
+                print("\n".join([*lines(split, told), *bins(split, told)]))
 
 
 def predict(args: argparse.Namespace) -> None:

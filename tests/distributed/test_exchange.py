@@ -69,7 +69,7 @@ def test_rows_that_travel_differ_by_the_order_of_sums_alone(
 
 
 @pytest.mark.parametrize("layout", ["whole", "rows", "split"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adam", "adam"])
 def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_path: Path) -> None:
     setup = Setup(layout, optimizer=optimizer)
     compare(together([sharded(Mesh.alone(), setup, tmp_path)]), single(setup, tmp_path), 0)

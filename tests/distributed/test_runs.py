@@ -127,6 +127,29 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(ranks: Ranks, ho
         assert_near(model(tmp_path / name), model(tmp_path / "whole"), 0)
 
 
+def with_network(made: Recipe, **model: Any) -> Recipe:
+    return Recipe.from_dict(made.to_dict() | {"model": made.to_dict()["model"] | model})
+
+
+def network_of(mesh: Mesh, made: Recipe, resume: bool = False) -> dict[str, np.ndarray[Any, Any]]:
+    """What each rank ends with."""
+    trainer = Trainer(made, Dataset.open(made.data.path), mesh=mesh)
+    trainer.train(resume=resume)
+    return {name: value.numpy().copy() for name, value in trainer.model.network.state_dict().items()}
+
+
+def test_ranks_have_masks_of_their_own_and_the_same_statistics(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    """The last batch of an epoch leaves a rank without samples; a resumed run has the same bits."""
+    options = {"dropout": 0.2, "batch_norm": True}
+    whole, cut = (with_network(recipe(home, tmp_path / name, eval_every=0), **options) for name in ("whole", "cut"))
+    found = ranks.run(3, network_of, whole)
+    for other in found[1:]:
+        assert_near(other, found[0], 0)
+    assert (found[0]["score.top.1.running_var"] != 1).all()
+    ranks.run(3, network_of, with_network(recipe(home, tmp_path / "cut", eval_every=0, max_steps=33), **options))
+    assert_near(ranks.run(3, network_of, cut, True)[2], found[0], 0)
+
+
 def held(mesh: Mesh, made: Recipe, path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Every row of a checkpoint as these ranks load it."""
     dataset = Dataset.open(made.data.path)
@@ -208,7 +231,9 @@ def scored(mesh: Mesh, run: Path, output: Path) -> dict[str, Any]:
         metrics, _ = evaluate_split(
             found.model, found.dataset, "test", precision="float32", progress=SilentProgress(), mesh=mesh
         )
-        return {"metrics": figures(metrics), "rows": predict(found, "valid", output, SilentProgress())}
+        told = figures(metrics)
+        bins = [value for each in told.pop("reliability") for value in each.values()]
+        return {"metrics": told, "bins": bins, "rows": predict(found, "valid", output, SilentProgress())}
 
 
 def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Path, tmp_path: Path) -> None:
@@ -221,6 +246,7 @@ def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Pa
     for count in (2, 4):
         for found in ranks.run(count, scored, run, tmp_path / f"{count}.parquet"):
             assert found["rows"] == want["rows"]
+            assert found["bins"] == pytest.approx(want["bins"], abs=1e-6)
             for name, value in want["metrics"].items():
                 assert found["metrics"][name] == pytest.approx(value, abs=1e-6), name
         mine, whole = (pq.read_table(tmp_path / f"{name}.parquet") for name in (count, "one"))

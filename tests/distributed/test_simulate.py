@@ -30,7 +30,7 @@ wires = st.sampled_from(["fp32", "fp16", "bf16", "int8"])
 
 
 def test_bytes_are_those_of_the_formulas() -> None:
-    rows, ids = 2 * 1024 * 26 * 64 * 4, 1024 * 30 * 8
+    rows, ids = 2 * 1024 * 26 * 64 * 4, 1024 * 30 * 4
     flat, sptt = traffic(CLUSTER, WORK, FLAT), traffic(CLUSTER, WORK, SPTT)
     assert flat.between == pytest.approx((rows + ids) * 24 / 32)
     assert flat.inside == pytest.approx((rows + ids) * 7 / 32)
@@ -61,7 +61,7 @@ def test_sptt_moves_the_bytes_of_flat_between_hosts_and_none_within_one(cluster:
 @given(clusters, st.floats(1, 64))
 def test_towers_divide_the_rows_between_hosts_by_their_compression(cluster: Cluster, ratio: float) -> None:
     plain, towers = traffic(cluster, WORK, SPTT), traffic(cluster, WORK, replace(SPTT, compression=ratio))
-    ids = 1024 * 30 * 8 * (cluster.hosts - 1) / cluster.hosts
+    ids = 1024 * 30 * 4 * (cluster.hosts - 1) / cluster.hosts
     assert towers.between - ids == pytest.approx((plain.between - ids) / ratio, abs=1e-3)
     assert towers.inside == plain.inside
 

@@ -120,7 +120,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 @pytest.fixture(scope="module")
 def in_memory() -> dict[str, dict[str, Tensor]]:
     found = {}
-    for kind in ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam"):
+    for kind in ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam"):
         model = Model(None, kind)
         train(model, batches(), 0)
         found[kind] = everything(model)
@@ -139,7 +139,7 @@ def test_same_bits_as_in_memory(in_memory, tmp_path, home, share, lookahead):
     assert share == 1.0 or all(traffic.rows_out > 0 for traffic in moved), "nothing was evicted: no test of eviction"
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adam"])
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adam", "adam"])
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
 def test_same_bits_with_every_optimizer_and_policy(in_memory, kind, policy):
     model = Model(tiers(0.01, policy=policy), kind)

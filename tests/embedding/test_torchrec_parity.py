@@ -62,7 +62,7 @@ def model_of(kind: Any, pooling: Any, rate: float = RATE, decay: float = 0.0) ->
         DLRMConfig(embedding_dim=8, bottom_mlp=(16,), top_mlp=(16,), pooling=pooling),
         SCHEMA,
         ROWS,
-        optimizer=RowOptimizerConfig(kind=kind, learning_rate=rate, eps=EPS, weight_decay=decay),
+        optimizer=RowOptimizerConfig(kind=kind, learning_rate=rate, eps=EPS, weight_decay=decay, decay="decoupled"),
         seed=3,
     )
 

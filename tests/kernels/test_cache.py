@@ -144,7 +144,7 @@ def test_a_bad_id_is_reported_and_nothing_moves():
     assert (state.tags[:8] == 0).all()
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("full", [0, 1, 2])
 def test_initial_values_are_those_of_a_table_in_memory(full):
     place = layout("lru", 4, 1, 4)
     want = np.empty((ROWS[1], 4), dtype=np.float32)
@@ -156,11 +156,12 @@ def test_initial_values_are_those_of_a_table_in_memory(full):
     )
     weights = np.full(40 * 4, np.nan, dtype=np.float32)
     row_state = np.full(40, np.nan, dtype=np.float32)
-    full_state = np.full(40 * 4 if full else 1, np.nan, dtype=np.float32)
+    full_state = np.full(40 * 4 * full, np.nan, dtype=np.float32)
     absent = np.array([True, True, False])
-    cache.initialize(place, moves, absent, (weights, row_state, full_state), 4, row_state=True, full_state=full)
+    cache.initialize(place, moves, absent, (weights, row_state, full_state), 4)
     assert (weights.reshape(-1, 4)[[5, 2]] == want[[3, 89]]).all()
     assert (row_state[[5, 2]] == 0).all()
     assert np.isnan(row_state[9])
-    assert not full or (full_state.reshape(-1, 4)[[5, 2]] == 0).all()
+    assert (full_state.reshape(40, -1)[[5, 2]] == 0).all()
+    assert np.isnan(full_state.reshape(40, -1)[9]).all()
     assert np.isnan(weights.reshape(-1, 4)[9]).all()

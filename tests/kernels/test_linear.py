@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratarec.kernels.linear import linear_relu, reference
+from stratarec.kernels.linear import reference, run_linear
 
 pytestmark = pytest.mark.interpreted
 
@@ -26,15 +26,16 @@ def given(width: int, runs: int, padding: int = 1) -> list[Tensor]:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("width", [1, 16, 37, 64])
 @pytest.mark.parametrize("starts", RUNS)
-def test_layer_and_gradients_are_the_reference(threads: int, width: int, starts: list[int]) -> None:
+@pytest.mark.parametrize("relu", [False, True])
+def test_layer_and_gradients_are_the_reference(threads: int, width: int, starts: list[int], relu: bool) -> None:
     inputs, places = given(width, len(starts) - 1), torch.tensor(starts)
     gradient = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(1))
-    expected = reference.linear_relu(*inputs, COLUMNS, places)
+    expected = reference.run_linear(*inputs, COLUMNS, places, relu=relu)
     theirs = torch.autograd.grad(expected, inputs, gradient)
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = linear_relu(*inputs, COLUMNS, places)
+        found = run_linear(*inputs, COLUMNS, places, relu=relu)
         mine = torch.autograd.grad(found, inputs, gradient)
     finally:
         torch.set_num_threads(kept)
@@ -51,7 +52,7 @@ def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
     inputs, starts = given(width, 6), RUNS[2]
     gradient = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(1)).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = linear_relu(*inputs, COLUMNS, torch.tensor(starts))
+        found = run_linear(*inputs, COLUMNS, torch.tensor(starts), relu=True)
     assert found.dtype == torch.bfloat16
     own, common, weight, bias = (part.detach().bfloat16() for part in inputs)
     samples = (own[:, :4] @ weight[:, COLUMNS[0]].t()).float()
@@ -81,7 +82,7 @@ def test_what_is_no_number_is_not_rectified_to_zero(kind: torch.dtype) -> None:
     own = torch.tensor([[1.0, float("nan")], [-1.0, 2.0]])
     weight, bias, columns = torch.eye(2), torch.zeros(2), (torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
-        found = linear_relu(own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]))
+        found = run_linear(own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]), relu=True)
     # nan * 0 is nan: the first sample has no number anywhere.
     assert found.isnan().tolist() == [[True, True], [False, False]]
     assert found[1].tolist() == [0.0, 2.0]

@@ -50,7 +50,9 @@ class Side:
     """Level 0 and the home under it."""
 
     def __init__(self, form: Layout) -> None:
-        self.slots = tuple(np.zeros(2 * SLOTS * size, np.float32) for size in (form.width, 1, form.width))
+        self.slots = tuple(
+            np.zeros(2 * SLOTS * size, np.float32) for size in (form.width, 1, form.width * form.full_state)
+        )
         rows = int(ROWS.sum())
         self.home = (np.zeros((rows, form.record_bytes), np.uint8), *(np.zeros(rows // 8 + 1, np.uint8) for _ in "wc"))
 
@@ -64,14 +66,14 @@ def move_plainly(
         records.set_bits(bits, outgoing.rows)
     codec.decode(form, home, incoming.rows, side.slots, incoming.slots)
     absent = ~records.test_bits(written, incoming.rows)
-    cache.initialize(place, incoming, absent, side.slots, form.width, row_state=True, full_state=form.full_state)
+    cache.initialize(place, incoming, absent, side.slots, form.width)
 
 
 def nothing_of(moves: cache.Moves) -> cache.Moves:
     return cache.Moves(rows=moves.rows[:0], slots=moves.slots[:0], tables=moves.tables[:0], keys=moves.keys[:0])
 
 
-def form_of(kind: str, width: int, full_state: bool) -> Layout:
+def form_of(kind: str, width: int, full_state: int) -> Layout:
     return Layout(
         kind=KINDS[kind], stochastic=True, wide_parameters=False, wide_state=False, width=width, row_state=True,
         full_state=full_state,
@@ -80,8 +82,8 @@ def form_of(kind: str, width: int, full_state: bool) -> Layout:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16", "int8", "int4"])
-@pytest.mark.parametrize(("width", "full_state"), [(64, False), (5, True)])
-def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_state: bool) -> None:
+@pytest.mark.parametrize(("width", "full_state"), [(64, 0), (5, 2)])
+def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_state: int) -> None:
     place, form = layout_of(), form_of(kind, width, full_state)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     plain, fused = Side(form), Side(form)
@@ -107,7 +109,7 @@ def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_st
 
 @pytest.mark.interpreted
 def test_a_victim_that_the_codec_cannot_hold_is_named() -> None:
-    place, form = layout_of(), form_of("int8", 8, False)
+    place, form = layout_of(), form_of("int8", 8, 0)
     state, workspace, side = cache.CacheState.empty(place), cache.StageWorkspace(), Side(form)
     for number in range(20):
         lookups = lookups_of(number)

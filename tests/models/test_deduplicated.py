@@ -79,11 +79,12 @@ def models() -> list[ModelConfig]:
     made: list[ModelConfig] = [
         DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=history) for history in histories
     ]
+    made.append(DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), interaction="cat"))
     return [*made, DCNv2Config(embedding_dim=8, deep_mlp=(8,), history=histories[2])]
 
 
 def name(config: ModelConfig) -> str:
-    return f"{config.kind}-{config.history.pooling}"
+    return f"{config.kind}-{config.history.pooling}-{getattr(config, 'interaction', '')}"
 
 
 @pytest.mark.parametrize("scattered", [False, True])

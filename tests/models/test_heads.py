@@ -14,6 +14,7 @@ from stratarec.data.schema import LabelRule, Schema
 from stratarec.errors import ConfigError
 from stratarec.models import HeadsConfig, ModelConfig, build_model
 from stratarec.models.heads import MMoE, SharedBottom
+from stratarec.models.layers import MLP
 from stratarec.training.objective import Objective
 
 LABELS = ("click", "like", "buy")
@@ -36,7 +37,7 @@ def mlp(layers: Any, value: Tensor) -> Tensor:
 
 def test_a_mixture_of_experts_is_the_formula() -> None:
     torch.manual_seed(0)
-    heads = MMoE(6, 3, HeadsConfig(kind="mmoe", tower_mlp=(3,), experts=2, expert_mlp=(5, 4)))
+    heads = MMoE(6, 3, HeadsConfig(kind="mmoe", tower_mlp=(3,), experts=2, expert_mlp=(5, 4)), MLP)
     inputs = torch.randn(7, 6)
     found = heads(inputs)
     for x, logits in zip(inputs, found, strict=True):
@@ -49,7 +50,7 @@ def test_a_mixture_of_experts_is_the_formula() -> None:
 
 def test_towers_on_a_shared_bottom_are_apart() -> None:
     torch.manual_seed(0)
-    heads = SharedBottom(6, 3, HeadsConfig(tower_mlp=(3,)))
+    heads = SharedBottom(6, 3, HeadsConfig(tower_mlp=(3,)), MLP)
     inputs = torch.randn(7, 6)
     for k, (body, out) in enumerate(heads.towers):  # type: ignore[misc]
         expected = [(out.weight @ mlp(body, x) + out.bias)[0] for x in inputs]

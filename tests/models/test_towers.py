@@ -168,3 +168,8 @@ def test_towers_are_exported_for_any_batch(config: ModelConfig, compression: flo
     given = torch.randn(7, dense), torch.randn(7, columns)
     with torch.no_grad():
         torch.testing.assert_close(program.module()(*given), torch.sigmoid(model.network.padded(*given)))
+
+
+def test_a_dlrm_that_concatenates_has_no_towers() -> None:
+    with pytest.raises(ConfigError, match=r"model\.towers is of a dlrm with model\.interaction dot"):
+        DLRMConfig(interaction="cat", towers=TowersConfig(plan=(("item",), ("place",))))

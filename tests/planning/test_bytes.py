@@ -62,6 +62,7 @@ def test_weights_under_a_cache_shrink_as_published(kind: str, fraction: float, w
         (CodecConfig(kind="bf16", state="bf16"), "adagrad", 16, 32 + 32),
         (CodecConfig(kind="int8"), "rowwise_adagrad", 64, 64 + 4 + 4),
         (CodecConfig(kind="int8", parameters="fp32"), "rowwise_adam", 64, 64 + 8 + 4 + 256),
+        (CodecConfig(kind="int4"), "adam", 7, 4 + 4 + 56),
         (CodecConfig(kind="int4", state="bf16"), "rowwise_adagrad", 7, 4 + 4 + 2),
         (CodecConfig(kind="int4"), "sgd", 1, 1 + 4),
     ],
@@ -78,10 +79,10 @@ def test_a_record_has_weights_parameters_and_state_without_padding(
     state=st.sampled_from(["fp32", "bf16"]),
     width=st.integers(1, 300),
     row_state=st.booleans(),
-    full_state=st.booleans(),
+    full_state=st.integers(0, 2),
 )
 def test_a_record_is_what_the_codec_writes(
-    kind: str, parameters: str, state: str, width: int, row_state: bool, full_state: bool
+    kind: str, parameters: str, state: str, width: int, row_state: bool, full_state: int
 ) -> None:
     config = CodecConfig(kind=kind, parameters=parameters, state=state)  # type: ignore[arg-type]
     codec = RecordCodec(config, width=width, row_state=row_state, full_state=full_state)

@@ -45,7 +45,7 @@ def table(name: str, rows: int, *, width: int = 16, lookups: float = BATCH, expo
     return TableSpec(
         name=name,
         rows=rows,
-        shape=RowShape(width=width, row_state=True, full_state=False),
+        shape=RowShape(width=width, row_state=True, full_state=0),
         lookups=lookups,
         popularity=Popularity.zipf(rows, exponent),
     )

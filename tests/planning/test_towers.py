@@ -209,7 +209,7 @@ def test_towers_keep_their_bounds_or_say_what_stands_in_the_way(
 
 
 def spec(name: str, rows: int) -> TableSpec:
-    shape = RowShape(width=4, row_state=True, full_state=False)
+    shape = RowShape(width=4, row_state=True, full_state=0)
     return TableSpec(name=name, rows=rows, shape=shape, lookups=8.0, popularity=Popularity.from_counts(np.ones(rows)))
 
 

@@ -24,7 +24,7 @@ NAME = 'a <b>run & "more"'
 FEATURE = "<u>item"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (400, 640, 900, 1200)
-PAGES = ("run", "short", "plan", "profile")
+PAGES = ("run", "short", "plan", "towers", "profile")
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium here to look at the reports with")
 
@@ -43,6 +43,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ["prepare", recipe],
             ["train", recipe, "memory.precision=int8"],
             ["plan", recipe, f"memory.block.path={root / 'rows'}", "--report", str(root / "plan.html")],
+            ["plan", recipe, "--towers", "2", "--steps", "2", "--report", str(root / "towers.html")],
             ["prepare", short],
             ["train", short],
             ["prepare", short, "data.source.schema.session=visit", f"data.path={root / 'visits'}"],
@@ -50,7 +51,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ):
             assert main([command[0], "-q", *command[1:]]) == 0
     found = {"run": root / "run" / "report.html", "short": root / "short" / "report.html"}
-    return {**found, "plan": root / "plan.html", "profile": root / "profile.html"}
+    return found | {name: root / f"{name}.html" for name in ("plan", "towers", "profile")}
 
 
 def write(path: Path, recipe: dict[str, Any]) -> Path:
@@ -158,14 +159,23 @@ def test_a_page_fits_windows_of_any_width(pages: dict[str, Path], tmp_path: Path
         assert float(look["padding"].removesuffix("px")) > 5
         assert look["numbers"] == "right"
         assert all(left >= 0 and right <= look["width"] for left, right, _, _ in look["blocks"])
-        assert len(look["figures"]) == {"run": 3, "plan": 1}.get(name, 0)
+        assert len(look["figures"]) == {"run": 3, "plan": 1, "towers": 1}.get(name, 0)
         assert all(width > 250 and height > 80 for _, _, width, height in look["figures"])
-        assert all(7 < size < 18 for size in look["letters"])
+        least = 5 if name == "towers" else 7  # two sides of a matrix have the names of all features
+        assert all(least < size < 18 for size in look["letters"])
 
 
 @needs_browser
 @pytest.mark.parametrize(
-    ("name", "scheme"), [("run", "light"), ("run", "dark"), ("short", "light"), ("plan", "dark"), ("profile", "light")]
+    ("name", "scheme"),
+    [
+        ("run", "light"),
+        ("run", "dark"),
+        ("short", "light"),
+        ("plan", "dark"),
+        ("towers", "light"),
+        ("profile", "light"),
+    ],
 )
 def test_a_page_is_drawn(pages: dict[str, Path], tmp_path: Path, name: str, scheme: str) -> None:
     picture = tmp_path / "page.png"
@@ -181,3 +191,6 @@ def test_a_page_is_drawn(pages: dict[str, Path], tmp_path: Path, name: str, sche
     assert 0.5 < empty.mean() < 0.97
     if name in ("run", "profile"):
         assert (np.abs(pixels - accent).sum(axis=2) < 12).sum() > 500, "no curve or bar is to be seen"
+    if name == "towers":
+        for colour in ((68, 1, 84), (253, 231, 37)):  # the least and the greatest of its picture
+            assert (np.abs(pixels - colour).sum(axis=2) < 12).sum() > 200, "the matrix is not to be seen"

@@ -95,12 +95,22 @@ class Stranger:
     def linear(self, x: torch.Tensor, n: str) -> torch.Tensor:
         return functional.linear(x, self.n[f"{n}.weight"], self.n.get(f"{n}.bias"))
 
-    def mlp(self, x: torch.Tensor, n: str, k: int = 0) -> torch.Tensor:
-        return self.mlp(self.linear(x, f"{n}.{k}").relu(), n, k + 2) if f"{n}.{k}.weight" in self.n else x
+    def mlp(self, x: torch.Tensor, n: str) -> torch.Tensor:
+        for k in range(20):
+            linear, norm = f"{n}.{k}", f"{n}.{k + 1}"
+            if f"{linear}.weight" in self.n and f"{linear}.running_mean" not in self.n:
+                x = self.linear(x, linear)
+                if f"{norm}.running_mean" in self.n:
+                    x = (x - self.n[f"{norm}.running_mean"]) / torch.sqrt(self.n[f"{norm}.running_var"] + 1e-5)
+                    x = x * self.n[f"{norm}.weight"] + self.n[f"{norm}.bias"]
+                x = x.relu()
+        return x
 
     def dlrm(self, dense: torch.Tensor, vectors: list[torch.Tensor]) -> torch.Tensor:
         front = [self.mlp(dense, "score.bottom")] if len(dense) else []
         v = [*front, *vectors]
+        if self.about["model"]["interaction"] == "cat":
+            return self.linear(self.mlp(torch.cat(v), "score.top"), "score.out")
         products = torch.stack([v[i] @ v[j] for i in range(len(v)) for j in range(i)])
         return self.linear(self.mlp(torch.cat([*front, products]), "score.top"), "score.out")
 

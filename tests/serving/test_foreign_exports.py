@@ -69,7 +69,7 @@ def recipe(root: Path, **model: Any) -> Recipe:
         "sparse": [{"name": "item"}, {"name": "city"}, {"name": "history", "kind": "history", "of": "item"}],
     }
     made["data"]["source"] = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
-    made["model"] |= {"history": {"pooling": "transformer"}} | model
+    made["model"] |= {"history": {"pooling": "transformer"}, "dropout": 0.2, "batch_norm": True} | model
     return Recipe.from_dict(made)
 
 
@@ -355,7 +355,7 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
         "schema.sparse.group", "schema.sparse.max_length", "schema.sparse.separator", "schema.dense.standardize",
         "schema.sparse", "schema.sparse.kind", "schema.sparse.of", "schema.sparse.vocabulary", "schema.dense.transform",
         "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history",
-        "model.pooling", "model",
+        "model.pooling", "model", "model.dropout", "model.batch_norm", "model.interaction", "model.initialization",
         "moments.price.mean", "moments.price.deviation", "model.towers", "tables.city.float32_rows",
         "tables.item.float32_rows", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
         "files.program.pt2.bytes", "files.program.pt2.hash",

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,28 @@ from stratarec.training.trainer import Trainer
 
 MODELS: dict[str, Any] = {
     "dlrm": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
-    "dcnv2": {"kind": "dcnv2", "embedding_dim": 4, "cross_layers": 2, "low_rank": 3, "deep_mlp": [8]},
+    "cat": {
+        "kind": "dlrm",
+        "embedding_dim": 4,
+        "bottom_mlp": [8],
+        "top_mlp": [16, 8],
+        "interaction": "cat",
+        "dropout": 0.3,
+    },
+    "dcnv2": {
+        "kind": "dcnv2",
+        "embedding_dim": 4,
+        "cross_layers": 2,
+        "low_rank": 3,
+        "deep_mlp": [8],
+        "batch_norm": True,
+    },
 }
+
+CASES = [
+    *product(("dlrm", "dcnv2"), ("mean", "target_attention", "transformer"), ("auto", "none")),
+    ("cat", "mean", "auto"),
+]
 
 
 def write_log(path: Path, rows: int = 1500) -> pl.DataFrame:
@@ -134,9 +155,7 @@ def exported(root: Path, name: str, made: dict[str, Any], **options: Any) -> pl.
     return pl.concat(parts).sort("row")
 
 
-@pytest.mark.parametrize("groups", ["auto", "none"])
-@pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("kind", "pooling", "groups"), CASES)
 def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, pooling: str, groups: str) -> None:
     model = MODELS[kind] | {"history": {"pooling": pooling}, "pooling": "sum" if kind == "dcnv2" else "mean"}
     name = f"{kind}-{pooling}-{groups}"

@@ -68,7 +68,12 @@ def test_training_learns(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [{"kind": "adam"}, {"kind": "adagrad"}, {"kind": "sgd", "schedule": {"kind": "cosine", "total_steps": 90}}]
+    "kind",
+    [
+        {"kind": "adamw", "weight_decay": 0.1},
+        {"kind": "adagrad"},
+        {"kind": "sgd", "schedule": {"kind": "cosine", "total_steps": 90}},
+    ],
 )
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_resuming_continues_bitwise(home: Path, tmp_path: Path, kind: dict[str, Any], precision: str) -> None:

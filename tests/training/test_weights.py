@@ -20,7 +20,6 @@ from stratarec.errors import ConfigError, DataError
 from stratarec.jagged import KeyedJagged
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.reporting.curve import Curve
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.fresh import FreshLogs
 from stratarec.training.metrics import evaluate_logits
@@ -185,15 +184,6 @@ def test_a_bad_weight_is_a_bad_row(tmp_path: Path, bad: float | None) -> None:
 def test_a_weight_is_a_column_of_its_own(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"schema\.weight is '"):
         recipe(tmp_path, weight=name)
-
-
-def test_a_calibration_curve_counts_weights() -> None:
-    label, probability = np.array([1.0, 0, 0, 1], np.float32), np.array([0.1, 0.2, 0.3, 0.9])
-    predicted, observed = Curve(label, probability, np.array([3, 1, 0, 1], np.float32)).bins(5, 1)
-    assert predicted == pytest.approx([0.1, 0.2, 0.9])
-    assert observed == [1, 0, 1]
-    predicted, observed = Curve(label, probability, np.array([3, 1, 0, 1], np.float32)).bins(1, 1)
-    assert (predicted, observed) == ([pytest.approx(1.4 / 5)], [pytest.approx(4 / 5)])
 
 
 def test_a_training_split_whose_weights_are_all_0_is_refused(tmp_path: Path) -> None:

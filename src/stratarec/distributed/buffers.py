@@ -22,7 +22,7 @@ from stratarec.kernels import pooling, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.memory import RECYCLER
 
-_SUM = update.RowUpdate(kind="sgd", rate=-1.0, eps=0.0, decay=0.0, beta1=0.0, beta2=0.0, step=1)
+_SUM = update.RowUpdate(kind="sgd", rate=-1.0, eps=0.0, decay=0.0, decoupled=False, beta1=0.0, beta2=0.0, step=1)
 # What leaves every first summand its own bits; +0.0 would change -0.0.
 _NOTHING = -0.0
 
@@ -83,7 +83,7 @@ class RowBuffers:
     def sum(self, buffer: Buffer, pooled: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """``[U, D]`` the gradient of each row, given those of the output and of each sequence feature."""
         found = RECYCLER.empty(buffer.rows, self.width).fill_(_NOTHING)
-        nothing = np.zeros(1, dtype=np.float32)
+        nothing = np.empty(0, dtype=np.float32)
         slots = update.Slots(found.view(-1).numpy(), nothing, nothing)
         update.update(slots, buffer.layout, buffer.bags, update.Gradients(pooled, rows), _SUM, self._workspace)
         return found

@@ -48,7 +48,7 @@ class SharedRows:
             taken = channel.exchange(flat.repeat(channel.ranks), [flat.numel()] * channel.ranks, sizes)
             rows = torch.empty(last - first, width)
             rows[torch.from_numpy(np.argsort(owners, kind="stable"))] = taken.view(-1, width)
-            found[state] = rows if state in ("weight", self._optimizer.full_state) else rows.view(-1)
+            found[state] = rows.view(-1) if state == self._optimizer.row_state else rows
         return found
 
     def _own_part(self, name: str, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ class SharedRows:
         """Width and this rank's floats of the weights and of each optimizer state."""
         optimizer = self._optimizer
         width = next(table.embedding_dim for table in self._sharding.tables if table.name == name)
-        widths = {"weight": width, optimizer.row_state: 1, optimizer.full_state: width}
+        widths = {"weight": width, optimizer.row_state: 1, **dict.fromkeys(optimizer.full_state, width)}
         return {
             state: (size, part[state].contiguous().view(-1) if part else torch.empty(0))
             for state, size in widths.items()

@@ -85,9 +85,11 @@ class Calibration:
     """Among ranks of a host."""
     between: Collective
     """Among ranks of several hosts."""
+    fixed_seconds: float = 0.0
+    """Of a step of a rank, whatever its batch: what an interpreter and many small operations take."""
 
     def __post_init__(self) -> None:
-        _positive(self)
+        _positive(self, none=("fixed_seconds",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,5 +29,15 @@ def reduce_gradients(
         weight.grad = part.view_as(weight)
 
 
+def average(channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None) -> None:
+    """Replace float32 values by their mean over ranks, in which this one counts for `share`; see `Channel.sum`."""
+    if channel.ranks == 1 or not values:
+        return
+    flat = torch.cat([value.reshape(-1) for value in values]).mul_(share)
+    parts = channel.sum(flat, order).split([value.numel() for value in values])  # type: ignore[no-untyped-call]
+    for value, part in zip(values, parts, strict=True):
+        value.copy_(part.view_as(value))
+
+
 def _flat_gradient(weight: Tensor) -> Tensor:
     return torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).float()

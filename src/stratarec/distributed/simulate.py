@@ -54,7 +54,7 @@ class StepTime:
         return self.compute + self.reduction + self.inside + self.between
 
 
-_ID_BYTES = 8
+_ID_BYTES = 4  # of tables of less than 2^31 rows
 # Passes over a looked-up row: read to pool, read and written by the update.
 _TOUCHES = 3
 
@@ -96,8 +96,9 @@ def step_time(cluster: Cluster, workload: Workload, exchange: Exchange, calibrat
     flops = workload.batch * (workload.flops + workload.tower_flops)
     latency_inside = sum(map(calibration.inside.latency, moved.inside_peers))
     latency_between = sum(map(calibration.between.latency, moved.between_peers))
+    computed = flops / calibration.flops_per_second + touched / calibration.row_bytes_per_second
     return StepTime(
-        compute=flops / calibration.flops_per_second + touched / calibration.row_bytes_per_second,
+        compute=calibration.fixed_seconds + computed,
         reduction=_reduction(cluster, workload, calibration),
         inside=latency_inside + moved.inside / cluster.inside_bytes_per_second,
         between=latency_between + moved.between * cluster.ranks / cluster.between_bytes_per_second,

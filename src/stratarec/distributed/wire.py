@@ -109,7 +109,7 @@ class Wire:
         if width not in self._codecs:
             rounding: Literal["stochastic", "nearest"] = "stochastic" if self.kind == "int8" else "nearest"
             config = CodecConfig(kind=self.kind, rounding=rounding)
-            self._codecs[width] = RecordCodec(config, width=width, row_state=False, full_state=False)
+            self._codecs[width] = RecordCodec(config, width=width, row_state=False, full_state=0)
         return self._codecs[width]
 
 
@@ -127,5 +127,5 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def _level(floats: np.ndarray[tuple[int], np.dtype[np.float32]], width: int) -> FloatRows:
-    nothing = np.zeros(1, dtype=np.float32)
+    nothing = np.empty(0, dtype=np.float32)
     return FloatRows(weights=floats, row_state=nothing, full_state=nothing, width=width)

@@ -108,7 +108,7 @@ class Codec(Model):
     state: str | None = None
     width: Annotated[int, pydantic.Field(ge=1, le=1 << 20)]
     row_state: bool
-    full_state: bool
+    full_state: Annotated[int, pydantic.Field(ge=0, le=2)]
 
 
 TablePart = tuple[str, _Positive, Count, Annotated[int, pydantic.Field(ge=1, le=1 << 16)], _Positive]

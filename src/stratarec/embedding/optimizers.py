@@ -13,7 +13,7 @@ from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
 from stratarec.kernels.update import RowUpdate
 
-RowOptimizerKind = Literal["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam"]
+RowOptimizerKind = Literal["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,8 @@ class RowOptimizerConfig:
     """How a row changes when its summed gradient is known."""
 
     kind: RowOptimizerKind = "rowwise_adagrad"
-    """Row-wise Adagrad keeps 4 bytes a row, Adagrad 4 a weight, row-wise Adam 4 a weight and 4 a row, SGD none."""
+    """Row-wise Adagrad keeps 4 bytes a row, Adagrad 4 a weight, row-wise Adam 4 a weight and 4 a row, Adam 8 a weight,
+    SGD none."""
     learning_rate: float = 0.02
     """Step size before the schedule."""
     eps: float = 1e-8
@@ -31,15 +32,20 @@ class RowOptimizerConfig:
     beta2: float = 0.999
     """Decay of Adam's second moment."""
     weight_decay: float = 0.0
-    """L2 on touched rows, in the gradient; decoupled for row-wise Adam."""
+    """L2 on the rows of a batch; 0 for none."""
+    decay: Literal["l2", "decoupled"] = "l2"
+    """Where it acts: ``l2`` adds weight_decay times the row to its gradient, ``decoupled`` shrinks the row by
+    learning rate times weight_decay, whatever its gradient (AdamW)."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(RowOptimizerKind):
             raise ConfigError(
-                f"optimizer.kind is {self.kind!r}, expected sgd, rowwise_adagrad, adagrad or rowwise_adam"
+                f"optimizer.kind is {self.kind!r}, expected sgd, rowwise_adagrad, adagrad, rowwise_adam or adam"
             )
+        if self.decay not in ("l2", "decoupled"):
+            raise ConfigError(f"optimizer.decay is {self.decay!r}, expected l2 or decoupled")
         check_finite(self, "optimizer.")
         if not self.learning_rate >= 0:
             raise ConfigError(f"optimizer.learning_rate is {self.learning_rate}, expected 0 or more")
@@ -57,9 +63,10 @@ class RowOptimizerConfig:
         return {"rowwise_adagrad": "sum", "rowwise_adam": "exp_avg_sq"}.get(self.kind, "")
 
     @property
-    def full_state(self) -> str:
-        """Name of the float kept for each weight, or empty."""
-        return {"adagrad": "sum", "rowwise_adam": "exp_avg"}.get(self.kind, "")
+    def full_state(self) -> tuple[str, ...]:
+        """Names of the floats kept for each weight."""
+        kept = {"adagrad": ("sum",), "rowwise_adam": ("exp_avg",), "adam": ("exp_avg", "exp_avg_sq")}
+        return kept.get(self.kind, ())
 
     def rule(self, step: int, earlier: int = 0) -> RowUpdate:
         """The update at `step`, counted from 0; state is of `earlier` steps more, of the runs before."""
@@ -68,6 +75,7 @@ class RowOptimizerConfig:
             rate=self.learning_rate * self.schedule.factor(step),
             eps=self.eps,
             decay=self.weight_decay,
+            decoupled=self.decay == "decoupled",
             beta1=self.beta1,
             beta2=self.beta2,
             step=earlier + step + 1,

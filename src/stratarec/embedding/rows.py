@@ -21,9 +21,10 @@ class FloatRows:
     weights: Floats
     """Flat ``[S * D]`` float32: slot s is ``weights[s * D:(s + 1) * D]``."""
     row_state: Floats
-    """``[S]`` float32, one value a slot; of size 1 when the optimizer has none."""
+    """``[S]`` float32, one value a slot; empty when the optimizer has none."""
     full_state: Floats
-    """Flat ``[S * D]`` float32, one value a weight; of size 1 when the optimizer has none."""
+    """Flat ``[S * k * D]`` float32, k values a weight: the first of each weight of a slot, then the second; empty when
+    the optimizer has none."""
     width: int
     """D, floats a row."""
 
@@ -38,12 +39,12 @@ class FloatRows:
             raise ConfigError(f"rows: {len(self.weights)} weights are not a whole number of rows of {self.width}")
 
     @classmethod
-    def allocate(cls, slots: int, width: int, *, row_state: bool, full_state: bool) -> FloatRows:
-        """Zeroed slots on huge pages; pages that are never touched cost nothing."""
+    def allocate(cls, slots: int, width: int, *, row_state: bool, full_state: int) -> FloatRows:
+        """Zeroed slots with so many floats a row and a weight, on huge pages; those never touched cost nothing."""
         return cls(
             weights=allocate(slots * width),
-            row_state=allocate(slots if row_state else 1),
-            full_state=allocate(slots * width if full_state else 1),
+            row_state=allocate(slots * row_state),
+            full_state=allocate(slots * width * full_state),
             width=width,
         )
 
@@ -55,12 +56,11 @@ class FloatRows:
     @property
     def nbytes(self) -> int:
         """Bytes of weights and state."""
-        return sum(array.nbytes for array in (self.weights, self.row_state, self.full_state) if len(array) > 1)
+        return self.weights.nbytes + self.row_state.nbytes + self.full_state.nbytes
 
     def copy(self, mine: Indices, source: FloatRows, theirs: Indices) -> None:
         """Give the rows `mine` the values of the rows `theirs` of `source`."""
-        self.weights.reshape(-1, self.width)[mine] = source.weights.reshape(-1, self.width)[theirs]
-        if len(self.row_state) > 1 or len(source.row_state) > 1:
-            self.row_state[mine] = source.row_state[theirs]
-        if len(self.full_state) > 1:
-            self.full_state.reshape(-1, self.width)[mine] = source.full_state.reshape(-1, self.width)[theirs]
+        for part in ("weights", "row_state", "full_state"):
+            here, there = getattr(self, part), getattr(source, part)
+            if len(here):
+                here.reshape(self.slots, -1)[mine] = there.reshape(source.slots, -1)[theirs]

@@ -104,12 +104,16 @@ class CpuSlots:
         self, slots: int, width: int, optimizer: RowOptimizerConfig, scratch: Scratchpad | None = None
     ) -> None:
         self._optimizer = optimizer
-        kept = {"row_state": bool(optimizer.row_state), "full_state": bool(optimizer.full_state)}
-        self._rows = FloatRows.allocate(slots, width, **kept)
+        self._rows = self._allocate(slots, width)
         self._slots = update.Slots(self._rows.weights, self._rows.row_state, self._rows.full_state)
-        self._kept = kept
         self._workspace = update.Workspace(scratch)
         self.slots, self.width = slots, width
+
+    def _allocate(self, slots: int, width: int) -> FloatRows:
+        optimizer = self._optimizer
+        return FloatRows.allocate(
+            slots, width, row_state=bool(optimizer.row_state), full_state=len(optimizer.full_state)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -133,7 +137,7 @@ class CpuSlots:
         pooling.weight_gradient(self._rows.weights, layout, bags, pooled, out)
 
     def read(self, slots: Indices) -> FloatRows:
-        found = FloatRows.allocate(len(slots), self.width, **self._kept)
+        found = self._allocate(len(slots), self.width)
         found.copy(np.arange(len(slots), dtype=np.int64), self._rows, slots)
         return found
 
@@ -141,16 +145,13 @@ class CpuSlots:
         self._rows.copy(slots, rows, places)
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
-        rows, width = self._rows, self.width
-
-        def matrix(array: NDArray[np.float32]) -> Tensor:
-            return torch.from_numpy(array[first * width : last * width]).view(-1, width)
-
-        views = {"weight": matrix(rows.weights)}
+        rows, width, names = self._rows, self.width, self._optimizer.full_state
+        views = {"weight": torch.from_numpy(rows.weights).view(-1, width)[first:last]}
         if self._optimizer.row_state:
             views[self._optimizer.row_state] = torch.from_numpy(rows.row_state[first:last])
-        if self._optimizer.full_state:
-            views[self._optimizer.full_state] = matrix(rows.full_state)
+        if names:
+            state = torch.from_numpy(rows.full_state).view(-1, len(names), width)[first:last]
+            views.update(zip(names, state.unbind(1), strict=True))
         return views
 
     def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
@@ -169,9 +170,7 @@ class CpuSlots:
         codec.decode(records, places, self._rows, slots)
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
-        cache.initialize(
-            layout, moves, absent, self._slots, self.width, **self._kept
-        )  # fmt: skip
+        cache.initialize(layout, moves, absent, self._slots, self.width)
 
     def swap(
         self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,

@@ -12,6 +12,7 @@ from functools import cache
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
@@ -149,6 +150,28 @@ def multiply(typingctx, one, other):
         return builder.fmul(args[0], args[1])
 
     return one(one, other), codegen
+
+
+@intrinsic
+def divide(typingctx, one, other):
+    """Element-wise quotient of two rows."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fdiv(args[0], args[1])
+
+    return one(one, other), codegen
+
+
+@intrinsic
+def square_root(typingctx, row):
+    """Element-wise root of a row, correctly rounded."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(args[0].type, [args[0].type])
+        name = f"llvm.sqrt.v{signature.args[0].width}f32"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [args[0]])
+
+    return row(row), codegen
 
 
 @intrinsic

@@ -23,6 +23,7 @@ from stratarec.models.dcn import DCNv2Config, DCNv2Score
 from stratarec.models.dlrm import DLRMConfig, DLRMScore
 from stratarec.models.heads import HeadsConfig, last_biases
 from stratarec.models.layers import initialize
+from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.sequence import HistoryConfig
 from stratarec.models.tower_modules import CrossTower, DotTower
 from stratarec.models.tower_network import Build, TowerNetwork
@@ -82,7 +83,8 @@ def build_model(
         embeddings = collection(tables)
         # Of all tables; a collection may look up those of its own host alone.
         network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
-        initialize(network, seed)
+        initialize(network, seed, config.initialization)
+        seed_dropout(dropouts(network), seed)
     assert isinstance(network.score, Score)
     with torch.no_grad():
         for rate, bias in zip(click_rates, last_biases(network.score.out), strict=False):
@@ -98,6 +100,6 @@ def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, .
         network = Network(config, schema, pooled_keys, score)
     else:
         network = TowerNetwork(config, schema, pooled_keys, _TOWERS[config.kind], score)
-    network.take_labels(schema.label_columns, config.heads)
+    network.take_labels(schema.label_columns, config)
     network.take_weighted(schema, config)
     return network

@@ -16,6 +16,7 @@ from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
 from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, Windows
+from stratarec.models.layers import MLP, Initialization
 from stratarec.models.projections import Projections
 from stratarec.models.request import Request
 from stratarec.models.runs import Runs
@@ -40,6 +41,14 @@ class VectorsConfig:
     """How several labels share the network."""
     towers: TowersConfig | None = None
     """Groups of features that tell the rest of the model less than their vectors; null for none."""
+    dropout: float = 0.0
+    """Share of the outputs of each hidden layer that a training step leaves out; those of a history's attention have
+    none."""
+    initialization: Initialization = "dlrm"
+    """First weights of linear layers: Xavier's normal ones, with random biases (``dlrm``) or zeros (``xavier``)."""
+    batch_norm: bool = False
+    """Whether each hidden layer normalizes over the batch before its ReLU; those of a history's attention do not. Of
+    several ranks each does so over its own samples."""
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
@@ -47,6 +56,12 @@ class VectorsConfig:
         for name, width in self.embedding_dims.items():
             if width < 1:
                 raise ConfigError(f"model.embedding_dims.{name} is {width}, expected at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"model.dropout is {self.dropout}, expected 0 or more and less than 1")
+
+    def mlp(self, inputs: int, sizes: Sequence[int], *, last: int | None = None) -> MLP:
+        """An `MLP` with the dropout and the batch normalization of this model."""
+        return MLP(inputs, sizes, dropout=self.dropout, batch_norm=self.batch_norm, last=last)
 
     def table_width(self, vocabulary: str) -> int:
         """Of the table of a vocabulary."""
@@ -135,13 +150,13 @@ class Network(nn.Module):
         self.correction = 0.0
         """Added to logits wherever the network is not trained: the logarithm of the share of negatives that it saw."""
 
-    def take_labels(self, labels: tuple[str, ...], config: HeadsConfig) -> None:
+    def take_labels(self, labels: tuple[str, ...], config: VectorsConfig) -> None:
         """Give the logits of `labels`: of several by heads in place of the last layer."""
         self.labels = labels
         if len(labels) > 1:
             assert isinstance(self.score, Score)
             assert isinstance(self.score.out, nn.Linear)
-            self.score.out = build_heads(self.score.out.in_features, len(labels), config)
+            self.score.out = build_heads(self.score.out.in_features, len(labels), config.heads, config.mlp)
 
     def take_weighted(self, schema: Schema, config: VectorsConfig) -> None:
         """Expect weights of the features that have them."""

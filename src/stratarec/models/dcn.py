@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import MLP, Cross, check_sizes
+from stratarec.models.layers import Cross, check_sizes
 from stratarec.models.runs import Runs
 
 
@@ -45,7 +45,7 @@ class DCNv2Score(Score):
         width = dense + features * config.embedding_dim + numbers
         self.stacked = config.structure == "stacked"
         self.cross = Cross(width, config.cross_layers, config.low_rank)
-        self.deep = MLP(width, config.deep_mlp)
+        self.deep = config.mlp(width, config.deep_mlp)
         self.out = nn.Linear(self.deep.outputs + (0 if self.stacked else width), 1)
 
     def forward(

@@ -1,7 +1,8 @@
-"""DLRM (Naumov et al. 2019, arXiv 1906.00091): bottom MLP, pairwise dots, top MLP."""
+"""DLRM (Naumov et al. 2019, arXiv 1906.00091): bottom MLP, pairwise dots or the vectors themselves, top MLP."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
 
 
@@ -24,24 +25,31 @@ class DLRMConfig(VectorsConfig):
     """Hidden sizes over the dense features; a last layer of `embedding_dim` follows."""
     top_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes over the interactions; a last layer of 1 follows."""
+    interaction: Literal["dot", "cat"] = "dot"
+    """What the top MLP takes beside the bottom's vector: ``dot`` products of all pairs of vectors; ``cat`` the vectors
+    side by side."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.interaction == "cat" and self.towers is not None:
+            raise ConfigError("model.towers is of a dlrm with model.interaction dot; leave one of them out")
         check_sizes("bottom_mlp", self.bottom_mlp)
         check_sizes("top_mlp", self.top_mlp)
 
 
 class DLRMScore(Score):
-    """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``; products of a run's vectors are computed once."""
+    """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``; what depends on a run's vectors is computed once."""
 
     def __init__(self, config: DLRMConfig, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()
         width = config.embedding_dim
-        self.bottom = MLP(dense, (*config.bottom_mlp, width)) if dense else None
+        self.dot = config.interaction == "dot"
+        self.bottom = config.mlp(dense, config.bottom_mlp, last=width) if dense else None
         count = features + (dense > 0)
-        if count < 2 and not numbers:
+        if count < (2 if self.dot else 1) and not numbers:
             raise ConfigError("a dlrm needs at least two vectors to interact; this data has too few features")
-        self.top = MLP(numbers + (width if dense else 0) + count * (count - 1) // 2, config.top_mlp)
+        interactions = (width if dense else 0) + count * (count - 1) // 2 if self.dot else count * width
+        self.top = config.mlp(numbers + interactions, config.top_mlp)
         self.out = nn.Linear(self.top.outputs, 1)
 
     def forward(
@@ -49,10 +57,32 @@ class DLRMScore(Score):
     ) -> Tensor:  # fmt: skip
         front = None if self.bottom is None else self.bottom(dense)
         if runs is None or numbers is not None or not len(self.top):
-            crossed = dot_interaction(front, vectors if runs is None else runs.expand(vectors))
+            vectors = vectors if runs is None else runs.expand(vectors)
+            crossed = dot_interaction(front, vectors) if self.dot else _beside(front, vectors)
             top = self.top(crossed if numbers is None else torch.cat([numbers, crossed], dim=1))
         else:
-            columns = split_columns(runs.shared, dense=front is not None, width=vectors.shape[2])
-            top = self.top.of_runs(*run_interaction(front, vectors, runs.shared, runs.starts), columns, runs.starts)
+            of_runs, split = (run_interaction, split_columns) if self.dot else (_run_beside, _split_beside)
+            columns = split(runs.shared, dense=front is not None, width=vectors.shape[2])
+            top = self.top.of_runs(*of_runs(front, vectors, runs.shared, runs.starts), columns, runs.starts)
         logits: Tensor = self.out(top)
         return logits.squeeze(-1)
+
+
+def _beside(dense: Tensor | None, vectors: Tensor) -> Tensor:
+    """``[B, .]``: what `dot_interaction` is given, side by side."""
+    flat = vectors.flatten(1)
+    return flat if dense is None else torch.cat([dense.to(flat.dtype), flat], dim=1)
+
+
+def _run_beside(
+    dense: Tensor | None, vectors: Tensor, shared: Sequence[bool], starts: Tensor
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As `_beside`, the columns of each sample and those of each run; see `run_interaction`."""
+    own, common = ([place for place, flag in enumerate(shared) if flag == of_run] for of_run in (False, True))
+    return _beside(dense, vectors[:, own]), vectors[: len(starts) - 1, common].flatten(1)
+
+
+def _split_beside(shared: Sequence[bool], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
+    """Which columns of `_beside` the two outputs of `_run_beside` are."""
+    of_run = torch.tensor([*[False] * dense, *shared]).repeat_interleave(width)
+    return (~of_run).nonzero().squeeze(1), of_run.nonzero().squeeze(1)

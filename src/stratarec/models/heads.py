@@ -5,15 +5,17 @@ Shapes: B samples, H width of the network's last layer, T labels, E experts, X w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.models.layers import MLP, check_sizes
+
+Build: TypeAlias = Callable[[int, Sequence[int]], MLP]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,8 @@ class HeadsConfig:
 class Towers(nn.ModuleList):
     """An MLP and a linear layer for each label."""
 
-    def __init__(self, inputs: int, labels: int, config: HeadsConfig) -> None:
-        bodies = [MLP(inputs, config.tower_mlp) for _ in range(labels)]
+    def __init__(self, inputs: int, labels: int, config: HeadsConfig, mlp: Build) -> None:
+        bodies = [mlp(inputs, config.tower_mlp) for _ in range(labels)]
         super().__init__(nn.Sequential(body, nn.Linear(body.outputs, 1)) for body in bodies)
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -52,9 +54,9 @@ class Towers(nn.ModuleList):
 class SharedBottom(nn.Module):
     """A tower for each label on what the network makes of a sample."""
 
-    def __init__(self, inputs: int, labels: int, config: HeadsConfig) -> None:
+    def __init__(self, inputs: int, labels: int, config: HeadsConfig, mlp: Build) -> None:
         super().__init__()
-        self.towers = Towers(inputs, labels, config)
+        self.towers = Towers(inputs, labels, config, mlp)
 
     def forward(self, bottom: Tensor) -> Tensor:
         """``[B, H]`` -> ``[B, T]``."""
@@ -69,11 +71,11 @@ class MMoE(nn.Module):
     f_i and towers h^k. Gates have no bias.
     """
 
-    def __init__(self, inputs: int, labels: int, config: HeadsConfig) -> None:
+    def __init__(self, inputs: int, labels: int, config: HeadsConfig, mlp: Build) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(MLP(inputs, config.expert_mlp) for _ in range(config.experts))
+        self.experts = nn.ModuleList(mlp(inputs, config.expert_mlp) for _ in range(config.experts))
         self.gates = nn.ModuleList(nn.Linear(inputs, config.experts, bias=False) for _ in range(labels))
-        self.towers = Towers(config.expert_mlp[-1], labels, config)
+        self.towers = Towers(config.expert_mlp[-1], labels, config, mlp)
 
     def forward(self, bottom: Tensor) -> Tensor:
         """``[B, H]`` -> ``[B, T]``."""
@@ -83,9 +85,9 @@ class MMoE(nn.Module):
         return logits
 
 
-def build_heads(inputs: int, labels: int, config: HeadsConfig) -> SharedBottom | MMoE:
-    """What takes the place of a network's last layer where there are several labels."""
-    return (MMoE if config.kind == "mmoe" else SharedBottom)(inputs, labels, config)
+def build_heads(inputs: int, labels: int, config: HeadsConfig, mlp: Build) -> SharedBottom | MMoE:
+    """What takes the place of a network's last layer where there are several labels; of MLPs that `mlp` makes."""
+    return (MMoE if config.kind == "mmoe" else SharedBottom)(inputs, labels, config, mlp)
 
 
 def last_biases(out: nn.Module) -> list[Tensor]:

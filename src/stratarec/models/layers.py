@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.linear import linear_relu, pad_weight
+from stratarec.kernels.linear import pad_weight, run_linear
+from stratarec.models.regularization import BatchNorm, Dropout
 
 
 def check_sizes(field_name: str, sizes: Sequence[int], *, least: int = 0) -> None:
@@ -20,10 +22,14 @@ def check_sizes(field_name: str, sizes: Sequence[int], *, least: int = 0) -> Non
         raise ConfigError(f"model.{field_name} is {list(sizes)}, expected {count}")
 
 
-def initialize(module: nn.Module, seed: int) -> None:
-    """Set every linear layer as DLRM's reference does; a function of `seed` and the order of the layers alone.
+Initialization = Literal["dlrm", "xavier"]
 
-    Weights are normal with variance 2 / (in + out), biases normal with variance 1 / out.
+
+def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> None:
+    """Set every linear layer; a function of `seed` and the order of the layers alone.
+
+    Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010), biases as in DLRM's reference normal with
+    variance 1 / out, or 0.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -31,21 +37,44 @@ def initialize(module: nn.Module, seed: int) -> None:
             if isinstance(layer, nn.Linear):
                 rows, columns = layer.weight.shape
                 layer.weight.normal_(0, math.sqrt(2 / (rows + columns)), generator=generator)
-                if layer.bias is not None:
+                if layer.bias is not None and kind == "xavier":
+                    layer.bias.zero_()
+                elif layer.bias is not None:
                     layer.bias.normal_(0, math.sqrt(1 / rows), generator=generator)
 
 
 class MLP(nn.Sequential):
-    """Linear layers of the given sizes, each followed by a ReLU.
+    """Hidden layers of the given sizes: linear, batch normalization, ReLU, dropout.
 
     The input may have more columns than the first layer: they are zeros.
+
+    Parameters
+    ----------
+    dropout : float
+        Share of each hidden layer's outputs that are dropped.
+    batch_norm : bool
+        Whether hidden layers are normalized.
+    last : int
+        Size of one more layer, linear and a ReLU alone; by default there is none.
     """
 
-    def __init__(self, inputs: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, inputs: int, sizes: Sequence[int], *, dropout: float = 0.0, batch_norm: bool = False,
+        last: int | None = None,
+    ) -> None:  # fmt: skip
         layers: list[nn.Module] = []
         for size in sizes:
-            layers += [nn.Linear(inputs, size), nn.ReLU(inplace=True)]
+            # A normalization takes away what a bias adds, of which bfloat16 would leave rounding.
+            layers.append(nn.Linear(inputs, size, bias=not batch_norm))
+            if batch_norm:
+                layers.append(BatchNorm(size))
+            layers.append(nn.ReLU(inplace=True))
+            if dropout:
+                layers.append(Dropout(dropout))
             inputs = size
+        if last is not None:
+            layers += [nn.Linear(inputs, last), nn.ReLU(inplace=True)]
+            inputs = last
         super().__init__(*layers)
         self.outputs = inputs
 
@@ -74,10 +103,11 @@ class MLP(nn.Sequential):
         starts : Tensor
             ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
         """
-        first, _, *rest = self
+        first, second, *rest = self
         assert isinstance(first, nn.Linear)
-        hidden = linear_relu(own, common, first.weight, first.bias, columns, starts)
-        for layer in rest:
+        relu = isinstance(second, nn.ReLU)
+        hidden = run_linear(own, common, first.weight, first.bias, columns, starts, relu=relu)
+        for layer in rest if relu else (second, *rest):
             hidden = layer(hidden)
         return hidden
 

@@ -70,13 +70,13 @@ class RowShape:
     """D, weights."""
     row_state: bool
     """Whether the optimizer keeps a float for the row."""
-    full_state: bool
-    """Whether it keeps a float for each weight."""
+    full_state: int
+    """Floats that it keeps for each weight."""
 
     @classmethod
     def of(cls, width: int, optimizer: RowOptimizerConfig) -> RowShape:
         """A row of `width` weights under `optimizer`."""
-        return cls(width=width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state))
+        return cls(width=width, row_state=bool(optimizer.row_state), full_state=len(optimizer.full_state))
 
     @property
     def state_floats(self) -> int:

@@ -13,10 +13,15 @@ LABELS = {
     "normalized_entropy": "normalized entropy",
     "calibration": "calibration",
     "grouped_auc": "grouped AUC",
+    "calibration_error": "calibration error",
+    "calibration_noise": "by chance alone",
 }
 """Names of the figures of `Metrics.to_dict`, in the order in which they are shown."""
 
-Figures = Mapping[str, float | None]
+INTERVAL = "95 %"
+"""Head of a column of `interval`."""
+
+Figures = Mapping[str, Any]
 # Characters of a value that a line repeats.
 _WIDEST = 30
 
@@ -45,9 +50,29 @@ def lines(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
     return [line for name, each in by_label(split, figures) for line in _lines(name, each)]
 
 
+def interval(each: Mapping[str, float]) -> str:
+    """Where the rate of a bin lies."""
+    return f"{each['low']:.4f}-{each['high']:.4f}"
+
+
+def bins(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
+    """What is predicted beside what happens, a line a bin; nothing where there are no samples."""
+    found = []
+    for name, each in by_label(split, figures):
+        rows = each["reliability"] or ()
+        if rows:
+            found.append(f"{name}: {len(rows)} bins of about as many samples each")
+            found.append(f"  {'samples':>12} {'predicted':>10} {'observed':>10} {INTERVAL:>14}")
+        found += [
+            f"  {row['samples']:>12,} {row['predicted']:>10.5f} {row['observed']:>10.5f} {interval(row):>14}"
+            for row in rows
+        ]
+    return found
+
+
 def _lines(split: str, figures: Figures) -> Sequence[str]:
     found = [f"{split}: {figures['samples']:,} samples"]
-    found += [f"  {LABELS[name]:20} {show(figures[name], 6)}" for name in shown([figures])]
+    found += [f"  {LABELS[name]:20} {show(figures.get(name), 6)}" for name in shown([figures])]
     if figures["auc"] is None:
         found.append(f"  ({figures['positives']:,} of them positive: what compares both classes is not defined)")
     return found

@@ -12,15 +12,14 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
-from stratarec.reporting.curve import Curve
-from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes, write_html
+from stratarec.reporting import reliability
+from stratarec.reporting.html import ACCENT, LINE, SECOND, Chart, Table, new_axes, write_html
 from stratarec.reporting.metrics import LABELS, by_label, show, shown
 from stratarec.reporting.placement import COMPARED, comparison_rows
 from stratarec.sizes import readable
 
 # Fewer points than this are marked, so that a line between two is not taken for a course.
 _MARKED = 30
-_BINS, _LEAST_BIN = 20, 50
 
 
 def write_report(
@@ -29,7 +28,6 @@ def write_report(
     dataset: Dataset,
     position: Mapping[str, Any],
     result: Mapping[str, Any],
-    curves: Mapping[str, Curve],
 ) -> None:
     """Write the report of a finished run.
 
@@ -39,11 +37,9 @@ def write_report(
         Losses and evaluations of the run.
     result : mapping
         What ``result.json`` holds.
-    curves : mapping of str to Curve
-        Label -> the test split; empty without one.
     """
-    made = [_loss(position), _validation(position)]
-    made += [_calibration(curve, f", {label}" if len(curves) > 1 else "") for label, curve in curves.items()]
+    splits = _splits(position, result)
+    made = [_loss(position), _validation(position), *reliability.charts(splits)]
     charts = [chart for chart in made if chart is not None]
     write_html(
         path,
@@ -54,6 +50,7 @@ def write_report(
         charts=charts,
         notes=list(_notes(recipe, position, result)),
         evaluations=_evaluations(position, result),
+        reliability=reliability.table(splits),
         splits=Table(
             heads=("split", "samples", " and ".join(_rates(dataset)), "shards"),
             rows=[_split(dataset, n) for n in dataset.splits],
@@ -102,6 +99,15 @@ def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> Tabl
     )
 
 
+def _splits(position: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The evaluations of the checkpoint that was tested."""
+    tested = [
+        entry for entry in position["evaluations"] if entry["step"] == int(result["checkpoint"].removeprefix("step-"))
+    ]
+    found = {"validation": tested[-1]} if tested else {}
+    return {**found, "test": result["test"]} if "test" in result else found
+
+
 def _rates(dataset: Dataset) -> list[str]:
     """What the shares of positive samples are called."""
     labels = dataset.schema.labels and dataset.schema.label_columns
@@ -138,17 +144,3 @@ def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[n
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(color=LINE)
     return Chart(title=title, note=note, figure=figure)
-
-
-def _calibration(curve: Curve, label: str) -> Chart | None:
-    """Click rate against prediction; None where there are too few samples for two bins."""
-    predicted, observed = curve.bins(_BINS, _LEAST_BIN)
-    if len(predicted) < 2:
-        return None
-    figure, axes = new_axes(3.6, 2.5)
-    top = max(*predicted, *observed, 1e-3) * 1.05
-    axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1)
-    axes.plot(predicted, observed, color=ACCENT, marker="o", markersize=3, linewidth=1.5)
-    axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
-    axes.grid(color=LINE)
-    return Chart(title=f"Calibration{label}", note=f"test split, {len(predicted)} bins", figure=figure)

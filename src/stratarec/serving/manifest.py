@@ -85,7 +85,7 @@ class ExportedTable(Model):
     def record(self) -> RecordCodec:
         """The codec of its rows: without optimizer state, and to nearest where a row has to be encoded."""
         config = CodecConfig(kind=self.codec, rounding="nearest", parameters=self.parameters)
-        return RecordCodec(config, width=self.width, row_state=False, full_state=False)
+        return RecordCodec(config, width=self.width, row_state=False, full_state=0)
 
     def tensors(self, name: str) -> dict[str, Spec]:
         """What there is of it in the file."""

@@ -57,7 +57,9 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
 
 5. THE NETWORK, float32 throughout ("precision" bf16: it was trained and is run by StrataRec with torch.autocast, so
    scores differ by up to 0.004). Weights by name in network.safetensors. linear(x, n) = x n.weight^T + n.bias;
-   mlp(x, n) = relu(linear(x, n.0)), then relu(linear(., n.2)), n.4 and so on, as many as there are.
+   mlp(x, n): for each linear layer n.k (n.0, then as many as there are, by number) x = linear(x, n.k), without bias
+   where it has none; where n.K with K = k + 1 has a running_mean, x = (x - n.K.running_mean) /
+   sqrt(n.K.running_var + 1e-5) * n.K.weight + n.K.bias; then x = relu(x).
    V = POOLED as P vectors, and behind them a vector for each of "sequences" (number s, "model"."history"), made of its
    rows R [L, D] and of t, the vector in POOLED of the feature "of":
    target_attention   n = poolings.s: weight of row r = linear(mlp([t, r, t - r, t * r], n.score), n.out);
@@ -70,7 +72,7 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
    An empty history gives zeros.
    dlrm    f = mlp(DENSE, score.bottom), the first of the vectors, V behind it (no f where F is 0); products i . j of
            all pairs j < i, in the order (1,0) (2,0) (2,1) (3,0) ...;
-           logit = linear(mlp([f, products], score.top), score.out)
+           logit = linear(mlp([f, products], score.top), score.out). With "interaction" cat, [f, V] instead
    dcnv2   x = [DENSE, V]; c = x, then for each layer k: c = x * linear(c, score.cross.layers.k) + c, where with a
            "low_rank" the layer is linear(c score.cross.layers.k.0.weight^T, score.cross.layers.k.1).
            "structure" parallel: logit = linear([c, mlp(x, score.deep)], score.out); stacked:

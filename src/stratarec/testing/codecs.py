@@ -31,7 +31,7 @@ GOLDEN_ROW = [0.1, -0.25, 1.0, 3.14159, -2.5e-6, 0.0, -0.7]
 
 def every_shape(config: CodecConfig, width: int) -> Iterator[RecordCodec]:
     """The codecs of `config` for every kind of optimizer state."""
-    for state, row_state, full_state in product(("fp32", "bf16"), (False, True), (False, True)):
+    for state, row_state, full_state in product(("fp32", "bf16"), (False, True), (0, 1, 2)):
         chosen: Any = state
         yield RecordCodec(replace(config, state=chosen), width=width, row_state=row_state, full_state=full_state)
 
@@ -50,7 +50,7 @@ def difficult_rows(width: int, seed: int = 0) -> Floats:
 def level_of(codec: RecordCodec, rows: Floats, seed: int = 1) -> FloatRows:
     """Level 0 with these weights ``[n, D]`` and random positive state."""
     random = np.random.default_rng(seed)
-    row_states, full_states = (len(rows) if codec.layout.row_state else 1, rows.size if codec.layout.full_state else 1)
+    row_states, full_states = len(rows) * codec.layout.row_state, rows.size * codec.layout.full_state
     return FloatRows(
         weights=rows.reshape(-1).copy(),
         row_state=random.random(row_states, dtype=np.float32),
@@ -111,7 +111,7 @@ class CodecTests:
 
     def codec(self, width: int) -> RecordCodec:
         """A codec without optimizer state."""
-        return RecordCodec(self.config, width=width, row_state=False, full_state=False)
+        return RecordCodec(self.config, width=width, row_state=False, full_state=0)
 
     @pytest.mark.parametrize("width", WIDTHS)
     def test_weights_come_back_within_the_bounds(self, width: int) -> None:
@@ -134,15 +134,16 @@ class CodecTests:
             records = encoded(codec, level, keys, write=5)
             back = decoded(codec, records)
             for i, row in enumerate(rows):
-                own = slice(i * width, (i + 1) * width)
-                state = level.row_state[i % len(level.row_state)], level.full_state[own]
+                own, kept = slice(i * width, (i + 1) * width), codec.layout.full_state * width
+                full = slice(i * kept, (i + 1) * kept)
+                state = level.row_state[i] if len(level.row_state) else np.float32(0), level.full_state[full]
                 record = reference.encode(row, *state, int(keys[i]), 5, codec.layout)
                 assert record is not None
                 assert record == records[i].tobytes()
                 weights, row_state, full_state = reference.decode(record, codec.layout)
                 assert back.weights[own].tobytes() == weights.tobytes()
                 assert not len(row_state) or back.row_state[i] == row_state[0]
-                assert not len(full_state) or back.full_state[own].tobytes() == full_state.tobytes()
+                assert not len(full_state) or back.full_state[full].tobytes() == full_state.tobytes()
 
     @pytest.mark.parametrize("width", WIDTHS)
     def test_optimizer_state_comes_back(self, width: int) -> None:
@@ -183,7 +184,7 @@ class CodecTests:
 
     def test_bfloat16_state_has_no_bias(self) -> None:
         count, width = 8192, 16
-        codec = RecordCodec(replace(self.config, state="bf16"), width=width, row_state=True, full_state=True)
+        codec = RecordCodec(replace(self.config, state="bf16"), width=width, row_state=True, full_state=1)
         level = level_of(codec, np.ones((1, width), dtype=np.float32))
         back = decoded(codec, encoded(codec, level, keys_of(count)))
         pairs = ((back.row_state, level.row_state), (back.full_state.reshape(count, width), level.full_state))
@@ -194,7 +195,7 @@ class CodecTests:
     @pytest.mark.parametrize("part", ["weights", "row_state", "full_state"])
     def test_the_first_entry_without_a_number_is_named(self, part: str) -> None:
         for poison, width in product((np.nan, -np.nan, np.inf, -np.inf), (1, 64, 130)):
-            codec = RecordCodec(self.config, width=width, row_state=True, full_state=True)
+            codec = RecordCodec(self.config, width=width, row_state=True, full_state=1)
             level = level_of(codec, np.ones((40, width), dtype=np.float32))
             array = getattr(level, part)
             share = len(array) // 40
@@ -225,7 +226,7 @@ class CodecTests:
             assert codec.encode(level, order, records, order, keys_of(3), 0) == 1
 
     def test_a_state_beyond_bfloat16_is_refused(self) -> None:
-        codec = RecordCodec(replace(self.config, state="bf16"), width=2, row_state=True, full_state=True)
+        codec = RecordCodec(replace(self.config, state="bf16"), width=2, row_state=True, full_state=1)
         for part in ("row_state", "full_state"):
             level = level_of(codec, np.ones((2, 2), dtype=np.float32))
             getattr(level, part)[-1] = 3.4e38
@@ -233,7 +234,7 @@ class CodecTests:
             assert codec.encode(level, order, records, order, keys_of(2), 0) == 1
 
     def test_bytes_depend_on_key_write_and_column_alone(self) -> None:
-        codec = RecordCodec(replace(self.config, state="bf16"), width=33, row_state=True, full_state=True)
+        codec = RecordCodec(replace(self.config, state="bf16"), width=33, row_state=True, full_state=1)
         random, count = np.random.default_rng(9), 300
         level = level_of(codec, random.standard_normal((count, 33), dtype=np.float32))
         keys = keys_of(count)
@@ -255,7 +256,7 @@ class CodecTests:
         assert (encoded(codec, level, keys + np.uint64(1), write=1) != expected).any(axis=1).all()
 
     def test_decode_writes_its_slots_alone(self) -> None:
-        codec = RecordCodec(self.config, width=7, row_state=True, full_state=True)
+        codec = RecordCodec(self.config, width=7, row_state=True, full_state=1)
         before = level_of(codec, np.ones((20, 7), dtype=np.float32))
         level = level_of(codec, np.full((20, 7), np.nan, dtype=np.float32))
         level.row_state.fill(np.nan)
@@ -268,7 +269,7 @@ class CodecTests:
             assert written.sum() == 3 * written.shape[1]
 
     def test_the_format_is_fixed(self) -> None:
-        codec = RecordCodec(replace(self.config, state="bf16"), width=7, row_state=True, full_state=True)
+        codec = RecordCodec(replace(self.config, state="bf16"), width=7, row_state=True, full_state=1)
         level = FloatRows(
             weights=np.array(GOLDEN_ROW, dtype=np.float32),
             row_state=np.array([0.3], dtype=np.float32),

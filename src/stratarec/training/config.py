@@ -24,11 +24,11 @@ _MOST_THREADS = 1024
 class DenseOptimizerConfig:
     """Optimizer of the network."""
 
-    kind: Literal["adam", "adagrad", "sgd"] = "adam"
+    kind: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
     learning_rate: float = 1e-3
     """Step size before the schedule."""
     weight_decay: float = 0.0
-    """L2 on all weights of the network."""
+    """L2 on all weights of the network, in the gradient; decoupled for AdamW (Loshchilov and Hutter 2019)."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Factor on the learning rate over steps."""
 
@@ -40,7 +40,8 @@ class DenseOptimizerConfig:
 
     def build(self, network: nn.Module) -> torch.optim.Optimizer:
         """The torch optimizer, in its fused form."""
-        make = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}[self.kind]
+        kinds = torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD
+        make = dict(zip(("adam", "adamw", "adagrad", "sgd"), kinds, strict=True))[self.kind]
         options = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
         return make(network.parameters(), **options)  # type: ignore[no-any-return]
 

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stratarec.data.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import Interrupted
@@ -18,7 +16,6 @@ from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.reporting.curve import Curve
 from stratarec.training.evaluation import Scored, evaluate_split
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics, figures
@@ -64,11 +61,9 @@ class Ending:
         }
         if self.mesh.ranks > 1:
             result["ranks"] = self.figures()
-        curves: dict[str, Curve] = {}
         if self.dataset.samples("test"):
-            metrics, found = self._test(path)
+            metrics, _ = self._test(path)
             result["test"] = figures(metrics)
-            curves = {name: _curve(found, name, list(metrics)) for name in metrics}
         result["peak_rss_bytes"] = peak_rss_bytes()
 
         def write() -> None:
@@ -76,9 +71,7 @@ class Ending:
             from stratarec.reporting.report import write_report
 
             write_result(self.run, result)
-            write_report(
-                self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result, curves
-            )
+            write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result)
 
         self.mesh.first(write)
         return result
@@ -115,14 +108,3 @@ class Ending:
         used = {name: round(self._sum(size)) for name, size in self._used().items()}
         rows = compare_totals(self.plan, used)
         return [{**asdict(row), "defect": row.defect} for row in rows]
-
-
-def _curve(found: Scored, name: str, names: list[str]) -> Curve:
-    """Of one label."""
-    label, logit, weight = found.label, found.logit, found.weight
-    if label.ndim == 2:
-        place = names.index(name)
-        rows = ~np.isnan(label[:, place])
-        label, logit = label[rows, place], logit[rows, place]
-        weight = weight[rows] if len(weight) else weight
-    return Curve(label, 1 / (1 + np.exp(-logit.astype(np.float64))), weight)

@@ -1,4 +1,4 @@
-"""How good scores are: AUC, log loss, normalized entropy, calibration, grouped AUC. All exact, over whole splits.
+"""How good scores are: AUC, log loss, normalized entropy, calibration, grouped AUC. All of them over whole splits.
 
 A sample of weight w counts as w samples. A group's weight in the grouped AUC is that of its samples.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stratarec.training.reliability import Bin, Reliability
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
@@ -32,10 +34,18 @@ class Metrics:
     """Mean prediction over click rate; 1 is right on average."""
     grouped_auc: float
     """AUC within each group (user), averaged by the group's samples, groups of one class left out (Zhu et al. 2017)."""
+    calibration_error: float
+    """ECE over the bins of `reliability`."""
+    calibration_noise: float
+    """What a perfectly calibrated model would have for it, of so few samples."""
+    reliability: tuple[Bin, ...]
+    """What is predicted and what happens, by rising prediction."""
 
-    def to_dict(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain JSON data: None where a figure is not defined."""
-        return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "reliability"}
+        found = {name: None if math.isnan(value) else value for name, value in values.items()}
+        return {**found, "reliability": [each._asdict() for each in self.reliability] or None}
 
 
 def evaluate_logits(
@@ -48,6 +58,8 @@ def evaluate_logits(
     rate = float((scale * truth).sum()) / total
     loss = float((scale * (np.logaddexp(0, score) - truth * score)).sum()) / total
     mean = float((scale / (1 + np.exp(-np.clip(score, -80, 80)))).sum()) / total
+    reliability = Reliability().add(truth, score, weight)
+    error, noise = reliability.error()
     return Metrics(
         samples=len(truth),
         positives=int(truth.sum()),
@@ -56,6 +68,9 @@ def evaluate_logits(
         normalized_entropy=loss / _entropy(rate) if 0 < rate < 1 else float("nan"),
         calibration=mean / rate if rate > 0 else float("nan"),
         grouped_auc=float("nan") if group is None else grouped_auc(truth, score, group, weight),
+        calibration_error=error,
+        calibration_noise=noise,
+        reliability=reliability.bins(),
     )
 
 

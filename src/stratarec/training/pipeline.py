@@ -31,6 +31,7 @@ from stratarec.errors import TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel
 from stratarec.models.outputs import autocast
+from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.request import Request
 from stratarec.training.config import TrainConfig
 from stratarec.training.objective import Objective
@@ -129,6 +130,7 @@ class Stages:
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
         self.objective = Objective(config.loss_factors(model.network.labels))
+        self._dropouts = dropouts(model.network)
 
     @property
     def epoch_steps(self) -> int:
@@ -155,6 +157,10 @@ class Stages:
             return self.exchange(item[1], stopped)
 
         return Prefetcher(engine, items, features, depth=depth, pause_after=barrier)
+
+    def draw(self, step: int, rank: int = 0) -> None:
+        """Make the random numbers of the network those of a step, of the samples of one rank."""
+        seed_dropout(self._dropouts, self._config.seed, step, rank)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The loss of a batch, a scalar."""
@@ -195,6 +201,7 @@ class Stages:
         TrainingError
             When the loss is not a number, before anything is changed.
         """
+        self.draw(step)
         loss = self.forward(batch, request, prepared)
         value = loss.item()
         if not math.isfinite(value):

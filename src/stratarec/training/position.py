@@ -42,6 +42,12 @@ class Position:
         """Whether the last evaluation was of this step."""
         return bool(self.evaluations) and self.evaluations[-1]["step"] == self.step
 
+    def noted(self, entry: dict[str, Any], config: EarlyStoppingConfig) -> None:
+        """Add an evaluation; of earlier ones only the best keeps its bins, or checkpoints would grow with each."""
+        self.evaluations.append(entry)
+        shown = (entry, best(self.evaluations, config), best(self.regular, config))
+        self.evaluations = [each if any(each is one for one in shown) else _plain(each) for each in self.evaluations]
+
     @property
     def regular(self) -> list[dict[str, Any]]:
         """Evaluations that do not depend on where the run ended."""
@@ -72,6 +78,15 @@ def is_over(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> b
         return False
     later = [entry for entry in evaluations if entry["step"] > found["step"]]
     return len(later) >= config.patience
+
+
+def _plain(entry: Evaluation) -> dict[str, Any]:
+    """An evaluation without the bins of its calibration."""
+    found = {key: value for key, value in entry.items() if key != "reliability"}
+    labels = {
+        name: {k: v for k, v in each.items() if k != "reliability"} for name, each in found.get("labels", {}).items()
+    }
+    return {**found, "labels": labels} if labels else found
 
 
 def _goodness(entry: Evaluation, config: EarlyStoppingConfig) -> float:

@@ -16,10 +16,12 @@ from stratarec.errors import CheckpointError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.directory import PLAN, RECIPE, RESULT
+from stratarec.training.state import Bins, Figures
 
 FORMAT: Literal[1] = 1
 
 Json = dict[str, pydantic.JsonValue]
+Test = dict[str, int | float | Bins | dict[str, Figures] | None]
 Seconds = Annotated[float, pydantic.Field(ge=0)]
 
 
@@ -72,7 +74,7 @@ class Result(Model):
     """What was planned and what is used, for each memory."""
     network_bytes: Count
     peak_rss_bytes: Count
-    test: dict[str, int | float | dict[str, dict[str, int | float | None]] | None] | None = None
+    test: Test | None = None
     """Metrics, where there is a test split; of several labels also those of each, as ``labels``."""
     ranks: tuple[RankFigures, ...] = ()
     """Of each process, where there were several."""

@@ -109,7 +109,7 @@ def assumptions(
         *(none if cluster.hosts > apart else ()),
         f"{batch:,} samples a rank of {cluster.all_ranks}, of train.batch_size {recipe.train.batch_size:,}",
         f"every rank computes as this process: {calibration.flops_per_second / 1e9:.3g} GFLOP/s, "
-        f"{calibration.row_bytes_per_second / 1e9:.3g} GB/s of rows",
+        f"{calibration.row_bytes_per_second / 1e9:.3g} GB/s of rows, {calibration.fixed_seconds * 1e3:.3g} ms a step",
         f"{cluster.inside_bytes_per_second / 1e9:.3g} GB/s inside a host, a rank; "
         f"{cluster.between_bytes_per_second / 1e9:.3g} GB/s between hosts, a host",
         f"{latency.alpha * 1e6:.3g} us a collective, {latency.alpha_peer * 1e6:.3g} us a peer ({origin})",

@@ -11,7 +11,9 @@ from torch import Tensor
 from stratarec.batch import Batch
 from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.reduction import average
 from stratarec.embedding import Handle
+from stratarec.models.regularization import statistics
 from stratarec.models.request import Request
 from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.pipeline import Stages, Trained, refuse_loss
@@ -24,6 +26,7 @@ class SharedStages(Stages):
     def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
         super().__init__(*stages, **others)
         self.mesh, self.waits = mesh, Waits(mesh)
+        self._statistics = statistics(self.model.network)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """See `loss`."""
@@ -38,6 +41,7 @@ class SharedStages(Stages):
     def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
         """See `Stages.train`; loss and samples are those of all ranks."""
         with self.waits:
+            self.draw(step, self.mesh.place)
             losses = self.forward(batch, request, prepared)
             found = self.mesh.rows.figures((*losses.tolist(), *self.objective.weights(batch), batch.size))
             *sums, samples = map(sum, zip(*(found[rank] for rank in self.mesh.order), strict=True))
@@ -47,6 +51,7 @@ class SharedStages(Stages):
                 refuse_loss(value, step)
             self.backward(self.objective.joined(losses, weights))
             self.update(step)
+            average(self.mesh.rows, self._statistics, batch.size / samples, self.mesh.order)
         return Trained(value, int(samples))
 
     def figures(self) -> list[dict[str, float]]:

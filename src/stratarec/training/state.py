@@ -14,8 +14,22 @@ FORMAT: Literal[5] = 5
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
-Figures = dict[str, int | float | None]
-Evaluation = dict[str, bool | int | float | dict[str, Figures] | None]
+
+
+class ReliabilityBin(Model):
+    """See `reliability.Bin`."""
+
+    samples: Count
+    share: float
+    predicted: float
+    observed: float
+    low: float
+    high: float
+
+
+Bins = tuple[ReliabilityBin, ...]
+Figures = dict[str, int | float | Bins | None]
+Evaluation = dict[str, bool | int | float | Bins | dict[str, Figures] | None]
 # Figures that are read again: by early stopping, and to be shown.
 _NEEDED = ("auc", "log_loss")
 
@@ -79,7 +93,7 @@ class PositionState(Model):
             labels = entry.get("labels", {})
             each: tuple[Mapping[str, object], ...] = tuple(labels.values()) if isinstance(labels, dict) else ({},)
             for figures in (entry, *each):
-                lost = [name for name in _NEEDED if isinstance(figures.get(name, True), bool | dict)]
+                lost = [name for name in _NEEDED if isinstance(figures.get(name, True), bool | dict | tuple)]
                 if lost:
                     raise ValueError(f"the evaluation of step {step} lacks {lost[0]}")
         return value

@@ -84,8 +84,8 @@ class TableWriter:
             others = np.flatnonzero(~home)
             source = FloatRows(
                 weights=weights.contiguous().reshape(-1).cpu().numpy(),
-                row_state=np.zeros(1, dtype=np.float32),
-                full_state=np.zeros(1, dtype=np.float32),
+                row_state=np.empty(0, dtype=np.float32),
+                full_state=np.empty(0, dtype=np.float32),
                 width=codec.width,
             )
             bad = codec.encode(source, others, kept, others, np.zeros(len(others), dtype=np.uint64), 0)

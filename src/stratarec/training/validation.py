@@ -58,10 +58,10 @@ class Validation:
             return False
         found = figures(metrics)
         entry = {"step": position.step, **found, **({"closing": True} if closing else {})}
-        position.evaluations.append(entry)
+        position.noted(entry, stopping)
         for label, each in by_label("validation", found):
             shown = (f"{LABELS[name]} {show(each[name], 5)}" for name in ("auc", "log_loss"))
             self.progress.say(f"step {position.step}: {label} {', '.join(shown)}")
         curves.validation(entry)
         position.finished = is_over(position.evaluations, stopping)
-        return best(position.evaluations, stopping) is entry
+        return best(position.evaluations, stopping) is position.evaluations[-1]

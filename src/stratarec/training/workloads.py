@@ -63,15 +63,20 @@ def _pairs(features: int, width: int) -> float:
 def calibrate(
     recipe: Recipe, dataset: Dataset, inside: Collective = ASSUMED, between: Collective = ASSUMED
 ) -> Calibration:  # fmt: skip
-    """What a rank of this machine does: its network timed for some steps, its memory as `measure_tiers` has it."""
+    """What a rank of this machine does: its network timed for some steps, its memory as `measure_tiers` has it.
+
+    Two batches, one four times the other, tell what grows with a batch from what does not.
+    """
     bare = workload(recipe, dataset, None, 1)
     use_torch_threads()
-    batch = min(recipe.train.batch_size, 2048)
-    seconds = _network_seconds(recipe, dataset, batch)
+    batch = max(min(recipe.train.batch_size, 2048), 4)
+    large, small = (_network_seconds(recipe, dataset, size) for size in (batch, batch // 4))
+    # Where noise is more than the difference, all of it grows.
+    growing = 4 / 3 * (large - small) if large > small else large
     memory = measure_tiers(recipe.memory).dram
     return Calibration(
-        flops_per_second=bare.flops * batch / seconds, row_bytes_per_second=memory.row_bytes_per_second,
-        inside=inside, between=between,
+        flops_per_second=bare.flops * batch / growing, row_bytes_per_second=memory.row_bytes_per_second,
+        inside=inside, between=between, fixed_seconds=max(large - growing, 0.0),
     )  # fmt: skip
 
 

@@ -77,13 +77,13 @@ class TestInt4StochasticWide(StochasticTests, QuantisedTests):
 
 
 def codec_of(**fields: str) -> RecordCodec:
-    return RecordCodec(CodecConfig(**fields), width=4, row_state=True, full_state=False)
+    return RecordCodec(CodecConfig(**fields), width=4, row_state=True, full_state=0)
 
 
 def level_of_four() -> FloatRows:
     zeros = np.zeros(3, dtype=np.float32)
     return FloatRows(
-        weights=np.zeros(12, dtype=np.float32), row_state=zeros, full_state=np.zeros(1, np.float32), width=4
+        weights=np.zeros(12, dtype=np.float32), row_state=zeros, full_state=np.zeros(0, np.float32), width=4
     )
 
 
@@ -103,17 +103,18 @@ def test_unknown_choices_are_refused(fields: dict[str, str], message: str) -> No
 
 def test_a_row_without_width_is_refused() -> None:
     with pytest.raises(ConfigError, match="a record of width 0: expected at least 1"):
-        RecordCodec(CodecConfig(), width=0, row_state=False, full_state=False)
+        RecordCodec(CodecConfig(), width=0, row_state=False, full_state=0)
 
 
 def test_records_are_as_small_as_their_parts() -> None:
     sizes = {
-        kind: RecordCodec(CodecConfig(kind=kind), width=65, row_state=True, full_state=False).record_bytes
+        kind: RecordCodec(CodecConfig(kind=kind), width=65, row_state=True, full_state=0).record_bytes
         for kind in ("fp32", "fp16", "bf16", "int8", "int4")
     }
     assert sizes == {"fp32": 264, "fp16": 134, "bf16": 134, "int8": 73, "int4": 41}
     wide = CodecConfig(kind="int8", parameters="fp32", state="bf16")
-    assert RecordCodec(wide, width=64, row_state=True, full_state=True).record_bytes == 64 + 8 + 2 + 128
+    assert RecordCodec(wide, width=64, row_state=True, full_state=1).record_bytes == 64 + 8 + 2 + 128
+    assert RecordCodec(wide, width=64, row_state=False, full_state=2).record_bytes == 64 + 8 + 256
 
 
 def test_fields_without_effect_are_not_part_of_the_identity() -> None:
@@ -150,7 +151,7 @@ def test_indices_and_arrays_that_do_not_fit_are_refused() -> None:
         codec.decode(records[:, :9].copy(), good, level, good)
     with pytest.raises(ConfigError, match="expected contiguous uint8"):
         codec.decode(records[:, ::2], good, level, good)
-    stateful = RecordCodec(CodecConfig(), width=4, row_state=True, full_state=True)
+    stateful = RecordCodec(CodecConfig(), width=4, row_state=True, full_state=1)
     with pytest.raises(ConfigError, match="lacks the optimizer state of its 3 slots"):
         stateful.decode(np.zeros((3, stateful.record_bytes), np.uint8), good, level, good)
 

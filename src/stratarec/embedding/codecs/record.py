@@ -34,8 +34,10 @@ class RecordCodec:
     config : CodecConfig
     width : int
         D, floats a row.
-    row_state, full_state : bool
-        Whether the optimizer keeps a float for each row, and one for each weight.
+    row_state : bool
+        Whether the optimizer keeps a float for each row.
+    full_state : int
+        Floats that it keeps for each weight, 0 to 2.
 
     Raises
     ------
@@ -66,7 +68,7 @@ class RecordCodec:
     *Threads.* The bytes do not depend on their number, nor on the order or the places of the entries.
     """
 
-    def __init__(self, config: CodecConfig, *, width: int, row_state: bool, full_state: bool) -> None:
+    def __init__(self, config: CodecConfig, *, width: int, row_state: bool, full_state: int) -> None:
         if width < 1:
             raise ConfigError(f"a record of width {width}: expected at least 1")
         self.config = config
@@ -85,7 +87,7 @@ class RecordCodec:
     @classmethod
     def of(cls, config: CodecConfig, width: int, optimizer: RowOptimizerConfig) -> RecordCodec:
         """The codec of rows of `width` floats that `optimizer` trains."""
-        return cls(config, width=width, row_state=bool(optimizer.row_state), full_state=bool(optimizer.full_state))
+        return cls(config, width=width, row_state=bool(optimizer.row_state), full_state=len(optimizer.full_state))
 
     @property
     def is_exact(self) -> bool:
@@ -183,7 +185,7 @@ class RecordCodec:
             )
         kept = (
             (self.layout.row_state, len(level.row_state), 1),
-            (self.layout.full_state, len(level.full_state), self.width),
+            (self.layout.full_state, len(level.full_state), self.layout.full_state * self.width),
         )
         if any(used and size != level.slots * share for used, size, share in kept):
             raise ConfigError(f"level 0 lacks the optimizer state of its {level.slots} slots")

@@ -285,12 +285,17 @@ def initialize(
     absent: NDArray[np.bool_],
     level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
     width: int,
-    *,
-    row_state: bool,
-    full_state: bool,
 ) -> None:
-    """Initial values in the slots of rows that were never written: those that `kernels.random.fill_uniform` gives."""
+    """Initial values in the slots of rows that were never written: those that `kernels.random.fill_uniform` gives.
+
+    Parameters
+    ----------
+    level : tuple of ndarray
+        Weights, row state and full state of all slots; a state that is not kept is empty.
+    """
+    weights, _, full_state = level
     cpu.initialize(
-        incoming.slots, incoming.keys, layout.bound, incoming.tables, absent, *level, width, row_state, full_state,
+        incoming.slots, incoming.keys, layout.bound, incoming.tables, absent, *level, width,
+        len(full_state) // (len(weights) // width),
         use_torch_threads() * 4,
     )  # fmt: skip

@@ -30,8 +30,8 @@ def encode(
     Parameters
     ----------
     level : tuple of ndarray
-        Weights, row state and full state, flat float32 ``[S * D]``, ``[S]`` and ``[S * D]``; the states of any size
-        where the layout keeps none.
+        Weights, row state and full state, flat float32 ``[S * D]``, ``[S]`` and ``[S * k * D]`` for k floats a weight;
+        the states of any size where the layout keeps none.
     slots, places : ndarray
         ``[n]`` int64; places are distinct.
     records : ndarray

@@ -263,15 +263,16 @@ def prefetch_slot(form, weights, row_state, full_state, slot):
     if form[5]:
         prefetch(row_state, slot)
     if form[6]:
-        prefetch_lines(full_state, slot * D, D, U(16))
+        floats = U(form[6]) * D
+        prefetch_lines(full_state, slot * floats, floats, U(16))
 
 
 @njit(**BODY)
 def encode_row(form, weights, row_state, full_state, slot, records, at, key, write_key):
     """Encode a slot into the record whose first byte is `at`, returning whether the codec can hold it."""
-    (kind, stochastic, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
+    (kind, stochastic, wide_parameters, wide_state, width, has_row_state, full_floats, parameters_at, row_state_at,
      full_state_at, _) = form  # fmt: skip
-    D = U(width)
+    D, full = U(width), U(full_floats) * U(width)
     start = slot * D
     base = mix(key ^ write_key)
     scale, offset, inverse, held = measure(form, weights, slot)
@@ -294,9 +295,9 @@ def encode_row(form, weights, row_state, full_state, slot, records, at, key, wri
     if kind == INT8 or kind == INT4:
         store_parameters(records, at + U(parameters_at), scale, offset, wide_parameters)
     if has_row_state:
-        held &= encode_state(row_state, slot, U(1), records, at + U(row_state_at), base, D + D, wide_state)
-    if has_full_state:
-        held &= encode_state(full_state, start, D, records, at + U(full_state_at), base, D, wide_state)
+        held &= encode_state(row_state, slot, U(1), records, at + U(row_state_at), base, D + max(D, full), wide_state)
+    if full:
+        held &= encode_state(full_state, slot * full, full, records, at + U(full_state_at), base, D, wide_state)
     return held
 
 
@@ -381,9 +382,9 @@ def decode_int4(records, at, parameters, values, start, D, wide):
 @njit(**BODY)
 def decode_row(form, records, at, weights, row_state, full_state, slot):
     """Decode the record whose first byte is `at` into a slot."""
-    (kind, _, wide_parameters, wide_state, width, has_row_state, has_full_state, parameters_at, row_state_at,
+    (kind, _, wide_parameters, wide_state, width, has_row_state, full_floats, parameters_at, row_state_at,
      full_state_at, _) = form  # fmt: skip
-    D = U(width)
+    D, full = U(width), U(full_floats) * U(width)
     start = slot * D
     if kind == FP32:
         decode_fp32(records, at, weights, start, D)
@@ -398,13 +399,13 @@ def decode_row(form, records, at, weights, row_state, full_state, slot):
     if wide_state:
         if has_row_state:
             row_state[slot] = load_f32(records, at + U(row_state_at))
-        if has_full_state:
-            decode_fp32(records, at + U(full_state_at), full_state, start, D)
+        if full:
+            decode_fp32(records, at + U(full_state_at), full_state, slot * full, full)
     else:
         if has_row_state:
             decode_bf16(records, at + U(row_state_at), row_state, slot, U(1))
-        if has_full_state:
-            decode_bf16(records, at + U(full_state_at), full_state, start, D)
+        if full:
+            decode_bf16(records, at + U(full_state_at), full_state, slot * full, full)
 
 
 @njit(**BODY)

@@ -50,7 +50,8 @@ class Layout:
     width: int
     """D."""
     row_state: bool
-    full_state: bool
+    full_state: int
+    """Floats a weight."""
 
     @property
     def levels(self) -> int:
@@ -81,7 +82,7 @@ class Layout:
     @property
     def record_bytes(self) -> int:
         """Bytes of a record."""
-        return self.full_state_at + (self.width * self.state_bytes if self.full_state else 0)
+        return self.full_state_at + self.full_state * self.width * self.state_bytes
 
     @cached_property
     def form(self) -> tuple[int | bool, ...]:

@@ -119,13 +119,15 @@ def encode(
     weights: Floats, row_state: np.float32, full_state: Floats, key: int, write: int, layout: Layout
 ) -> bytes | None:
     """The record of one row, or None when it holds a number that the codec cannot hold."""
-    width = layout.width
+    width, full = layout.width, layout.full_state * layout.width
     parts = [encode_weights(weights, noise(key, write, range(width)), layout)]
     states = []
     if layout.row_state:
-        states.append((np.array([row_state], dtype=np.float32), range(2 * width, 2 * width + 1)))
+        states.append(
+            (np.array([row_state], dtype=np.float32), range(width + max(width, full), width + max(width, full) + 1))
+        )
     if layout.full_state:
-        states.append((full_state, range(width, 2 * width)))
+        states.append((full_state, range(width, width + full)))
     for values, columns in states:
         if not fits(values, form.FP32_LIMIT if layout.wide_state else form.BF16_LIMIT):
             return None
@@ -139,7 +141,7 @@ def from_bf16(record: bytes) -> Floats:
 
 
 def decode(record: bytes, layout: Layout) -> tuple[Floats, Floats, Floats]:
-    """``(weights [D], row state [0 or 1], full state [0 or D])`` of one record."""
+    """``(weights [D], row state [0 or 1], full state [0, D or 2 D])`` of one record."""
     encoded = record[: layout.parameters_at]
     if layout.kind == form.FP32:
         weights = np.frombuffer(encoded, np.float32)

@@ -1,4 +1,4 @@
-"""A linear layer and its ReLU where samples of a run share some of the inputs.
+"""A linear layer, with its ReLU or without, where samples of a run share some of the inputs.
 
 The layer is linear, so the share of the common inputs is computed once a run and added to the samples'. One operation,
 so that autograd neither keeps nor copies what lies between.
@@ -20,32 +20,35 @@ from stratarec.kernels.threads import team_threads, tile_size
 from stratarec.kernels.vector import LANES
 
 
-def linear_relu(
-    own: Tensor, common: Tensor, weight: Tensor, bias: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor
-) -> Tensor:
-    """``[B, H]``: ``relu(x @ weight.T + bias)``; in the type of autocast where that is on, else in float32.
+def run_linear(
+    own: Tensor, common: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
+    starts: Tensor, *, relu: bool,
+) -> Tensor:  # fmt: skip
+    """``[B, H]``: ``x @ weight.T + bias``; in the type of autocast where that is on, else in float32.
 
     Parameters
     ----------
     own, common : Tensor
         ``[B, .]`` inputs of each sample, and ``[R, .]`` of each run; columns behind those of `columns` are zeros.
     weight, bias : Tensor
-        ``[H, C]`` and ``[H]``.
+        ``[H, C]`` and ``[H]``, or None for no bias.
     columns : pair of Tensor
         int64: which of the C inputs `own` and `common` are.
     starts : Tensor
         ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. Gradients are summed over a run's samples in
         ascending order.
+    relu : bool
+        Whether what is below 0 becomes 0.
     """
-    out: Tensor = _LinearRelu.apply(own, common, weight, bias, columns, starts)  # type: ignore[no-untyped-call]
+    out: Tensor = _RunLinear.apply(own, common, weight, bias, columns, starts, relu)  # type: ignore[no-untyped-call]
     return out
 
 
-class _LinearRelu(torch.autograd.Function):
+class _RunLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, own: Tensor, common: Tensor, weight: Tensor, bias: Tensor, columns: tuple[Tensor, Tensor],
-        starts: Tensor,
+        ctx: Any, own: Tensor, common: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
+        starts: Tensor, relu: bool,
     ) -> Tensor:  # fmt: skip
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         inputs = [own.to(kind), common.to(kind)]
@@ -54,12 +57,13 @@ class _LinearRelu(torch.autograd.Function):
             for chosen, part in zip(columns, inputs, strict=True)
         ]
         out = inputs[0] @ weights[0].t()
-        runs = torch.addmm(bias.to(kind), inputs[1], weights[1].t()).float()
+        shared = weights[1].t()
+        runs = (inputs[1] @ shared if bias is None else torch.addmm(bias.to(kind), inputs[1], shared)).float()
         threads = team_threads()
         tile = tile_size(len(runs), threads)
-        _kernels(out).relu(team_of(threads), _flat(out), _flat(runs), starts.numpy(), out.shape[1], tile)
+        _kernels(out, relu).forward(team_of(threads), _flat(out), _flat(runs), starts.numpy(), out.shape[1], tile)
         ctx.save_for_backward(*inputs, *weights, out, starts)
-        ctx.columns, ctx.shape = columns, weight.shape
+        ctx.columns, ctx.shape, ctx.relu, ctx.biased = columns, weight.shape, relu, bias is not None
         return out
 
     @staticmethod
@@ -69,7 +73,7 @@ class _LinearRelu(torch.autograd.Function):
         samples, runs = torch.empty_like(out), torch.empty(len(starts) - 1, out.shape[1])
         gradient = gradient.to(out.dtype).contiguous()
         threads = team_threads()
-        _kernels(out).gradient(
+        _kernels(out, ctx.relu).backward(
             team_of(threads), _flat(gradient), _flat(out), starts.numpy(), out.shape[1], _flat(samples),
             _flat(runs), tile_size(len(runs), threads),
         )  # fmt: skip
@@ -77,8 +81,8 @@ class _LinearRelu(torch.autograd.Function):
         weight = torch.zeros(ctx.shape)
         for columns, part in zip(ctx.columns, (samples.t() @ own, runs.t() @ common), strict=True):
             weight.index_copy_(1, columns, part[:, : len(columns)].float())
-        bias = samples.sum(0, dtype=torch.float32)
-        return (samples @ own_weight).float(), (runs @ common_weight).float(), weight, bias, None, None
+        bias = samples.sum(0, dtype=torch.float32) if ctx.biased else None
+        return (samples @ own_weight).float(), (runs @ common_weight).float(), weight, bias, None, None, None
 
 
 def pad_weight(weight: Tensor, inputs: Tensor) -> Tensor:
@@ -87,8 +91,8 @@ def pad_weight(weight: Tensor, inputs: Tensor) -> Tensor:
     return functional.pad(weight, (0, more)) if more else weight
 
 
-def _kernels(tensor: Tensor) -> Any:
-    return cpu.kernels(1 if tensor.shape[1] % LANES else LANES)
+def _kernels(tensor: Tensor, relu: bool) -> Any:
+    return cpu.kernels(1 if tensor.shape[1] % LANES else LANES, int(relu))
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:

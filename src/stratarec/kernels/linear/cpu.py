@@ -1,4 +1,4 @@
-"""Numba bodies of a rectified sum of what samples and their runs have, in float32 or bfloat16.
+"""Numba bodies of a sum of what samples and their runs have, rectified or not, in float32 or bfloat16.
 
 Arithmetic is in float32 either way. Every output element belongs to one thread.
 """
@@ -18,9 +18,10 @@ U = np.uint64
 
 
 @njit(**BODY)
-def relu_tiles(member, lanes, counter, samples, runs, starts, width, tile):
-    """samples[b] = max(samples[b] + runs[r], 0) for the samples b of run r, in place."""
+def forward_tiles(member, lanes, relu, counter, samples, runs, starts, width, tile):
+    """samples[b] += runs[r] for the samples b of run r, where `relu` is 1 at least 0."""
     literally(lanes)
+    literally(relu)
     W, count = U(width), len(starts) - 1
     while True:
         low = take(counter) * tile
@@ -30,13 +31,15 @@ def relu_tiles(member, lanes, counter, samples, runs, starts, width, tile):
             for b in range(U(starts[run]), U(starts[run + 1])):
                 for d in range(U(0), W, U(lanes)):
                     found = add(load(samples, b * W + d, lanes), load(runs, U(run) * W + d, lanes))
-                    store(samples, b * W + d, passed(found, found))
+                    store(samples, b * W + d, passed(found, found) if relu else found)
 
 
 @njit(**BODY)
-def gradient_tiles(member, lanes, counter, gradient, out, starts, width, samples, runs, tile):
-    """samples[b] = gradient[b], or 0 where out[b] <= 0; runs[r] = their sum over the run's samples, ascending."""
+def backward_tiles(member, lanes, relu, counter, gradient, out, starts, width, samples, runs, tile):
+    """samples[b] = gradient[b], where `relu` is 1 but 0 where out[b] <= 0; runs[r] = their sum over the run's samples,
+    ascending."""
     literally(lanes)
+    literally(relu)
     W, count = U(width), len(starts) - 1
     while True:
         low = take(counter) * tile
@@ -45,24 +48,25 @@ def gradient_tiles(member, lanes, counter, gradient, out, starts, width, samples
         for run in range(low, min(low + tile, count)):
             for b in range(U(starts[run]), U(starts[run + 1])):
                 for d in range(U(0), W, U(lanes)):
-                    found = passed(load(gradient, b * W + d, lanes), load(out, b * W + d, lanes))
+                    found = load(gradient, b * W + d, lanes)
+                    found = passed(found, load(out, b * W + d, lanes)) if relu else found
                     store(samples, b * W + d, found)
                     place = U(run) * W + d
                     store(runs, place, found if b == U(starts[run]) else add(load(runs, place, lanes), found))
 
 
 @cache
-def kernels(lanes: int) -> SimpleNamespace:
+def kernels(lanes: int, relu: int) -> SimpleNamespace:
     """Both passes in blocks of `lanes`, compiled for each type at its first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def relu(team, samples, runs, starts, width, tile):
-        given = (lanes, np.zeros(1, np.int64), samples, runs, starts, width, tile)
-        run_team(team, relu_tiles, given)
+    def forward(team, samples, runs, starts, width, tile):
+        given = (lanes, relu, np.zeros(1, np.int64), samples, runs, starts, width, tile)
+        run_team(team, forward_tiles, given)
 
     @njit(nogil=True, cache=True)
-    def gradient(team, gradient, out, starts, width, samples, runs, tile):
-        given = (lanes, np.zeros(1, np.int64), gradient, out, starts, width, samples, runs, tile)
-        run_team(team, gradient_tiles, given)
+    def backward(team, gradient, out, starts, width, samples, runs, tile):
+        given = (lanes, relu, np.zeros(1, np.int64), gradient, out, starts, width, samples, runs, tile)
+        run_team(team, backward_tiles, given)
 
-    return SimpleNamespace(relu=relu, gradient=gradient)
+    return SimpleNamespace(forward=forward, backward=backward)

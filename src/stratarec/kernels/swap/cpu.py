@@ -52,7 +52,8 @@ def swap_row(form, slots, home, slot, first_row, row, victim, t, noise, bound, w
         decode_row(form, records, place * size, weights, row_state, full_state, slot)
     else:
         key = key_of(noise, t, row)
-        initialize_row(slot, key, bound, weights, row_state, full_state, U(form[4]), form[5], form[6])
+        D = U(form[4])
+        initialize_row(slot, key, bound, weights, row_state, full_state, D, D * U(form[6]))
     return held
 
 

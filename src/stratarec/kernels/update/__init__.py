@@ -28,7 +28,8 @@ class Slots(NamedTuple):
     weights : ndarray
         ``[R * D]``.
     row_state, full_state : ndarray
-        ``[R]`` and ``[R * D]``, or of any size where the rule keeps no such state.
+        ``[R]`` and ``[R * k * D]``, k floats a weight of which the first ones of all weights of a row come first; of
+        any size where the rule keeps no such state.
     """
 
     weights: NDArray[np.float32]
@@ -59,9 +60,13 @@ class RowUpdate:
     rate: float
     eps: float
     decay: float
+    decoupled: bool
+    """Whether decay shrinks the weights, or is in the gradient."""
     beta1: float
     beta2: float
     step: int
+    scale: float = 1.0
+    """What summed gradients are multiplied by."""
 
 
 class Scratchpad:

@@ -26,7 +26,7 @@ from stratarec.kernels.rows import U, ahead_of, prefetch_row
 from stratarec.kernels.team import BODY, run_team, take, team_of
 from stratarec.kernels.threads import threads_for
 from stratarec.kernels.update.lists import Given, Scratch, group, list_lookups, list_singles, sort_by_row
-from stratarec.kernels.update.rules import Rule, compiled, prefetch_state, update_row
+from stratarec.kernels.update.rules import Pace, Rule, compiled, prefetch_state, update_row
 from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, Tasks, kept_for
 from stratarec.kernels.vector import add, blocks, broadcast, load, multiply, store
 
@@ -80,13 +80,13 @@ def sum_dense(lanes, ids, lookups, D, own, sources):
 
 
 @njit(**BODY)
-def apply_dense(lanes, limit, origin, D, slots, own, rule):
+def apply_dense(lanes, limit, origin, D, slots, own, rule, pace):
     """Update the rows that `sum_dense` touched and leave its arrays as it found them."""
     literally(lanes)
     for row in range(U(limit)):
         if own.touched[row]:
             own.touched[row] = 0
-            update_row(lanes, rule, slots, origin + row, D, own.dense, row * D)
+            update_row(lanes, rule, pace, slots, origin + row, D, own.dense, row * D)
             for block in range(U(0), D, U(lanes)):
                 store(own.dense, row * D + block, broadcast(NOTHING, lanes))
 
@@ -104,7 +104,7 @@ def sum_row(lanes, span, D, own, sources):
 
 
 @njit(**BODY)
-def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, rule):
+def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, rule, pace):
     """Sum each distinct row's gradients in order and update the row."""
     literally(lanes)
     begin = U(0)
@@ -116,7 +116,7 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, rule)
             prefetch_gradient(U(own.order[min(i + ahead_of(D), lookups - U(1))]), D, sources)
         sum_row(lanes, (begin, end), D, own, sources)
         begin = end
-        update_row(lanes, rule, slots, origin + U(own.row_of[u]), D, own.row_sum, U(0))
+        update_row(lanes, rule, pace, slots, origin + U(own.row_of[u]), D, own.row_sum, U(0))
 
 
 @njit(**BODY)
@@ -130,7 +130,7 @@ def own_part(work, m):
 
 @njit(**BODY)
 def update_tables(
-    member, lanes, whole, counter, width, slots, bags, features, tables, tasks, gradients, work, rule
+    member, lanes, whole, counter, width, slots, bags, features, tables, tasks, gradients, work, rule, pace
 ):  # fmt: skip
     """Take tasks until none is left: a table, or a part of its rows.
 
@@ -168,11 +168,11 @@ def update_tables(
             prefetch_gradient(i, D, sources)
         if limit * width <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(lanes, ids, lookups, D, own, sources)
-            apply_dense(lanes, limit, origin, D, slots, own, rule)
+            apply_dense(lanes, limit, origin, D, slots, own, rule, pace)
             continue
         distinct = group(ids, lookups, limit, own)
         sort_by_row(lookups, distinct, own)
-        apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, rule)
+        apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, rule, pace)
 
 
 @cache
@@ -180,10 +180,10 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """The update for rows in blocks of `lanes`, compiled at its first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_update(team, width, slots, bags, features, tables, tasks, gradients, work, rule):
+    def run_update(team, width, slots, bags, features, tables, tasks, gradients, work, rule, pace):
         given = (
             lanes, whole, np.zeros(1, np.int64), width, slots, Bags(*bags), Features(*features), tables, Tasks(*tasks),
-            Given(*gradients), Scratch(*work), Rule(*rule),
+            Given(*gradients), Scratch(*work), Rule(*rule), Pace(*pace),
         )  # fmt: skip
         run_team(team, update_tables, given)
 
@@ -202,7 +202,7 @@ def update(slots, layout, bags, gradients, rule, workspace):
     work = kept.arrays.fit(threads, load.most, layout.width, bags.values.dtype)
     kernels(*blocks(layout.width)).update(
         team_of(threads), layout.width, tuple(slots), bags.compiled, layout.features(bags), tables, tuple(tasks),
-        _given(layout, gradients), tuple(work), compiled(rule),
+        _given(layout, gradients), tuple(work), *compiled(rule),
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stratarec.kernels.update import RowUpdate
+
 
 def row_gradients(lookups: list[tuple[int, Tensor, float]]) -> dict[int, Tensor]:
     """Row -> sum of ``factor * gradient`` over its lookups, in the order given."""
@@ -18,36 +20,30 @@ def row_gradients(lookups: list[tuple[int, Tensor, float]]) -> dict[int, Tensor]
     return sums
 
 
-def update_row(
-    kind: str,
-    weight: Tensor,
-    gradient: Tensor,
-    state: dict[str, Tensor],
-    *,
-    rate: float,
-    eps: float,
-    decay: float,
-    betas: tuple[float, float],
-    step: int,
-) -> None:
+def update_row(rule: RowUpdate, weight: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
     """Apply one summed gradient ``[D]`` to one row ``[D]`` and its state, in place.
 
     Row-wise Adagrad (Gupta et al. 2014; FBGEMM's exact form) keeps the running sum of the mean squared gradient of a
-    row. Row-wise Adam keeps the first moment per weight and the second per row; its weight decay is decoupled.
+    row. Adam (Kingma and Ba 2015, in the form of ``torch.optim.Adam``) keeps both moments per weight, row-wise Adam the
+    second per row. Decay is in the gradient, or decoupled (Loshchilov and Hutter 2019), as in ``torch.optim.AdamW``.
     """
-    if decay and kind != "rowwise_adam":
-        gradient = gradient + decay * weight
-    if kind == "sgd":
-        weight -= rate * gradient
-    elif kind == "rowwise_adagrad":
-        state["sum"] += gradient.square().mean()
-        weight -= rate / (state["sum"].sqrt() + eps) * gradient
-    elif kind == "adagrad":
-        state["sum"] += gradient.square()
-        weight -= rate * gradient / (state["sum"].sqrt() + eps)
+    gradient = rule.scale * gradient
+    if rule.decoupled:
+        weight *= 1 - rule.rate * rule.decay
     else:
-        state["exp_avg"].mul_(betas[0]).add_(gradient, alpha=1 - betas[0])
-        state["exp_avg_sq"].mul_(betas[1]).add_(gradient.square().mean(), alpha=1 - betas[1])
-        moment = state["exp_avg"] / (1 - betas[0] ** step)
-        scale = (state["exp_avg_sq"] / (1 - betas[1] ** step)).sqrt() + eps
-        weight -= rate * (moment / scale + decay * weight)
+        gradient = gradient + rule.decay * weight
+    if rule.kind == "sgd":
+        weight -= rule.rate * gradient
+    elif rule.kind == "rowwise_adagrad":
+        state["sum"] += gradient.square().mean()
+        weight -= rule.rate / (state["sum"].sqrt() + rule.eps) * gradient
+    elif rule.kind == "adagrad":
+        state["sum"] += gradient.square()
+        weight -= rule.rate * gradient / (state["sum"].sqrt() + rule.eps)
+    else:
+        square = gradient.square() if rule.kind == "adam" else gradient.square().mean()
+        state["exp_avg"].mul_(rule.beta1).add_(gradient, alpha=1 - rule.beta1)
+        state["exp_avg_sq"].mul_(rule.beta2).add_(square, alpha=1 - rule.beta2)
+        moment = state["exp_avg"] / (1 - rule.beta1**rule.step)
+        scale = (state["exp_avg_sq"] / (1 - rule.beta2**rule.step)).sqrt() + rule.eps
+        weight -= rule.rate * moment / scale

@@ -1,4 +1,8 @@
-"""What a row optimizer does to one row and its state, for Numba kernels."""
+"""What a row optimizer does to one row and its state, for Numba kernels.
+
+Every function works in blocks of `lanes`, a constant of each compiled kernel. Nothing is contracted or reassociated: a
+row's bits follow from its own bits, its gradient and the step's numbers, wherever the row lies.
+"""
 
 from __future__ import annotations
 
@@ -10,81 +14,151 @@ from numba import literally, njit
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.rows import U, prefetch_row
 from stratarec.kernels.team import BODY
-from stratarec.kernels.vector import broadcast, load, multiply, store, subtract, total
+from stratarec.kernels.vector import add, broadcast, divide, load, multiply, square_root, store, subtract, total
 
-SGD, ROWWISE_ADAGRAD, ADAGRAD, ROWWISE_ADAM = 0, 1, 2, 3
-KINDS = {"sgd": SGD, "rowwise_adagrad": ROWWISE_ADAGRAD, "adagrad": ADAGRAD, "rowwise_adam": ROWWISE_ADAM}
+SGD, ROWWISE_ADAGRAD, ADAGRAD, ROWWISE_ADAM, ADAM = range(5)
+KINDS = {
+    "sgd": SGD, "rowwise_adagrad": ROWWISE_ADAGRAD, "adagrad": ADAGRAD, "rowwise_adam": ROWWISE_ADAM, "adam": ADAM,
+}  # fmt: skip
 
 
 class Rule(NamedTuple):
-    """A step's numbers; `moment` and `second` are Adam's bias corrections 1 - beta1^t and 1 - beta2^t."""
+    """A row optimizer's numbers: those of every step.
+
+    `pull` is the weight decay in the gradient and `leak` the decoupled one, of which one is 0. `rest1` is 1 - beta1,
+    rounded once: 1 minus a rounded beta is off by 1e-5 of itself.
+    """
 
     kind: int
-    rate: np.float32
+    scale: np.float32
     eps: np.float32
-    decay: np.float32
+    pull: np.float32
+    leak: np.float32
     beta1: np.float32
+    rest1: np.float32
     beta2: np.float32
-    moment: np.float32
-    second: np.float32
+    rest2: np.float32
+
+
+class Pace(NamedTuple):
+    """A step's own numbers.
+
+    `stride` is the rate over Adam's first correction 1 - beta1^t, `sharp` one over the root of the second 1 - beta2^t.
+    """
+
+    rate: np.float32
+    stride: np.float32
+    sharp: np.float32
 
 
 def compiled(rule):
-    """A `RowUpdate`, `Rule` as kernels take it."""
-    numbers = (
-        rule.rate, rule.eps, rule.decay, rule.beta1, rule.beta2, 1 - rule.beta1**rule.step, 1 - rule.beta2**rule.step
-    )  # fmt: skip
-    return KINDS[rule.kind], *(np.float32(number) for number in numbers)
+    """A `RowUpdate`, as `Rule` and `Pace`."""
+    pull, leak = (0.0, rule.decay) if rule.decoupled else (rule.decay, 0.0)
+    numbers = (rule.scale, rule.eps, pull, leak, rule.beta1, 1 - rule.beta1, rule.beta2, 1 - rule.beta2)
+    return (KINDS[rule.kind], *(np.float32(number) for number in numbers)), pace_of(rule)
+
+
+def pace_of(rule):
+    """The numbers of a `RowUpdate`'s step."""
+    first, second = 1 - rule.beta1**rule.step, 1 - rule.beta2**rule.step
+    return tuple(np.float32(number) for number in (rule.rate, rule.rate / first, second**-0.5))
 
 
 @njit(**BODY)
-def mean_square(lanes, gradient, start, D):
+def direction(lanes, rule, weights, place, gradient, at):
+    """A block of a row's gradient, the L2 term within."""
+    literally(lanes)
+    found = multiply(broadcast(rule.scale, lanes), load(gradient, at, lanes))
+    if rule.pull != 0:
+        found = add(found, multiply(broadcast(rule.pull, lanes), load(weights, place, lanes)))
+    return found
+
+
+@njit(**BODY)
+def mean_square(lanes, rule, weights, first, D, gradient, start):
     """Mean of squares, block after block, each in `vector.total`'s order: the same bits on every machine."""
     literally(lanes)
     found = np.float32(0.0)
-    for block in range(start, start + D, U(lanes)):
-        part = load(gradient, block, lanes)
+    for block in range(U(0), D, U(lanes)):
+        part = direction(lanes, rule, weights, first + block, gradient, start + block)
         found += total(multiply(part, part))
     return found / np.float32(D)
 
 
 @njit(**BODY)
-def step_by(lanes, weights, first, gradient, start, D, factor):
-    """``weights[first:][:D] -= factor * gradient[start:][:D]``."""
+def move(lanes, rule, pace, weights, place, change):
+    """``weights[place:][:lanes] -= change``, after decoupled decay."""
     literally(lanes)
-    for block in range(U(0), D, U(lanes)):
-        change = multiply(broadcast(factor, lanes), load(gradient, start + block, lanes))
-        store(weights, first + block, subtract(load(weights, first + block, lanes), change))
+    kept = load(weights, place, lanes)
+    if rule.leak != 0:
+        kept = multiply(broadcast(np.float32(1.0) - pace.rate * rule.leak, lanes), kept)
+    store(weights, place, subtract(kept, change))
 
 
 @njit(**BODY)
-def update_row(lanes, rule, slots, row, D, gradient, start):
+def blend(lanes, state, place, keep, rest, found):
+    """``state[place:][:lanes] = keep * itself + rest * found``; returns it."""
+    literally(lanes)
+    kept = multiply(broadcast(keep, lanes), load(state, place, lanes))
+    blended = add(kept, multiply(broadcast(rest, lanes), found))
+    store(state, place, blended)
+    return blended
+
+
+@njit(**BODY)
+def adagrad_block(lanes, rule, pace, slots, place, found):
+    """Adagrad's step of a block whose gradient is `found`."""
+    literally(lanes)
+    sums = add(load(slots[2], place, lanes), multiply(found, found))
+    store(slots[2], place, sums)
+    scale = add(square_root(sums), broadcast(rule.eps, lanes))
+    move(lanes, rule, pace, slots[0], place, divide(multiply(broadcast(pace.rate, lanes), found), scale))
+
+
+@njit(**BODY)
+def adam_block(lanes, rule, pace, slots, place, state, D, found):
+    """Adam's step of a block: the moments of a slot lie one behind the other, the block's own from `state` on."""
+    literally(lanes)
+    first = blend(lanes, slots[2], state, rule.beta1, rule.rest1, found)
+    second = blend(lanes, slots[2], state + D, rule.beta2, rule.rest2, multiply(found, found))
+    scale = add(multiply(square_root(second), broadcast(pace.sharp, lanes)), broadcast(rule.eps, lanes))
+    move(lanes, rule, pace, slots[0], place, divide(multiply(broadcast(pace.stride, lanes), first), scale))
+
+
+@njit(**BODY)
+def factor_of(lanes, rule, pace, slots, row, D, gradient, start):
+    """What a whole row's gradient, or its first moment, is multiplied by; the row's state takes the gradient in."""
+    literally(lanes)
+    factor, row_state = pace.rate, slots[1]
+    if rule.kind != SGD:
+        square = mean_square(lanes, rule, slots[0], row * D, D, gradient, start)
+        if rule.kind == ROWWISE_ADAGRAD:
+            row_state[row] += square
+            factor = pace.rate / (np.sqrt(row_state[row]) + rule.eps)
+        else:
+            row_state[row] = rule.beta2 * row_state[row] + rule.rest2 * square
+            factor = pace.stride / (np.sqrt(row_state[row]) * pace.sharp + rule.eps)
+    return factor
+
+
+@njit(**BODY)
+def update_row(lanes, rule, pace, slots, row, D, gradient, start):
     """Apply one summed gradient ``gradient[start:start + D]`` to row `row` and its state."""
     literally(lanes)
-    weights, row_state, full_state = slots
-    first, one = row * D, np.float32(1.0)
-    if rule.kind == SGD or rule.kind == ROWWISE_ADAGRAD:
-        if rule.decay != 0:
-            for d in range(D):
-                gradient[start + d] += rule.decay * weights[first + d]
-        factor = rule.rate
-        if rule.kind == ROWWISE_ADAGRAD:
-            row_state[row] += mean_square(lanes, gradient, start, D)
-            factor = rule.rate / (np.sqrt(row_state[row]) + rule.eps)
-        step_by(lanes, weights, first, gradient, start, D, factor)
-    elif rule.kind == ADAGRAD:
-        for d in range(D):
-            g = gradient[start + d] + rule.decay * weights[first + d]
-            full_state[first + d] += g * g
-            weights[first + d] -= rule.rate * g / (np.sqrt(full_state[first + d]) + rule.eps)
-    else:
-        square = mean_square(lanes, gradient, start, D)
-        row_state[row] = rule.beta2 * row_state[row] + (one - rule.beta2) * square
-        scale = np.sqrt(row_state[row] / rule.second) + rule.eps
-        for d in range(D):
-            full_state[first + d] = rule.beta1 * full_state[first + d] + (one - rule.beta1) * gradient[start + d]
-            delta = full_state[first + d] / rule.moment / scale + rule.decay * weights[first + d]
-            weights[first + d] -= rule.rate * delta
+    first, factor = row * D, np.float32(0.0)
+    if rule.kind == SGD or rule.kind == ROWWISE_ADAGRAD or rule.kind == ROWWISE_ADAM:
+        factor = factor_of(lanes, rule, pace, slots, row, D, gradient, start)
+    for block in range(U(0), D, U(lanes)):
+        place = first + block
+        found = direction(lanes, rule, slots[0], place, gradient, start + block)
+        if rule.kind == ADAGRAD:
+            adagrad_block(lanes, rule, pace, slots, place, found)
+        elif rule.kind == ADAM:
+            adam_block(lanes, rule, pace, slots, place, first + place, D, found)
+        else:
+            if rule.kind == ROWWISE_ADAM:
+                found = blend(lanes, slots[2], place, rule.beta1, rule.rest1, found)
+            move(lanes, rule, pace, slots[0], place, multiply(broadcast(factor, lanes), found))
 
 
 @njit(**BODY)
@@ -95,3 +169,5 @@ def prefetch_state(kind, slots, row, D):
         prefetch(slots[1], row)
     if kind == ADAGRAD or kind == ROWWISE_ADAM:
         prefetch_row(slots[2], row * D, D)
+    if kind == ADAM:
+        prefetch_row(slots[2], U(2) * row * D, U(2) * D)

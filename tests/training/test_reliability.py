@@ -1,0 +1,128 @@
+"""Calibration error and reliability against what they must be, by counting and by expectation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from stratarec.training.metrics import evaluate_labels, evaluate_logits, figures
+from stratarec.training.reliability import MOST_BINS, Reliability
+
+
+def drawn(samples: int, shift: float = 0.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels, and logits that are `shift` above those of the labels' probabilities."""
+    draws = np.random.default_rng(seed)
+    logit = draws.normal(-1.5, 1.0, samples)
+    label = (draws.random(samples) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    return label, (logit + shift).astype(np.float32)
+
+
+def sigmoid(logit: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logit.astype(np.float64)))
+
+
+@pytest.mark.parametrize("samples", [1_000, 20_000])
+def test_a_calibrated_model_has_the_error_that_chance_gives_it(samples: int) -> None:
+    found = [evaluate_logits(*drawn(samples, seed=seed)) for seed in range(30)]
+    errors, noises = (
+        np.array([getattr(each, name) for each in found]) for name in ("calibration_error", "calibration_noise")
+    )
+    assert errors.mean() == pytest.approx(noises.mean(), rel=0.08)
+    # Falls as the square root of samples.
+    assert noises.mean() * math.sqrt(samples) == pytest.approx(1.25, rel=0.15)
+
+
+@pytest.mark.parametrize("shift", [0.3, -0.5])
+def test_a_shifted_model_has_the_shift(shift: float) -> None:
+    label, logit = drawn(300_000, shift)
+    expected = np.abs(sigmoid(logit) - sigmoid(logit - shift)).mean()
+    found = evaluate_logits(label, logit)
+    assert found.calibration_error == pytest.approx(expected, rel=0.03)
+    assert found.calibration_noise < 0.1 * expected
+    assert all((each.predicted > each.observed) == (shift > 0) for each in found.reliability)
+    assert not any(each.low < each.predicted < each.high for each in found.reliability)
+
+
+def test_bins_are_of_equal_mass_and_hold_every_sample_once() -> None:
+    label, logit = drawn(50_000)
+    bins = Reliability().add(label, logit).bins()
+    assert len(bins) == MOST_BINS
+    assert sum(each.samples for each in bins) == len(label)
+    assert all(each.share == pytest.approx(1 / MOST_BINS, rel=0.1) for each in bins)
+    predicted = [each.predicted for each in bins]
+    assert predicted == sorted(predicted)
+    assert sum(each.share * each.predicted for each in bins) == pytest.approx(sigmoid(logit).mean(), rel=1e-9)
+    assert sum(each.share * each.observed for each in bins) == pytest.approx(label.mean(dtype=float), rel=1e-9)
+    # Counted by hand from where the bins end.
+    ends = np.searchsorted(np.sort(logit), np.cumsum([each.samples for each in bins])[:-1])
+    assert len(ends) == MOST_BINS - 1
+    for each, part in zip(
+        bins, np.split(np.argsort(logit, kind="stable"), np.cumsum([b.samples for b in bins])[:-1]), strict=True
+    ):
+        assert each.observed == pytest.approx(label[part].mean(dtype=float), rel=1e-9)
+        assert each.predicted == pytest.approx(sigmoid(logit[part]).mean(), rel=1e-9)
+
+
+def test_intervals_hold_the_rate_of_a_calibrated_model_as_often_as_they_say() -> None:
+    bins = [each for seed in range(40) for each in Reliability().add(*drawn(5_000, seed=seed)).bins()]
+    assert np.mean([each.low <= each.predicted <= each.high for each in bins]) == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize(("samples", "bins"), [(0, 0), (1, 1), (99, 1), (100, 2), (5_000, MOST_BINS)])
+def test_few_samples_have_few_bins(samples: int, bins: int) -> None:
+    found = evaluate_logits(*drawn(samples))
+    assert len(found.reliability) == bins
+    assert math.isnan(found.calibration_error) == math.isnan(found.calibration_noise) == (samples == 0)
+
+
+def test_samples_of_one_logit_are_one_bin_however_extreme() -> None:
+    for logit in (0.0, -1e30, 1e30):
+        (only,) = Reliability().add(np.ones(5_000), np.full(5_000, logit)).bins()
+        assert (only.samples, only.observed, only.share) == (5_000, 1, 1)
+        assert 0 <= only.low <= only.high <= 1
+
+
+def test_a_weight_is_so_many_samples() -> None:
+    label, logit = drawn(3_000)
+    weight = np.random.default_rng(1).integers(0, 4, len(label))
+    found = evaluate_logits(label, logit, weight=weight.astype(np.float32))
+    repeated = evaluate_logits(*(np.repeat(column, weight) for column in (label, logit)))
+    assert found.calibration_error == pytest.approx(repeated.calibration_error, rel=0.2)
+    # Fewer samples that count more are less sure.
+    assert found.calibration_noise > 1.1 * repeated.calibration_noise
+    (whole,), (more,) = (
+        Reliability().add(*each).bins(1)
+        for each in ((label, logit, weight), [np.repeat(c, weight) for c in (label, logit)])
+    )
+    assert (whole.observed, whole.predicted) == pytest.approx((more.observed, more.predicted), rel=1e-9)
+    assert whole.samples == (weight > 0).sum()
+    assert whole.high - whole.low > more.high - more.low
+
+
+def test_sums_of_parts_are_those_of_the_whole() -> None:
+    label, logit = drawn(700_000)
+    parts = np.array_split(np.arange(len(label)), 7)
+    streamed = Reliability()
+    for part in parts:
+        streamed.add(label[part], logit[part])
+    ranks = sum(
+        (Reliability().add(label[part], logit[part]) for part in parts[1:]),
+        Reliability().add(*(c[parts[0]] for c in (label, logit))),
+    )
+    whole = Reliability().add(label, logit)
+    for found in (streamed, ranks):
+        assert np.array_equal(found.sums[0], whole.sums[0])
+        np.testing.assert_allclose(found.sums, whole.sums, rtol=1e-12)
+        assert found.error() == pytest.approx(whole.error(), rel=1e-12)
+    assert whole.sums.nbytes < 1 << 20
+
+
+def test_each_label_has_bins_of_the_samples_that_know_it() -> None:
+    label, logit = drawn(4_000)
+    both = np.stack([label, np.where(np.arange(4_000) % 2, label, np.nan)], axis=1)
+    found = figures(evaluate_labels(["click", "like"], both, np.stack([logit, logit + 0.4], axis=1)))
+    sizes = {name: sum(each["samples"] for each in part["reliability"]) for name, part in found["labels"].items()}
+    assert sizes == {"click": 4_000, "like": 2_000}
+    assert found["labels"]["like"]["calibration_error"] > 3 * found["labels"]["click"]["calibration_error"]
