@@ -74,7 +74,7 @@ def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     for manifest in checkpoint.read_state(path)["tables"]["groups"]:
         total = sum(rows for _, rows, *_ in manifest["tables"])
         for rows, found_rows in saved_rows(path / "tables" / manifest["name"], manifest):
-            for part in ("weights", "row_state", "full_state"):
+            for part in ("weights", "row_state", "full_state", "clock"):
                 values = getattr(found_rows, part)
                 if len(values):
                     name = f"{manifest['name']}.{part}"

@@ -50,6 +50,7 @@ ROOMS = [
     ("embedding.config",),
     ("embedding.codecs",),
     ("embedding.rows",),
+    ("embedding.course",),
     ("embedding.optimizers",),
     ("embedding.schedules",),
     ("data",),

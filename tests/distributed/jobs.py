@@ -45,6 +45,7 @@ class Setup:
     """Every bag holds one id."""
     steps: int = 20
     optimizer: str = "rowwise_adagrad"
+    """Its kind; ``<kind> of all rows`` changes all of them at every step."""
     exchange: DistributedConfig = field(default_factory=DistributedConfig)
     uneven: bool = False
     """Ranks have batches of different sizes, some empty."""
@@ -106,10 +107,16 @@ def loss(found: Any, features: KeyedJagged) -> Tensor:
     )
 
 
+def row_optimizer(setup: Setup) -> RowOptimizerConfig:
+    kind, _, rows = setup.optimizer.partition(" of ")
+    changed = {"rows": "all", "weight_decay": 0.02} if rows else {}
+    return RowOptimizerConfig(kind=kind, learning_rate=0.05, **changed)  # type: ignore[arg-type]
+
+
 def single(setup: Setup, path: Path) -> dict[str, Any]:
     """One process on the batches of all ranks."""
     collection = TieredEmbeddingBagCollection(
-        TABLES, optimizer=RowOptimizerConfig(kind=setup.optimizer, learning_rate=0.05), seed=7,  # type: ignore[arg-type]
+        TABLES, optimizer=row_optimizer(setup), seed=7,
         tiers=tiers(setup, path / "single"),
     )  # fmt: skip
     return trained(collection, setup, 0, 1)
@@ -119,7 +126,7 @@ def sharded(mesh: Mesh, setup: Setup, path: Path) -> dict[str, Any]:
     """One of several."""
     sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
     collection = ShardedCollection(
-        sharding, mesh, optimizer=RowOptimizerConfig(kind=setup.optimizer, learning_rate=0.05), seed=7,  # type: ignore[arg-type]
+        sharding, mesh, optimizer=row_optimizer(setup), seed=7,
         tiers=tiers(setup, path / f"rank-{mesh.rank}"), config=setup.exchange,
     )  # fmt: skip
     return trained(collection, setup, mesh.rank, mesh.ranks)

@@ -69,10 +69,18 @@ def test_rows_that_travel_differ_by_the_order_of_sums_alone(
 
 
 @pytest.mark.parametrize("layout", ["whole", "rows", "split"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adam", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adam", "adam of all rows"])
 def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_path: Path) -> None:
     setup = Setup(layout, optimizer=optimizer)
     compare(together([sharded(Mesh.alone(), setup, tmp_path)]), single(setup, tmp_path), 0)
+
+
+@pytest.mark.parametrize(("layout", "tolerance"), [("whole", 0), ("rows", 1e-4)])
+def test_rows_that_a_batch_lacks_change_on_their_owner(
+    ranks: Ranks, layout: str, tolerance: float, tmp_path: Path
+) -> None:
+    setup = Setup(layout, optimizer="adam of all rows", home="dram", steps=60)
+    compare(together(ranks.run(2, sharded, setup, tmp_path)), single(setup, tmp_path), tolerance)
 
 
 def test_ranks_may_have_no_tables(ranks: Ranks, tmp_path: Path) -> None:

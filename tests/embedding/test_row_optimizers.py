@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
+from stratarec.errors import ConfigError
 from stratarec.jagged import KeyedJagged
 
 ROWS, WIDTH, STEPS = 12, 10, 60
@@ -64,3 +65,91 @@ def test_adam_on_some_rows_is_that_of_torch_for_sparse_gradients() -> None:
         sparse.step()
     assert_alike(module, weight.detach(), sparse.state[weight])
     assert (module.table("t")["exp_avg_sq"][-1] == 0).all()
+
+
+# Steps that change all rows
+
+
+DENSE: dict[str, Any] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+WARMING = ScheduleConfig(kind="cosine", warmup_steps=5, total_steps=50, final_factor=0.1)
+
+
+def rare(step: int) -> Tensor:
+    """Ids of a batch: of the last rows only now and then."""
+    draws = torch.rand(6, generator=torch.Generator().manual_seed(2000 + step))
+    return (draws**3 * ROWS).long()
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_a_step_of_all_rows_is_that_of_torch_on_the_whole_table(kind: str) -> None:
+    """The gradient of ``weight_decay / 2 * sum of squares`` on every row at every step, and a rate that changes."""
+    module = made(kind=kind, weight_decay=0.05, rows="all", schedule=WARMING)
+    weight = module.table("t")["weight"].clone().requires_grad_()
+    dense = DENSE[kind]([weight], lr=0.02, **({"eps": 1e-8} if kind != "sgd" else {}))
+    for step in range(STEPS):
+        if step == 30:
+            module.rate_factor = 0.3
+        dense.param_groups[0]["lr"] = 0.02 * WARMING.factor(step) * (0.3 if step >= 30 else 1)
+        found = module(looked_up(rare(step))).pooled
+        torch.testing.assert_close(found, weight[rare(step)].detach(), rtol=1e-5, atol=2e-6)
+        (found - targets(step, 6)).square().sum().backward()
+        dense.zero_grad()
+        ((weight[rare(step)] - targets(step, 6)).square().sum() + 0.05 / 2 * weight.square().sum()).backward()
+        dense.step()
+        assert module.learning_rate == pytest.approx(0.02 * WARMING.factor(step + 1) * (0.3 if step >= 30 else 1))
+    found = module.table("t")
+    assert (found["clock"] == STEPS).all()
+    torch.testing.assert_close(found["weight"], weight.detach(), rtol=2e-5, atol=5e-6)
+    if kind == "adam":
+        assert_alike(module, weight.detach(), dense.state[weight])
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam"])
+@pytest.mark.parametrize("decay", ["l2", "decoupled"])
+def test_who_looks_at_rows_in_between_changes_no_bit(kind: str, decay: str) -> None:
+    """Rows that catch up at every step have the bits of rows that catch up once."""
+    found = []
+    for every in (1, 7, STEPS):
+        module = made(kind=kind, weight_decay=0.05, decay=decay, rows="all", schedule=WARMING)
+        for step in range(STEPS):
+            (module(looked_up(rare(step))).pooled - targets(step, 6)).square().sum().backward()
+            if step % every == 3:
+                with torch.no_grad():
+                    module(looked_up(torch.arange(ROWS)))
+                module.rows("t", 2, 5)
+        found.append({name: view.clone() for name, view in module.table("t").items()})
+    for other in found[1:]:
+        assert all(torch.equal(found[0][name], other[name]) for name in other)
+
+
+def test_rows_that_a_second_batch_lacks_take_the_step_of_the_first() -> None:
+    """Two look-ups before two backwards: the second's gradient is of rows that the first did not change yet."""
+    module = made(kind="sgd", weight_decay=0.5, rows="all")
+    start = module.table("t")["weight"].clone()
+    one, other = (module(looked_up(torch.tensor([row]))).pooled for row in (0, 1))
+    one.sum().backward()
+    other.sum().backward()
+    weight = module.table("t")["weight"]
+    keep = 1 - 0.02 * 0.5
+    torch.testing.assert_close(weight[0], (start[0] * keep - 0.02) * keep)
+    torch.testing.assert_close(weight[1], start[1] * keep * keep - 0.02)
+    torch.testing.assert_close(weight[2:], start[2:] * keep * keep)
+
+
+def test_state_of_all_rows_goes_on_elsewhere() -> None:
+    one, other = (made(kind="adam", weight_decay=0.05, rows="all") for _ in range(2))
+    for step in range(9):
+        one(looked_up(rare(step))).pooled.square().sum().backward()
+        if step == 4:
+            other.load_state_dict(one.state_dict())
+        elif step > 4:
+            other(looked_up(rare(step))).pooled.square().sum().backward()
+    assert all(torch.equal(view, other.table("t")[name]) for name, view in one.table("t").items())
+
+
+def test_all_rows_without_anything_to_change_them_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rows is all, but without optimizer.weight_decay adagrad leaves rows"):
+        RowOptimizerConfig(kind="adagrad", rows="all")
+    with pytest.raises(ConfigError, match="rows is 'table', expected batch or all"):
+        RowOptimizerConfig(rows="table")  # type: ignore[arg-type]
+    assert RowOptimizerConfig(kind="adam", rows="all").clocked

@@ -71,7 +71,9 @@ def cached_tables(model: Model) -> list[CachedTables]:
 class Model(nn.Module):
     def __init__(self, config: TierConfig | None, kind: str) -> None:
         super().__init__()
-        optimizer = RowOptimizerConfig(kind=kind, learning_rate=0.05)
+        kind, _, rows = kind.partition(" of ")
+        changed = {"rows": "all", "weight_decay": 0.02} if rows else {}
+        optimizer = RowOptimizerConfig(kind=kind, learning_rate=0.05, **changed)
         self.tables = TieredEmbeddingBagCollection(TABLES, optimizer=optimizer, seed=5, tiers=config)
         torch.manual_seed(1)
         self.network = nn.Sequential(nn.Linear(4 * 8 + 8, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -120,7 +122,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 @pytest.fixture(scope="module")
 def in_memory() -> dict[str, dict[str, Tensor]]:
     found = {}
-    for kind in ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam"):
+    for kind in ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam", "adam of all rows"):
         model = Model(None, kind)
         train(model, batches(), 0)
         found[kind] = everything(model)
@@ -139,7 +141,7 @@ def test_same_bits_as_in_memory(in_memory, tmp_path, home, share, lookahead):
     assert share == 1.0 or all(traffic.rows_out > 0 for traffic in moved), "nothing was evicted: no test of eviction"
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adam", "adam"])
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adam", "adam", "adam of all rows"])
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
 def test_same_bits_with_every_optimizer_and_policy(in_memory, kind, policy):
     model = Model(tiers(0.01, policy=policy), kind)
@@ -175,8 +177,9 @@ def test_a_codec_gives_the_same_bits_in_every_run(kind):
     assert_same(first, run(7))
 
 
-def test_reading_changes_nothing_and_sees_every_row():
-    plain, cached = Model(None, "rowwise_adagrad"), Model(tiers(0.01), "rowwise_adagrad")
+@pytest.mark.parametrize("kind", ["rowwise_adagrad", "adam of all rows"])
+def test_reading_changes_nothing_and_sees_every_row(kind):
+    plain, cached = Model(None, kind), Model(tiers(0.01), kind)
     data = batches()
     train(plain, data, 0)
     train(cached, data, 0)

@@ -50,9 +50,9 @@ class Side:
     """Level 0 and the home under it."""
 
     def __init__(self, form: Layout) -> None:
-        self.slots = tuple(
-            np.zeros(2 * SLOTS * size, np.float32) for size in (form.width, 1, form.width * form.full_state)
-        )
+        sizes = (form.width, 1, form.width * form.full_state)
+        floats = (np.zeros(2 * SLOTS * size, np.float32) for size in sizes)
+        self.slots = (*floats, np.zeros(2 * SLOTS * form.clock, np.int32))
         rows = int(ROWS.sum())
         self.home = (np.zeros((rows, form.record_bytes), np.uint8), *(np.zeros(rows // 8 + 1, np.uint8) for _ in "wc"))
 
@@ -76,7 +76,7 @@ def nothing_of(moves: cache.Moves) -> cache.Moves:
 def form_of(kind: str, width: int, full_state: int) -> Layout:
     return Layout(
         kind=KINDS[kind], stochastic=True, wide_parameters=False, wide_state=False, width=width, row_state=True,
-        full_state=full_state,
+        full_state=full_state, clock=full_state == 2,
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_st
             np.testing.assert_array_equal(left, right)
         for side in (plain, fused):
             for part in side.slots:
-                part += np.random.default_rng(number).random(part.size, np.float32)
+                part += np.random.default_rng(number).integers(0, 9, part.size).astype(part.dtype)
     assert evicted > LOOKUPS
 
 

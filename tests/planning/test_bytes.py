@@ -80,17 +80,18 @@ def test_a_record_has_weights_parameters_and_state_without_padding(
     width=st.integers(1, 300),
     row_state=st.booleans(),
     full_state=st.integers(0, 2),
+    clock=st.booleans(),
 )
 def test_a_record_is_what_the_codec_writes(
-    kind: str, parameters: str, state: str, width: int, row_state: bool, full_state: int
+    kind: str, parameters: str, state: str, width: int, row_state: bool, full_state: int, clock: bool
 ) -> None:
     config = CodecConfig(kind=kind, parameters=parameters, state=state)  # type: ignore[arg-type]
-    codec = RecordCodec(config, width=width, row_state=row_state, full_state=full_state)
-    row = RowShape(width=width, row_state=row_state, full_state=full_state)
+    codec = RecordCodec(config, width=width, row_state=row_state, full_state=full_state, clock=clock)
+    row = RowShape(width=width, row_state=row_state, full_state=full_state, clock=clock)
     assert record_bytes(config, row) == codec.record_bytes
     found = parts(row, 10, 0, config)
     assert sum(size for name, size in found.items() if "record" in name) == 10 * codec.record_bytes
-    assert found.get("dram record state", 0) == 10 * {"fp32": 4, "bf16": 2}[state] * row.state_floats
+    assert found.get("dram record state", 0) == 10 * ({"fp32": 4, "bf16": 2}[state] * row.state_floats + 4 * clock)
 
 
 def test_a_table_in_level_0_has_weights_and_state_alone() -> None:

@@ -54,3 +54,23 @@ def test_dropout_and_statistics_change_what_is_trained(home: Path, tmp_path: Pat
                for name in ("plain", "dropout", "norm")]  # fmt: skip
     assert not torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_plateau_slows_all_rates_and_resumes_bitwise(home: Path, tmp_path: Path) -> None:
+    """By the rule of torch, whose scheduler is told the same evaluations; at a rate that makes some of them worse."""
+    options = {"plateau": {"patience": 2, "factor": 0.5, "min_factor": 0.2}, "eval_every": 4}
+    options |= {"embedding": {"kind": "rowwise_adam", "learning_rate": 0.5}}
+    whole = run(home, tmp_path / "whole", {}, **options)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    rule = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        torch.optim.SGD([weight], lr=1.0), mode="max", factor=0.5, patience=1, threshold=0, min_lr=0.2
+    )  # fmt: skip
+    for entry in whole.position.regular:
+        rule.step(entry["auc"])
+    assert whole.stages.rate_factor == rule.get_last_lr()[0] < 1
+    assert whole.optimizer.param_groups[0]["lr"] in (1e-3, 1e-3 * 0.5, 1e-3 * 0.25, 1e-3 * 0.2)
+    assert whole.model.embeddings.learning_rate == 0.5 * whole.stages.rate_factor
+    run(home, tmp_path / "parts", {}, max_steps=43, **options)
+    parts = run(home, tmp_path / "parts", {}, resume=True, **options)
+    assert parts.stages.rate_factor == whole.stages.rate_factor
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))

@@ -29,6 +29,7 @@ from stratarec.training import checkpoint
 from stratarec.training.run import new_plan, open_run
 from stratarec.training.trainer import Trainer
 
+EVERY_ROW: dict[str, Any] = {"kind": "adam", "learning_rate": 0.01, "rows": "all", "weight_decay": 0.01}
 INT8: dict[str, Any] = {"precision": "int8", "lookahead": 2, "cache": {"fraction": 0.1, "ways": 8}}
 
 
@@ -76,8 +77,10 @@ def cached(trainer: Trainer) -> int:
 
 
 def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Path) -> None:
-    plain = train(recipe(home, tmp_path / "plain", {}))
-    made = recipe(home, tmp_path / "log", {**INT8, "block": {"path": str(tmp_path / "rows"), "budget": "64MiB"}})
+    """Rows that a step changes without looking them up, too."""
+    plain = train(recipe(home, tmp_path / "plain", {}, embedding=EVERY_ROW))
+    block = {"path": str(tmp_path / "rows"), "budget": "64MiB"}
+    made = recipe(home, tmp_path / "log", {**INT8, "block": block}, embedding=EVERY_ROW)
     tiered = train(made, plan=in_log(made, "fp32"))
     assert cached(tiered) > 0
     assert plain.position.losses == tiered.position.losses
@@ -172,20 +175,20 @@ def all_rows(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_resuming_continues_bitwise(home: Path, tmp_path: Path, kind: str) -> None:
-    options = {**INT8, "precision": kind}
-    whole = train(recipe(home, tmp_path / "whole", options))
+    options, embedding = {**INT8, "precision": kind}, EVERY_ROW if kind == "int8" else {}
+    whole = train(recipe(home, tmp_path / "whole", options, embedding=embedding))
     assert cached(whole) > 0
-    train(recipe(home, tmp_path / "parts", options, max_steps=23))
+    train(recipe(home, tmp_path / "parts", options, max_steps=23, embedding=embedding))
     for path in checkpoint.steps(tmp_path / "parts" / "checkpoints")[1:]:
         shutil.rmtree(path)
-    train(recipe(home, tmp_path / "parts", options), resume=True)
+    train(recipe(home, tmp_path / "parts", options, embedding=embedding), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
 
 
 def test_a_checkpoint_goes_on_under_other_tiers(home: Path, tmp_path: Path) -> None:
-    train(recipe(home, tmp_path / "a", INT8, max_steps=30))
+    train(recipe(home, tmp_path / "a", INT8, max_steps=30, embedding=EVERY_ROW))
     before = all_rows(tmp_path / "a")
-    made = recipe(home, tmp_path / "a", {}, max_steps=30)
+    made = recipe(home, tmp_path / "a", {}, max_steps=30, embedding=EVERY_ROW)
     trainer = Trainer(made, Dataset.open(made.data.path))
     trainer.restore(last(tmp_path / "a"))
     after = {

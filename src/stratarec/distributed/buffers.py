@@ -84,7 +84,7 @@ class RowBuffers:
         """``[U, D]`` the gradient of each row, given those of the output and of each sequence feature."""
         found = RECYCLER.empty(buffer.rows, self.width).fill_(_NOTHING)
         nothing = np.empty(0, dtype=np.float32)
-        slots = update.Slots(found.view(-1).numpy(), nothing, nothing)
+        slots = update.Slots(found.view(-1).numpy(), nothing, nothing, nothing.view(np.int32))
         update.update(slots, buffer.layout, buffer.bags, update.Gradients(pooled, rows), _SUM, self._workspace)
         return found
 

@@ -25,6 +25,7 @@ from stratarec.distributed.halves import Half
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
+from stratarec.embedding.course import Course
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
@@ -33,7 +34,7 @@ from stratarec.embedding.saving import RANK_GROUPS
 from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
-from stratarec.errors import StrataError
+from stratarec.errors import ConfigError, StrataError
 from stratarec.jagged import KeyedJagged
 
 
@@ -90,6 +91,11 @@ class SharedEngine:
         self, sharding: Sharding, mesh: Mesh, optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig,
         config: DistributedConfig,
     ) -> None:  # fmt: skip
+        if optimizer.clocked and config.overlap:
+            raise ConfigError(
+                "distributed.overlap sends rows that the batch before lacks while that is trained, but optimizer.rows "
+                "of all lets it change them: set train.embedding.rows to batch, or overlap to false"
+            )
         self.configs, self.sharding, self.mesh = sharding.tables, sharding, mesh
         self.optimizer, self.tiers = optimizer, tiers
         mine = sharding.configs(mesh.rank)
@@ -114,7 +120,8 @@ class SharedEngine:
         self.flight = self.own.flight if self.own else Flight()
         # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
         self.resident = False
-        self.step = self.batches = self.late_bytes = 0
+        self.course = self.own.course if self.own else Course(optimizer)
+        self.batches = self.late_bytes = 0
         self._early = Early(self.own, self.flight, mesh.early) if config.overlap and mesh.ranks > 1 else None
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
 
@@ -221,12 +228,31 @@ class SharedEngine:
         own_pooled, *own_rows = self._exchange.gradients(routed, pooled, rows, self._circle.rows, prepared.number)
         if self.own and prepared.own:
             self.own.update(prepared.own, own_pooled, own_rows, None)
-        self.step += 1
+        else:
+            self.course.step += 1
+
+    @property
+    def step(self) -> int:
+        """Steps so far."""
+        return self.course.step
 
     @property
     def learning_rate(self) -> float:
         """The rate of the next step."""
-        return self.optimizer.learning_rate * self.optimizer.schedule.factor(self.step)
+        return self.course.learning_rate
+
+    def go_on(self, step: int) -> None:
+        """See `Engine.go_on`."""
+        self.course.go_on(step, self.course.earlier, self.course.changes)
+
+    @property
+    def rate_factor(self) -> float:
+        """See `EmbeddingCollection.rate_factor`."""
+        return self.course.rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self.course.rate_factor = factor
 
     # Tables by name
 
@@ -267,22 +293,24 @@ class SharedEngine:
                 reason = self.own.load(directory, manifest, self.mesh.rank, agreed)
             else:
                 agreed(self.mesh.rank not in ranks)
+                self.course.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
         except StrataError as error:
             failed = error
         channel.agree(failed)
-        self.step, self.batches = int(manifest["step"]), int(manifest["batches"])
+        self.batches = int(manifest["batches"])
         if self._early is not None:
             self._early.forget()
         return next((found.decode() for found in channel.gather(reason.encode()) if found), "")
 
     def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int
+        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
+        optimizer: RowOptimizerConfig,
     ) -> None:  # fmt: skip
         """See `EmbeddingCollection.begin_with`: every rank takes its own rows."""
         failed = None
         try:
             if self.own:
-                self.own.begin_with(directory, manifest, moved, seed)
+                self.own.begin_with(directory, manifest, moved, seed, optimizer)
         except StrataError as error:
             failed = error
         self.mesh.files.agree(failed)

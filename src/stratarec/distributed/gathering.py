@@ -48,7 +48,9 @@ class SharedRows:
             taken = channel.exchange(flat.repeat(channel.ranks), [flat.numel()] * channel.ranks, sizes)
             rows = torch.empty(last - first, width)
             rows[torch.from_numpy(np.argsort(owners, kind="stable"))] = taken.view(-1, width)
-            found[state] = rows.view(-1) if state == self._optimizer.row_state else rows
+            found[state] = rows if state in ("weight", *self._optimizer.full_state) else rows.view(-1)
+        if "clock" in found:
+            found["clock"] = found["clock"].view(torch.int32)
         return found
 
     def _own_part(self, name: str, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, Tensor]:
@@ -63,8 +65,11 @@ class SharedRows:
         optimizer = self._optimizer
         width = next(table.embedding_dim for table in self._sharding.tables if table.name == name)
         widths = {"weight": width, optimizer.row_state: 1, **dict.fromkeys(optimizer.full_state, width)}
+        if optimizer.clocked:
+            # Whole numbers travel as the floats that have their bits.
+            widths["clock"] = 1
         return {
-            state: (size, part[state].contiguous().view(-1) if part else torch.empty(0))
+            state: (size, part[state].contiguous().view(-1).view(torch.float32) if part else torch.empty(0))
             for state, size in widths.items()
             if state
         }

@@ -78,7 +78,7 @@ class Wire:
         for count, width in merged(spans):
             codec, end = self._codec(width), at + count * self.row_bytes(width)
             places = np.arange(count, dtype=np.int64)
-            level = _level(floats[done : done + count * width], width)
+            level = FloatRows.bare(floats[done : done + count * width], width)
             noise = numbers[number : number + count].astype(np.uint64)
             keys = mix_array(noise * _GOLDEN ^ np.uint64(key))
             bad = codec.encode(level, places, out[at:end].reshape(count, -1), places, keys, step)
@@ -100,7 +100,10 @@ class Wire:
             codec, end = self._codec(width), at + count * self.row_bytes(width)
             places = np.arange(count, dtype=np.int64)
             codec.decode(
-                array[at:end].reshape(count, -1), places, _level(out[done : done + count * width], width), places
+                array[at:end].reshape(count, -1),
+                places,
+                FloatRows.bare(out[done : done + count * width], width),
+                places,
             )
             done, at = done + count * width, end
         return torch.from_numpy(out)
@@ -124,8 +127,3 @@ def merged(spans: Sequence[Span]) -> list[Span]:
         else:
             found.append((rows, width))
     return found
-
-
-def _level(floats: np.ndarray[tuple[int], np.dtype[np.float32]], width: int) -> FloatRows:
-    nothing = np.empty(0, dtype=np.float32)
-    return FloatRows(weights=floats, row_state=nothing, full_state=nothing, width=width)

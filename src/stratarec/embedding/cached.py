@@ -20,10 +20,10 @@ from torch import Tensor
 from stratarec.embedding.cache.directory import Directory
 from stratarec.embedding.cache.mover import Mover
 from stratarec.embedding.cache.slot_records import SlotRecords
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.course import Course
 from stratarec.embedding.health import Health
-from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import CpuSlots, SlotMemory
 from stratarec.embedding.stores.base import RecordStore
@@ -59,19 +59,18 @@ class CachedTables(Tables):
         directory: Directory,
         codec: RecordCodec,
         store: RecordStore,
-        optimizer: RowOptimizerConfig,
+        course: Course,
         health: Health,
         scratch: Scratchpad | None = None,
     ) -> None:
         start = directory.layout.slot_start
-        memory = CpuSlots(directory.slots, codec.width, optimizer, scratch)
+        memory = CpuSlots(directory.slots, codec.width, course.optimizer, scratch)
         # Kernels count a table's slots from its first one: hot rows lie further on.
         ends = start[1:] if directory.layout.hot is None else directory.layout.hot.start[1:]
-        super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist())
+        super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), course)
         self.codec, self.store, self.directory, self.health = codec, store, directory, health
         self.mover = Mover([table.name for table in configs], directory, codec, store, memory)
-        exact = RecordCodec.of(CodecConfig(), codec.width, optimizer)
-        self._slots = SlotRecords(directory, memory, exact)
+        self._slots = SlotRecords(directory, memory, codec.exact())
         # Held while rows move, and by whoever reads them where they lie meanwhile.
         self._moving = Lock()
         hot = directory.hot_slots
@@ -167,6 +166,9 @@ class CachedTables(Tables):
             if len(away):
                 moves = self.directory.moves_of(rows[away], away)
                 self.mover.place(self.mover.fetch(moves, keep_buffer=False), found)
+        missed = self.course.missed
+        if missed is not None:
+            found.settle(0, len(rows), missed)
         return found
 
     def table(self, name: str) -> dict[str, Tensor]:
@@ -179,16 +181,19 @@ class CachedTables(Tables):
         return self.copy(np.arange(start + first, start + last, dtype=np.int64)).views(0, last - first)
 
     def at_home(self, name: str, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """``[n, record_bytes]`` the records of rows of a table, and ``[n]`` which of them lie at home.
+        """``[n, record_bytes]`` the records of rows of a table, and ``[n]`` which of them lie at home as they are now.
 
-        The others are in a slot or were never trained; their records mean nothing.
+        The others are in a slot, missed steps or were never trained; their records mean nothing.
         """
         rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
         records = np.zeros((len(rows), self.codec.record_bytes), dtype=np.uint8)
         with self._moving:
             self.health.require()
-            home = self.store.read(rows, records)
-            return records, home & (self.directory.locate(rows) < 0)
+            home = self.store.read(rows, records) & (self.directory.locate(rows) < 0)
+        if self.codec.layout.clock:
+            clocks = np.ascontiguousarray(records[:, self.codec.layout.clock_at :]).view(np.int32)[:, 0]
+            home &= clocks == self.course.step
+        return records, home
 
     def in_slots(self, name: str, first: int, last: int) -> Indices:
         """Which rows ``first:last`` of a table are in a slot, rising."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
+from stratarec.embedding.course import Course
 from stratarec.embedding.health import Health
 from stratarec.embedding.homes import build_tables
 from stratarec.embedding.manifest import checked
@@ -76,8 +77,12 @@ class LookupEngine(Protocol[Held]):
     @property
     def learning_rate(self) -> float: ...
 
-    step: int
+    @property
+    def step(self) -> int: ...
 
+    rate_factor: float
+
+    def go_on(self, step: int) -> None: ...
     def prepare(self, features: KeyedJagged) -> Held: ...
     def prepare_now(self, features: KeyedJagged) -> Held: ...
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> Held: ...
@@ -89,7 +94,8 @@ class LookupEngine(Protocol[Held]):
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]: ...
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str: ...
     def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int
+        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
+        optimizer: RowOptimizerConfig,
     ) -> None: ...  # fmt: skip
     def close(self) -> None: ...
     def bytes_by_memory(self) -> dict[str, int]: ...
@@ -120,18 +126,15 @@ class Engine:
         self.sequence_keys = tuple(name for table in self.configs for name in table.sequence_features)
         self._columns = sum(self.dims)
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
-        self.health = Health()
+        self.health, self.course = Health(), Course(optimizer)
         # Groups of tables are updated one after another. What a look-up gives has a gradient of the same size.
         self._scratch, self._output_bytes = Scratchpad(), 0
         self.tables: tuple[Tables, ...] = tuple(
-            build_tables(self.configs, columns, optimizer, seed, tiers, self.health, self._scratch)
+            build_tables(self.configs, columns, self.course, seed, tiers, self.health, self._scratch)
         )
         self.resident = all(tables.resident for tables in self.tables)
         # Sequence features in the order in which `look_up` gives their rows.
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
-        self.step = 0
-        # Steps of the runs that these tables began with: schedules begin anew, and the optimizer's state does not.
-        self.earlier = 0
         # Two clocks. `batches` numbers what was ever prepared, for the noise of rounding. Stamps tell the age of a
         # slot; they are `batches` counted from `_origin`, which moves on before they no longer fit 32 bits.
         self.batches = 0
@@ -224,8 +227,11 @@ class Engine:
         """
         self.health.require()
         prepared.look_up(self.flight)
+        part = part or Part(prepared.features, prepared.ids)
         try:
-            return self.peek(part or Part(prepared.features, prepared.ids))
+            for tables, ids in zip(self.tables, part.ids, strict=True):
+                tables.catch_up(part.features, ids)
+            return self.peek(part)
         except BaseException:
             prepared.release()
             raise
@@ -267,19 +273,37 @@ class Engine:
                 prepared.release()
 
     def _update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        rule, start, features = self.optimizer.rule(self.step, self.earlier), 0, prepared.features
+        rule, start, features = self.course.rule, 0, prepared.features
         for tables, ids in zip(self.tables, prepared.ids, strict=True):
             if weights is not None:
                 tables.weight_gradient(features, ids, pooled, weights)
             end = start + len(tables.sequence_keys)
             tables.update(features, ids, Gradients(pooled, rows[start:end]), rule)
             start = end
-        self.step += 1
+        self.course.step += 1
+
+    @property
+    def step(self) -> int:
+        """Steps so far."""
+        return self.course.step
 
     @property
     def learning_rate(self) -> float:
         """The rate of the next step."""
-        return self.optimizer.learning_rate * self.optimizer.schedule.factor(self.step)
+        return self.course.learning_rate
+
+    def go_on(self, step: int) -> None:
+        """Be at `step`, with rows and state that were written to the views of resident tables."""
+        self.course.go_on(step, self.course.earlier, self.course.changes)
+
+    @property
+    def rate_factor(self) -> float:
+        """See `EmbeddingCollection.rate_factor`."""
+        return self.course.rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self.course.rate_factor = factor
 
     # Tables by name
 
@@ -308,7 +332,8 @@ class Engine:
             groups = save_tables(self.tables, directory, previous, settled, rank)
         return {
             "step": self.step,
-            "earlier": self.earlier,
+            "earlier": self.course.earlier,
+            "changes": [list(change) for change in self.course.changes],
             "batches": self.batches,
             "origin": self._origin,
             "lookahead": self.tiers.lookahead,
@@ -340,8 +365,8 @@ class Engine:
         )  # fmt: skip
         self.health.recover()
         self.flight.end()
-        self.step, self.batches, self._origin = int(manifest["step"]), batches, origin if same else batches
-        self.earlier = int(manifest["earlier"])
+        self.course.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
+        self.batches, self._origin = batches, origin if same else batches
         if not same:
             return "its rows were taken over into other tiers"
         before, now = int(manifest["lookahead"]), self.tiers.lookahead
@@ -350,20 +375,23 @@ class Engine:
         return ""
 
     def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int
+        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
+        optimizer: RowOptimizerConfig,
     ) -> None:  # fmt: skip
         """See `EmbeddingCollection.begin_with`."""
         self.health.require()
         if not self._fresh:
             raise CheckpointError(f"these tables were trained; let new ones begin with those in {directory}")
         manifest = checked(directory, manifest)
-        begin_tables(self.tables, directory, manifest["groups"], moved, seed, health=self.health)
-        self.earlier = int(manifest["earlier"]) + int(manifest["step"])
+        ended = Course(optimizer)
+        ended.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
+        begin_tables(self.tables, directory, manifest["groups"], moved, seed, ended.missed, health=self.health)
+        self.course.go_on(0, manifest["earlier"] + manifest["step"], ())
 
     @property
     def _fresh(self) -> bool:
         """Whether the tables are as their constructor made them."""
-        return self.health.state == "open" and not (self.step or self.batches or self.earlier)
+        return self.health.state == "open" and not (self.step or self.batches or self.course.earlier)
 
     def _require_nothing_ahead(self, what: str) -> None:
         waiting = self.flight.unused()

@@ -8,6 +8,7 @@ from stratarec.embedding.cache.directory import Directory
 from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.course import Course
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.resident import ResidentTables
@@ -29,7 +30,7 @@ Shared = tuple[int, HomeKind, CodecConfig]
 def build_tables(
     configs: Sequence[EmbeddingBagConfig],
     columns: Mapping[str, int],
-    optimizer: RowOptimizerConfig,
+    course: Course,
     seed: int,
     tiers: TierConfig,
     health: Health,
@@ -55,21 +56,21 @@ def build_tables(
             resident.setdefault(table.embedding_dim, []).append(table)
         else:
             cached.setdefault((table.embedding_dim, tier.home, tier.codec), []).append(table)
-    found: list[Tables] = [ResidentTables(mine, columns, optimizer, seed, scratch) for mine in resident.values()]
-    return found + _cached_tables(cached, columns, optimizer, seed, tiers, health, scratch)
+    found: list[Tables] = [ResidentTables(mine, columns, course, seed, scratch) for mine in resident.values()]
+    return found + _cached_tables(cached, columns, course, seed, tiers, health, scratch)
 
 
 def _cached_tables(
     members: Mapping[Shared, Configs],
     columns: Mapping[str, int],
-    optimizer: RowOptimizerConfig,
+    course: Course,
     seed: int,
     tiers: TierConfig,
     health: Health,
     scratch: Scratchpad,
 ) -> list[Tables]:
-    groups = [(key, mine) for key, all_of in members.items() for mine in _sharing(key, all_of, optimizer)]
-    codecs = [RecordCodec.of(config, width, optimizer) for (width, _, config), _ in groups]
+    groups = [(key, mine) for key, all_of in members.items() for mine in _sharing(key, all_of, course.optimizer)]
+    codecs = [RecordCodec.of(config, width, course.optimizer) for (width, _, config), _ in groups]
     rows = [_rows(mine) for _, mine in groups]
     log_bytes = [
         plan_layout(count, codec.record_bytes, LogConfig()).padded_bytes if key[1] == "log" else 0
@@ -83,7 +84,7 @@ def _cached_tables(
             share = log_bytes[place] / max(sum(log_bytes), 1)
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, share)
             store = _with_level1(store, sum(tiers.tables[table.name].level1_rows for table in mine))
-            found.append(CachedTables(mine, columns, directory, codecs[place], store, optimizer, health, scratch))
+            found.append(CachedTables(mine, columns, directory, codecs[place], store, course, health, scratch))
     except Exception:
         for tables in found:
             tables.close()

@@ -109,6 +109,7 @@ class Codec(Model):
     width: Annotated[int, pydantic.Field(ge=1, le=1 << 20)]
     row_state: bool
     full_state: Annotated[int, pydantic.Field(ge=0, le=2)]
+    clock: bool = False
 
 
 TablePart = tuple[str, _Positive, Count, Annotated[int, pydantic.Field(ge=1, le=1 << 16)], _Positive]
@@ -148,6 +149,8 @@ class TablesManifest(Model):
     batches: Count
     origin: Count
     lookahead: Annotated[int, pydantic.Field(ge=0, le=1 << 20)]
+    changes: tuple[tuple[Count, Annotated[float, pydantic.Field(gt=0)]], ...] = ()
+    """Of the learning rate: see `course.Course`."""
     groups: tuple[GroupManifest, ...]
 
     @pydantic.model_validator(mode="after")

@@ -104,6 +104,18 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         return self.engine.learning_rate
 
     @property
+    def rate_factor(self) -> float:
+        """What the optimizer's rate is multiplied by from the next backward on, beside its schedule; 1 at first.
+
+        Checkpoints have it, and those before it.
+        """
+        return self.engine.rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self.engine.rate_factor = factor
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory for rows, all that describes them and what the update works in; file space is not in it."""
         return self.bytes_by_memory()["dram"]
@@ -154,7 +166,8 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         return Embeddings(pooled=pooled, pooled_keys=engine.pooled_keys, dims=engine.dims, sequences=sequences)
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """``weight`` ``[R, D]`` and optimizer state of a table.
+        """``weight`` ``[R, D]`` and optimizer state of a table; ``clock`` too, the steps that each row has taken, where
+        `RowOptimizerConfig.rows` is all.
 
         Of a table that lies whole in level 0 these are views: writing them changes the model. Of others they are
         copies, which take the memory of the whole table in float32; `rows` reads parts.
@@ -204,7 +217,8 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         return self.engine.load(directory, manifest)
 
     def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int
+        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
+        optimizer: RowOptimizerConfig,
     ) -> None:  # fmt: skip
         """Begin new training with the rows and optimizer state of other tables, by whatever tiers, caches and codecs.
 
@@ -218,13 +232,15 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
             Where the rows of each table are now; those that none of them becomes keep their initial values.
         seed : int
             Of the other tables, whose rows that were never looked up are functions of it.
+        optimizer : RowOptimizerConfig
+            Of the other tables, by which rows take the steps that they missed.
 
         Raises
         ------
         CheckpointError
             As by `load`; also when these tables were trained.
         """
-        self.engine.begin_with(directory, manifest, moved, seed)
+        self.engine.begin_with(directory, manifest, moved, seed, optimizer)
 
     def close(self) -> None:
         """Give back the files and threads of stores; whatever is asked of the collection afterwards is an error."""
@@ -251,7 +267,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
             else:
                 view.copy_(found)
         if prefix + "step" in state_dict:
-            self.engine.step = int(state_dict[prefix + "step"])
+            self.engine.go_on(int(state_dict[prefix + "step"]))
         else:
             missing_keys.append(prefix + "step")
         known = {prefix + name for name in (*expected, "step")}
@@ -277,7 +293,8 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
 
     Tables are no `nn.Parameter`: dense optimizers do not see them. Each backward is one optimizer step: the gradients
     of a row, over all features that share its table, are summed in ascending order of lookup position and applied
-    once. Two forwards before two backwards are two steps. Results have the same bits at any number of threads.
+    once. Two forwards before two backwards are two steps. Results have the same bits at any number of threads. Where a
+    step changes all rows (`RowOptimizerConfig.rows`), those that its batch lacks change before anybody reads them.
 
     Parameters
     ----------

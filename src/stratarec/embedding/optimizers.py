@@ -32,10 +32,14 @@ class RowOptimizerConfig:
     beta2: float = 0.999
     """Decay of Adam's second moment."""
     weight_decay: float = 0.0
-    """L2 on the rows of a batch; 0 for none."""
+    """L2 on rows; 0 for none. lambda here is the gradient of lambda / 2 times the sum of their squares."""
     decay: Literal["l2", "decoupled"] = "l2"
     """Where it acts: ``l2`` adds weight_decay times the row to its gradient, ``decoupled`` shrinks the row by
     learning rate times weight_decay, whatever its gradient (AdamW)."""
+    rows: Literal["batch", "all"] = "batch"
+    """Which rows a step changes: those of its batch, or all, as an optimizer of whole tables would. ``all`` lets weight
+    decay, and Adam's moments, go on in rows that a batch lacks; they do so when they are next looked at, with the
+    same result. It keeps 4 bytes more a row."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Factor on the learning rate over steps."""
 
@@ -46,6 +50,13 @@ class RowOptimizerConfig:
             )
         if self.decay not in ("l2", "decoupled"):
             raise ConfigError(f"optimizer.decay is {self.decay!r}, expected l2 or decoupled")
+        if self.rows not in ("batch", "all"):
+            raise ConfigError(f"optimizer.rows is {self.rows!r}, expected batch or all")
+        if self.rows == "all" and not (self.weight_decay or self.kind in ("rowwise_adam", "adam")):
+            raise ConfigError(
+                f"optimizer.rows is all, but without optimizer.weight_decay {self.kind} leaves rows that a batch lacks "
+                "as they are: set one, or rows to batch"
+            )
         check_finite(self, "optimizer.")
         if not self.learning_rate >= 0:
             raise ConfigError(f"optimizer.learning_rate is {self.learning_rate}, expected 0 or more")
@@ -68,11 +79,29 @@ class RowOptimizerConfig:
         kept = {"adagrad": ("sum",), "rowwise_adam": ("exp_avg",), "adam": ("exp_avg", "exp_avg_sq")}
         return kept.get(self.kind, ())
 
-    def rule(self, step: int, earlier: int = 0) -> RowUpdate:
-        """The update at `step`, counted from 0; state is of `earlier` steps more, of the runs before."""
+    @property
+    def clocked(self) -> bool:
+        """Whether a row knows how many steps it has taken."""
+        return self.rows == "all"
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """What rows have beside their weights: floats a row, floats a weight, whether there are clocks."""
+        return {"row_state": bool(self.row_state), "full_state": len(self.full_state), "clock": self.clocked}
+
+    def rule(self, step: int, earlier: int = 0, factor: float = 1.0) -> RowUpdate:
+        """The update at `step`, counted from 0.
+
+        Parameters
+        ----------
+        earlier : int
+            Steps of the runs before that state is of, too.
+        factor : float
+            On the rate, beside the schedule's.
+        """
         return RowUpdate(
             kind=self.kind,
-            rate=self.learning_rate * self.schedule.factor(step),
+            rate=self.learning_rate * self.schedule.factor(step) * factor,
             eps=self.eps,
             decay=self.weight_decay,
             decoupled=self.decay == "decoupled",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.course import Course
 from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.stores.chain import Chain
@@ -38,15 +38,15 @@ class ResidentTables(Tables):
         self,
         configs: Sequence[EmbeddingBagConfig],
         columns: Mapping[str, int],
-        optimizer: RowOptimizerConfig,
+        course: Course,
         seed: int,
         scratch: Scratchpad | None = None,
     ) -> None:
         rows = [table.num_embeddings for table in configs]
         first = np.cumsum([0, *rows]).tolist()
-        memory = CpuSlots(first[-1], configs[0].embedding_dim, optimizer, scratch)
-        super().__init__(configs, columns, memory, first[:-1], rows)
-        self.codec = RecordCodec.of(CodecConfig(), memory.width, optimizer)
+        memory = CpuSlots(first[-1], configs[0].embedding_dim, course.optimizer, scratch)
+        super().__init__(configs, columns, memory, first[:-1], rows, course)
+        self.codec = RecordCodec.of(CodecConfig(), memory.width, course.optimizer)
         self._changed = allocate_bits(self.rows)
         self._chain = Chain()
         self._viewed = False
@@ -61,7 +61,10 @@ class ResidentTables(Tables):
 
     def read(self, features: KeyedJagged, out: Tensor) -> list[Tensor]:
         """See `Tables.read`."""
-        return self.pool(features, features.values.numpy(), out)
+        ids: Ids = features.values.numpy()
+        # A row that catches up is none that changed: its last checkpoint says the same of it.
+        self.catch_up(features, ids)
+        return self.pool(features, ids, out)
 
     def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: RowUpdate) -> None:
         """See `Tables.update`."""
@@ -75,8 +78,11 @@ class ResidentTables(Tables):
         # Whoever holds a view may write it at any time, which nothing here would see: from now on all rows are saved.
         self._viewed = True
         first = self.first_row[name]
-        rows = next(table.num_embeddings for table in self.configs if table.name == name)
-        return self.memory.views(first, first + rows)
+        last = first + next(table.num_embeddings for table in self.configs if table.name == name)
+        missed = self.course.missed
+        if missed is not None:
+            self.memory.settle(first, last, missed)
+        return self.memory.views(first, last)
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
         """See `Tables.part`; these are views."""

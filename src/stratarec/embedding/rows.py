@@ -25,6 +25,8 @@ class FloatRows:
     full_state: Floats
     """Flat ``[S * k * D]`` float32, k values a weight: the first of each weight of a slot, then the second; empty when
     the optimizer has none."""
+    clock: NDArray[np.int32]
+    """``[S]`` int32, the steps that each row has taken; empty where rows have no clock."""
     width: int
     """D, floats a row."""
 
@@ -35,18 +37,27 @@ class FloatRows:
                 raise ConfigError(
                     f"rows: {name} is {array.dtype} of shape {array.shape}, expected flat contiguous float32"
                 )
+        if self.clock.dtype != np.int32 or self.clock.ndim != 1:
+            raise ConfigError(f"rows: clock is {self.clock.dtype} of shape {self.clock.shape}, expected flat int32")
         if self.width < 1 or len(self.weights) % self.width:
             raise ConfigError(f"rows: {len(self.weights)} weights are not a whole number of rows of {self.width}")
 
     @classmethod
-    def allocate(cls, slots: int, width: int, *, row_state: bool, full_state: int) -> FloatRows:
+    def allocate(cls, slots: int, width: int, *, row_state: int, full_state: int, clock: int) -> FloatRows:
         """Zeroed slots with so many floats a row and a weight, on huge pages; those never touched cost nothing."""
         return cls(
             weights=allocate(slots * width),
             row_state=allocate(slots * row_state),
             full_state=allocate(slots * width * full_state),
+            clock=allocate(slots * clock).view(np.int32),
             width=width,
         )
+
+    @classmethod
+    def bare(cls, weights: Floats, width: int) -> FloatRows:
+        """Weights alone."""
+        nothing = np.empty(0, dtype=np.float32)
+        return cls(weights=weights, row_state=nothing, full_state=nothing, clock=nothing.view(np.int32), width=width)
 
     @property
     def slots(self) -> int:
@@ -55,12 +66,16 @@ class FloatRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and state."""
-        return self.weights.nbytes + self.row_state.nbytes + self.full_state.nbytes
+        """Bytes of weights, state and clocks."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Floats, Floats, Floats, NDArray[np.int32]]:
+        """Weights, row state, full state and clocks, as kernels take them."""
+        return self.weights, self.row_state, self.full_state, self.clock
 
     def copy(self, mine: Indices, source: FloatRows, theirs: Indices) -> None:
         """Give the rows `mine` the values of the rows `theirs` of `source`."""
-        for part in ("weights", "row_state", "full_state"):
-            here, there = getattr(self, part), getattr(source, part)
-            if len(here):
+        for here, there in zip(self.parts, source.parts, strict=True):
+            if len(here) and len(mine):
                 here.reshape(self.slots, -1)[mine] = there.reshape(source.slots, -1)[theirs]

@@ -15,6 +15,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.tables import Tables
 from stratarec.embedding.taking import Renumbering, begin_with, take_over
 from stratarec.errors import CheckpointError
+from stratarec.kernels.update import Missed
 
 RANK_GROUPS = 1000
 """Numbers of groups that each process has for its own."""
@@ -104,6 +105,7 @@ def begin_tables(
     manifests: Sequence[Mapping[str, Any]],
     moved: Mapping[str, Renumbering],
     seed: int,
+    missed: Missed | None,
     *,
     health: Health,
 ) -> None:
@@ -111,7 +113,7 @@ def begin_tables(
 
     Parameters
     ----------
-    moved, seed
+    moved, seed, missed
         As `taking.begin_with`.
     health : Health
         Fails when that ends in the middle.
@@ -123,7 +125,7 @@ def begin_tables(
     """
     _check_tables(groups, manifests, moved)
     try:
-        begin_with(groups, directory, manifests, moved, seed)
+        begin_with(groups, directory, manifests, moved, seed, missed)
     except BaseException:
         health.fail(f"taking rows from {directory} did not finish")
         raise

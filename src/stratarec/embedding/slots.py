@@ -22,7 +22,7 @@ from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.kernels import cache, pooling, swap, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform
-from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
+from stratarec.kernels.update import Gradients, Missed, RowUpdate, Scratchpad
 
 Records = NDArray[np.uint8]
 Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
@@ -49,8 +49,16 @@ class SlotMemory(Protocol):
     def gather(self, layout: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
         """Fill `out` ``[N, D]`` with the rows of a sequence feature; returns as `pool` does."""
 
-    def update(self, layout: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
+    def update(
+        self, layout: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None
+    ) -> None:
         """One step of the row optimizer."""
+
+    def catch_up(self, layout: GroupLayout, bags: BagBatch, missed: Missed) -> None:
+        """Let the rows of a batch take the steps that they missed; ids outside their table are passed over."""
+
+    def settle(self, first: int, last: int, missed: Missed) -> None:
+        """Let the rows in the slots ``first:last`` take the steps that they missed."""
 
     def weight_gradient(
         self, layout: GroupLayout, bags: BagBatch, pooled: Tensor, out: Tensor
@@ -105,15 +113,12 @@ class CpuSlots:
     ) -> None:
         self._optimizer = optimizer
         self._rows = self._allocate(slots, width)
-        self._slots = update.Slots(self._rows.weights, self._rows.row_state, self._rows.full_state)
+        self._slots = update.Slots(*self._rows.parts)
         self._workspace = update.Workspace(scratch)
         self.slots, self.width = slots, width
 
     def _allocate(self, slots: int, width: int) -> FloatRows:
-        optimizer = self._optimizer
-        return FloatRows.allocate(
-            slots, width, row_state=bool(optimizer.row_state), full_state=len(optimizer.full_state)
-        )
+        return FloatRows.allocate(slots, width, **self._optimizer.kept)
 
     @property
     def nbytes(self) -> int:
@@ -128,8 +133,16 @@ class CpuSlots:
     def gather(self, layout: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
         return pooling.gather(self._rows.weights, layout, bags, feature, out)
 
-    def update(self, layout: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
-        update.update(self._slots, layout, bags, gradients, rule, self._workspace)
+    def update(
+        self, layout: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None
+    ) -> None:
+        update.update(self._slots, layout, bags, gradients, rule, self._workspace, missed)
+
+    def catch_up(self, layout: GroupLayout, bags: BagBatch, missed: Missed) -> None:
+        update.catch_up(self._slots, layout, bags, missed, self._workspace)
+
+    def settle(self, first: int, last: int, missed: Missed) -> None:
+        update.settle(self._slots, self.width, first, last, missed)
 
     def weight_gradient(
         self, layout: GroupLayout, bags: BagBatch, pooled: Tensor, out: Tensor
@@ -152,6 +165,8 @@ class CpuSlots:
         if names:
             state = torch.from_numpy(rows.full_state).view(-1, len(names), width)[first:last]
             views.update(zip(names, state.unbind(1), strict=True))
+        if self._optimizer.clocked:
+            views["clock"] = torch.from_numpy(rows.clock[first:last])
         return views
 
     def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:

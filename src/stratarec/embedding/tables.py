@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.course import Course
 from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import SlotMemory
 from stratarec.errors import ConfigError
@@ -94,6 +95,8 @@ class Tables(ABC):
         First output column of each pooled feature.
     first_slot, slots : sequence of int
         Where each table starts in `memory`, and how many slots it has.
+    course : Course
+        The steps that rows catch up with.
     """
 
     resident: bool
@@ -108,8 +111,9 @@ class Tables(ABC):
         memory: SlotMemory,
         first_slot: Sequence[int],
         slots: Sequence[int],
+        course: Course,
     ) -> None:
-        self.configs, self.memory = tuple(configs), memory
+        self.configs, self.memory, self.course = tuple(configs), memory, course
         self.width = memory.width
         self.traffic = Traffic()
         self.features = features_of(configs)
@@ -139,9 +143,15 @@ class Tables(ABC):
             All rows are as they were then, unless `Health` says otherwise.
         """
 
+    def catch_up(self, features: KeyedJagged, ids: Ids) -> None:
+        """Let the rows of a batch take the steps that they missed, as they must before `pool`."""
+        missed = self.course.missed
+        if missed is not None:
+            self.memory.catch_up(self.layout, self.bags(features, ids), missed)
+
     @abstractmethod
     def read(self, features: KeyedJagged, out: Tensor) -> list[Tensor]:
-        """As `pool` of ids that were not staged: reads rows where they lie and leaves everything as it is."""
+        """As `pool` of ids that were not staged: reads rows where they lie and leaves them there."""
 
     def pool(self, features: KeyedJagged, ids: Ids, out: Tensor) -> list[Tensor]:
         """Fill these tables' columns of `out`; returns the rows of their sequence features."""
@@ -159,7 +169,7 @@ class Tables(ABC):
 
     def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: RowUpdate) -> None:
         """Apply the row optimizer, given the gradients of what `pool` returned."""
-        self.memory.update(self.layout, self.bags(features, ids), gradients, rule)
+        self.memory.update(self.layout, self.bags(features, ids), gradients, rule, self.course.missed)
 
     def weight_gradient(self, features: KeyedJagged, ids: Ids, pooled: Tensor, out: Tensor) -> None:
         """Add the gradients of per-sample weights to `out`."""

@@ -6,9 +6,9 @@ theirs begin with: values keep their rows, and the tail buckets behind them move
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from stratarec.embedding.stores.scratch import Scratch
 from stratarec.embedding.tables import Tables
 from stratarec.kernels.random import fill_uniform, table_key
 from stratarec.kernels.records import set_bits, test_bits
+from stratarec.kernels.update import Missed, Slots, settle
 
 _CHUNK_ROWS = 1 << 16
 
@@ -87,6 +88,7 @@ def begin_with(
     manifests: Sequence[Mapping[str, Any]],
     moved: Mapping[str, Renumbering],
     seed: int,
+    missed: Missed | None,
 ) -> None:
     """Give every row of an earlier run's tables to the group that holds it now.
 
@@ -99,20 +101,28 @@ def begin_with(
         Of every table.
     seed : int
         Of the earlier run.
+    missed : Missed or None
+        The steps of the earlier run, where its rows have clocks. All rows take them; the clocks begin anew.
     """
+
+    def anew(found: FloatRows) -> FloatRows:
+        if missed is not None:
+            settle(Slots(*found.parts), found.width, 0, found.slots, missed)
+        return replace(found, clock=np.zeros(found.slots, dtype=np.int32))
+
     targets = {
         table.name: _Target(group=group, table=table, moved=moved[table.name])
         for group in groups
         for table in group.configs
     }
     seen = {name: allocate_bits(target.moved.rows) for name, target in targets.items()}
-    for name, rows, found, places in _rows_by_table(directory, manifests):
+    for name, rows, found, places in _rows_by_table(directory, manifests, anew):
         if name in targets:
             targets[name].take(rows, found, places, 0)
             set_bits(seen[name], rows)
     for name, target in targets.items():
         for rows, found in _initial_rows(target, seen[name], table_key(seed, name)):
-            target.take(rows, found, np.arange(len(rows), dtype=np.int64), 0)
+            target.take(rows, anew(found), np.arange(len(rows), dtype=np.int64), 0)
 
 
 def _initial_rows(target: _Target, seen: NDArray[np.uint8], key: int) -> Iterator[tuple[Indices, FloatRows]]:
@@ -126,20 +136,20 @@ def _initial_rows(target: _Target, seen: NDArray[np.uint8], key: int) -> Iterato
         weights = np.empty((len(rows), target.group.width), dtype=np.float32)
         bound = float(total**-0.5)
         fill_uniform(weights, key=key, first_row=first, low=-bound, high=bound)
-        found = FloatRows.allocate(
-            int(absent.sum()), target.group.width, row_state=layout.row_state, full_state=layout.full_state
-        )
+        found = FloatRows.allocate(int(absent.sum()), target.group.width, **{**layout.kept, "clock": 1})
         found.weights[:] = weights[absent].reshape(-1)
         yield rows[absent], found
 
 
 def _rows_by_table(
-    directory: Path, manifests: Sequence[Mapping[str, Any]]
+    directory: Path,
+    manifests: Sequence[Mapping[str, Any]],
+    ready: Callable[[FloatRows], FloatRows] = lambda found: found,
 ) -> Iterator[tuple[str, Indices, FloatRows, Indices]]:
-    """Table, rows of the whole table, and where each of them is among some float32 rows."""
+    """Table, rows of the whole table, and where each of them is among some float32 rows, made `ready`."""
     for manifest in manifests:
-        for rows, found in saved_rows(directory / manifest["name"], manifest):
-            begin = 0
+        for rows, saved in saved_rows(directory / manifest["name"], manifest):
+            begin, found = 0, ready(saved)
             for name, size, first, stride, _ in manifest["tables"]:
                 mine = np.flatnonzero((rows >= begin) & (rows < begin + size))
                 if len(mine):
@@ -153,9 +163,7 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
     home = manifest["home"]
     pieces = _log_records if home["layout"] == "log" else _chain_records
     for rows, records in pieces(directory / "home", home):
-        found = FloatRows.allocate(
-            len(rows), codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state
-        )  # fmt: skip
+        found = FloatRows.allocate(len(rows), codec.width, **codec.layout.kept)
         order = np.arange(len(rows), dtype=np.int64)
         codec.decode(records, order, found, order)
         yield rows, found

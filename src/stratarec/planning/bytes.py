@@ -72,11 +72,18 @@ class RowShape:
     """Whether the optimizer keeps a float for the row."""
     full_state: int
     """Floats that it keeps for each weight."""
+    clock: bool = False
+    """Whether the row knows how many steps it has taken."""
 
     @classmethod
     def of(cls, width: int, optimizer: RowOptimizerConfig) -> RowShape:
         """A row of `width` weights under `optimizer`."""
-        return cls(width=width, row_state=bool(optimizer.row_state), full_state=len(optimizer.full_state))
+        return cls(
+            width=width,
+            row_state=bool(optimizer.row_state),
+            full_state=len(optimizer.full_state),
+            clock=optimizer.clocked,
+        )
 
     @property
     def state_floats(self) -> int:
@@ -85,12 +92,19 @@ class RowShape:
 
     @property
     def slot_bytes(self) -> int:
-        """float32 weights and state in level 0."""
-        return 4 * (self.width + self.state_floats)
+        """float32 weights, state and clock in level 0."""
+        return 4 * self.width + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """State and clock in level 0."""
+        return 4 * (self.state_floats + self.clock)
 
 
 def _record(codec: CodecConfig, shape: RowShape) -> Layout:
-    made = RecordCodec(codec, width=shape.width, row_state=shape.row_state, full_state=shape.full_state)
+    made = RecordCodec(
+        codec, width=shape.width, row_state=shape.row_state, full_state=shape.full_state, clock=shape.clock
+    )
     return made.layout
 
 
@@ -145,7 +159,7 @@ class Traffic:
 
 def level0_bytes(shape: RowShape, rows: int) -> Parts:
     """A table that lies whole in level 0."""
-    return {"dram": {"slot weights": 4 * shape.width * rows, "slot state": 4 * shape.state_floats * rows}}
+    return {"dram": {"slot weights": 4 * shape.width * rows, "slot state": shape.state_bytes * rows}}
 
 
 def cached_bytes(
@@ -164,7 +178,7 @@ def cached_bytes(
     record = layout.record_bytes
     dram: dict[str, int] = {
         "slot weights": 4 * shape.width * slots,
-        "slot state": 4 * shape.state_floats * slots,
+        "slot state": shape.state_bytes * slots,
         "tags": TAG_BYTES * slots,
         "stamps": STAMP_BYTES * slots,
         "counters": COUNTER_BYTES * slots if counters else 0,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding import EmbeddingBagConfig
+from stratarec.embedding.rows import FloatRows
 from stratarec.embedding.tables import features_of, group_layout
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import BagBatch, GroupLayout
@@ -27,7 +28,6 @@ Indices = NDArray[np.int64]
 _ANY = 1 << 31
 # Of a table, decoded at a time to be checked.
 _PIECE = 8 << 20
-_NO_STATE = np.zeros(1, dtype=np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ def _float_group(
 
 def _decode(layout: Layout, records: Records, places: Indices, out: Floats) -> None:
     slots = np.arange(len(places), dtype=np.int64)
-    decode(layout, records, places, (out.reshape(-1), _NO_STATE, _NO_STATE), slots)
+    decode(layout, records, places, FloatRows.bare(out.reshape(-1), layout.width).parts, slots)
 
 
 def _bags(features: KeyedJagged, values: NDArray[np.int32], wanted: Sequence[tuple[object, str]]) -> BagBatch:

@@ -33,7 +33,10 @@ def every_shape(config: CodecConfig, width: int) -> Iterator[RecordCodec]:
     """The codecs of `config` for every kind of optimizer state."""
     for state, row_state, full_state in product(("fp32", "bf16"), (False, True), (0, 1, 2)):
         chosen: Any = state
-        yield RecordCodec(replace(config, state=chosen), width=width, row_state=row_state, full_state=full_state)
+        yield RecordCodec(
+            replace(config, state=chosen), width=width, row_state=row_state, full_state=full_state,
+            clock=full_state == 2,
+        )  # fmt: skip
 
 
 def difficult_rows(width: int, seed: int = 0) -> Floats:
@@ -55,6 +58,7 @@ def level_of(codec: RecordCodec, rows: Floats, seed: int = 1) -> FloatRows:
         weights=rows.reshape(-1).copy(),
         row_state=random.random(row_states, dtype=np.float32),
         full_state=random.random(full_states, dtype=np.float32),
+        clock=random.integers(0, 1 << 31, len(rows) * codec.layout.clock, dtype=np.int32),
         width=codec.width,
     )
 
@@ -72,6 +76,7 @@ def decoded(codec: RecordCodec, records: Records) -> FloatRows:
     level = level_of(codec, np.full((len(records), codec.width), np.nan, dtype=np.float32))
     level.row_state.fill(np.nan)
     level.full_state.fill(np.nan)
+    level.clock.fill(-1)
     order = np.arange(len(records), dtype=np.int64)
     codec.decode(records, order, level, order)
     return level
@@ -137,11 +142,13 @@ class CodecTests:
                 own, kept = slice(i * width, (i + 1) * width), codec.layout.full_state * width
                 full = slice(i * kept, (i + 1) * kept)
                 state = level.row_state[i] if len(level.row_state) else np.float32(0), level.full_state[full]
-                record = reference.encode(row, *state, int(keys[i]), 5, codec.layout)
+                clock = int(level.clock[i]) if codec.layout.clock else 0
+                record = reference.encode(row, *state, int(keys[i]), 5, codec.layout, clock)
                 assert record is not None
                 assert record == records[i].tobytes()
                 weights, row_state, full_state = reference.decode(record, codec.layout)
                 assert back.weights[own].tobytes() == weights.tobytes()
+                assert not codec.layout.clock or back.clock[i] == clock
                 assert not len(row_state) or back.row_state[i] == row_state[0]
                 assert not len(full_state) or back.full_state[full].tobytes() == full_state.tobytes()
 
@@ -274,6 +281,7 @@ class CodecTests:
             weights=np.array(GOLDEN_ROW, dtype=np.float32),
             row_state=np.array([0.3], dtype=np.float32),
             full_state=np.full(7, 1 / 3, dtype=np.float32),
+            clock=np.empty(0, dtype=np.int32),
             width=7,
         )
         assert encoded(codec, level, np.array([7], dtype=np.uint64), write=11)[0].tobytes().hex() == self.golden

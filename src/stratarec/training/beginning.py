@@ -20,10 +20,12 @@ from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import feature_difference
 from stratarec.distributed.mesh import Mesh
+from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.taking import Renumbering
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models import CTRModel
 from stratarec.training import checkpoint
+from stratarec.training.records import read_recipe
 from stratarec.training.run import hold_chosen, require_run
 
 
@@ -36,11 +38,13 @@ class Beginning:
     """Where the rows of each table are in the new run."""
     seed: int
     """Of the earlier run: what rows that it never looked up are functions of."""
+    rows: RowOptimizerConfig
+    """Of the earlier run: how its rows take the steps that they missed."""
 
     def into(self, model: CTRModel, optimizer: torch.optim.Optimizer) -> None:
         """Give weights and optimizer state to a model that was not trained."""
         loaded = checkpoint.load(self.path)
-        loaded.begin(model, self.moved, self.seed)
+        loaded.begin(model, self.moved, self.seed, self.rows)
         checkpoint.restore_optimizer(self.path, optimizer, loaded.optimizer)
 
 
@@ -69,7 +73,8 @@ def beginning(
         if difference:
             raise CheckpointError(f"{dataset.path} does not go on from {earlier}: {difference}; {_ADVICE}")
         moved = {name: _moved(dataset, name, earlier, entry) for name, entry in known["inputs"]["vocabularies"].items()}
-        yield Beginning(path=found, moved=moved, seed=int(known["train"]["seed"]))
+        seed, rows = int(known["train"]["seed"]), read_recipe(earlier).train.embedding
+        yield Beginning(path=found, moved=moved, seed=seed, rows=rows)
 
 
 _ADVICE = "prepare the data with the data set of that run as data.vocabulary.base"

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from stratarec.artifacts import read_sealed, write_sealed
 from stratarec.distributed.mesh import Mesh
+from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.rowfile import verify_file
 from stratarec.embedding.taking import Renumbering
 from stratarec.errors import CheckpointError, ConfigError, StorageError
@@ -137,11 +138,11 @@ class Checkpoint:
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
-    def begin(self, model: CTRModel, moved: Mapping[str, Renumbering], seed: int) -> None:
+    def begin(self, model: CTRModel, moved: Mapping[str, Renumbering], seed: int, rows: RowOptimizerConfig) -> None:
         """Give network and tables to a `model` that begins with them; see `EmbeddingCollection.begin_with`."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
-        model.embeddings.begin_with(self.path / "tables", self.state["tables"], moved, seed)
+        model.embeddings.begin_with(self.path / "tables", self.state["tables"], moved, seed, rows)
 
 
 def load(path: Path) -> Checkpoint:

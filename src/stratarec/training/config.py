@@ -61,6 +61,30 @@ class EarlyStoppingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlateauConfig:
+    """When learning rates fall because validation no longer gets better."""
+
+    patience: int = 0
+    """Evaluations in a row without a better one before all rates fall, those of rows too; 0 never lowers them."""
+    factor: float = 0.1
+    """What they are multiplied by each time."""
+    min_factor: float = 1e-3
+    """What they are multiplied by in all is never less than this."""
+    metric: Literal["auc", "log_loss"] = "auc"
+    """What must get better."""
+
+    def __post_init__(self) -> None:
+        check_finite(self, "train.plateau.")
+        if self.patience < 0:
+            raise ConfigError(f"train.plateau.patience is {self.patience}, expected 0 or more")
+        for name in ("factor", "min_factor"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(
+                    f"train.plateau.{name} is {getattr(self, name)}, expected more than 0 and less than 1"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How a model is trained."""
 
@@ -88,6 +112,8 @@ class TrainConfig:
     """Evaluate on the validation split every so many steps; 0 at the end of each epoch."""
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     """Whether validation may end the run."""
+    plateau: PlateauConfig = field(default_factory=PlateauConfig)
+    """Whether validation may lower learning rates."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When checkpoints are written."""
     log_every: int = 50

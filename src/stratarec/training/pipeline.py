@@ -131,6 +131,7 @@ class Stages:
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
         self.objective = Objective(config.loss_factors(model.network.labels))
         self._dropouts = dropouts(model.network)
+        self._rate_factor = 1.0
 
     @property
     def epoch_steps(self) -> int:
@@ -157,6 +158,15 @@ class Stages:
             return self.exchange(item[1], stopped)
 
         return Prefetcher(engine, items, features, depth=depth, pause_after=barrier)
+
+    @property
+    def rate_factor(self) -> float:
+        """What all learning rates are multiplied by, from the next step on."""
+        return self._rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self._rate_factor = self.model.embeddings.rate_factor = factor
 
     def draw(self, step: int, rank: int = 0) -> None:
         """Make the random numbers of the network those of a step, of the samples of one rank."""
@@ -186,7 +196,7 @@ class Stages:
             norm = self._reduction.norm(weights)
             nn.utils.clip_grads_with_norm_(weights, self._config.clip_norm, norm)
         for group in groups:
-            group["lr"] = dense.learning_rate * dense.schedule.factor(step)
+            group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
         self.optimizer.step()
 
     def figures(self) -> list[dict[str, float]]:

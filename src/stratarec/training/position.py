@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stratarec.training.config import EarlyStoppingConfig
+from stratarec.training.config import EarlyStoppingConfig, PlateauConfig
 
 Evaluation = Mapping[str, Any]
 _SMOOTHING = 0.98
@@ -89,6 +89,20 @@ def _plain(entry: Evaluation) -> dict[str, Any]:
     return {**found, "labels": labels} if labels else found
 
 
-def _goodness(entry: Evaluation, config: EarlyStoppingConfig) -> float:
+def rate_factor(evaluations: Sequence[Evaluation], config: PlateauConfig) -> float:
+    """What learning rates are multiplied by after these evaluations, by the rule of torch's `ReduceLROnPlateau`.
+
+    The evaluations are all that it depends on, and every checkpoint and every rank has them.
+    """
+    found, highest, worse = 1.0, -math.inf, 0
+    for entry in evaluations if config.patience else ():
+        goodness = _goodness(entry, config)
+        highest, worse = (goodness, 0) if goodness > highest else (highest, worse + 1)
+        if worse == config.patience:
+            found, worse = max(found * config.factor, config.min_factor), 0
+    return found
+
+
+def _goodness(entry: Evaluation, config: EarlyStoppingConfig | PlateauConfig) -> float:
     value = math.nan if entry[config.metric] is None else float(entry[config.metric])
     return value if config.metric == "auc" else -value

@@ -17,16 +17,16 @@ from stratarec.training.records import read_recipe
 
 
 def check_validation(config: TrainConfig, dataset: Dataset) -> None:
-    """Refuse early stopping by a validation split that cannot tell better from worse."""
-    if not config.early_stopping.patience:
-        return
+    """Refuse to heed a validation split that cannot tell better from worse."""
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
-    if not first.known or (config.early_stopping.metric == "auc" and not 0 < first.positives < first.known):
-        what = "samples of one class alone in its validation split" if samples else "no validation split"
-        raise ConfigError(
-            f"train.early_stopping.patience is {config.early_stopping.patience}, but {dataset.path} has {what}: set "
-            "data.split.valid and prepare again, or set patience to 0"
-        )
+    for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):
+        known = first.known and (asked.metric != "auc" or 0 < first.positives < first.known)
+        if asked.patience and not known:
+            what = "samples of one class alone in its validation split" if samples else "no validation split"
+            raise ConfigError(
+                f"train.{name}.patience is {asked.patience}, but {dataset.path} has {what}: set data.split.valid and "
+                "prepare again, or set patience to 0"
+            )
 
 
 def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_steps: int, ranks: int) -> Iterator[str]:

@@ -82,12 +82,7 @@ class TableWriter:
             weights = self._floats(first, last)
             kept = np.ascontiguousarray(records[:, : codec.record_bytes])
             others = np.flatnonzero(~home)
-            source = FloatRows(
-                weights=weights.contiguous().reshape(-1).cpu().numpy(),
-                row_state=np.empty(0, dtype=np.float32),
-                full_state=np.empty(0, dtype=np.float32),
-                width=codec.width,
-            )
+            source = FloatRows.bare(weights.contiguous().reshape(-1).cpu().numpy(), codec.width)
             bad = codec.encode(source, others, kept, others, np.zeros(len(others), dtype=np.uint64), 0)
             if bad >= 0:
                 raise CheckpointError(

@@ -37,7 +37,7 @@ from stratarec.training.hot_batches import hot_loader
 from stratarec.training.keeping import Keeper
 from stratarec.training.loop import Loop
 from stratarec.training.pipeline import InOrder, Pipeline, Stages
-from stratarec.training.position import Position, best
+from stratarec.training.position import Position, best, rate_factor
 from stratarec.training.records import Result, read_plan, read_result, write_plan, write_recipe
 from stratarec.training.run import check_identity, identity, new_model, new_plan
 from stratarec.training.settings import torch_settings
@@ -259,6 +259,7 @@ class Trainer:
     def restore(self, path: Path) -> None:
         """Take weights and state from a checkpoint."""
         difference = self._keeper.restore(path)
+        self._pace()
         self.progress.say(f"going on from {path}")
         if difference:
             self.progress.say(f"{difference}: from here on the bits may differ")
@@ -271,6 +272,7 @@ class Trainer:
             progress=self.progress,
             check=self.cadence.check,
             mesh=self.mesh,
+            evaluated=self._pace,
         )
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position
@@ -279,6 +281,10 @@ class Trainer:
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """One optimizer step; `request` and `prepared` are the batch's, where they were made ahead."""
         self.position.trained(*self.stages.train(self.position.step, batch, request, prepared))
+
+    def _pace(self) -> None:
+        """Train at the rates that the evaluations so far ask for."""
+        self.stages.rate_factor = rate_factor(self.position.regular, self.config.plateau)
 
     def _finish(self) -> dict[str, Any]:
         """The one test evaluation, of the best checkpoint where validation chose one."""

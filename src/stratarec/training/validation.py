@@ -30,6 +30,8 @@ class Validation:
     """Called between batches; raises `Stopped` where the user asks for it."""
     mesh: Mesh
     """Who evaluates it together."""
+    evaluated: Callable[[], None]
+    """Called when an evaluation is noted."""
 
     def run(self, position: Position, curves: Curves, *, closing: bool = False) -> bool:
         """Evaluate and note it in `position`, and whether training is over; whether it is the best one so far.
@@ -63,5 +65,6 @@ class Validation:
             shown = (f"{LABELS[name]} {show(each[name], 5)}" for name in ("auc", "log_loss"))
             self.progress.say(f"step {position.step}: {label} {', '.join(shown)}")
         curves.validation(entry)
+        self.evaluated()
         position.finished = is_over(position.evaluations, stopping)
         return best(position.evaluations, stopping) is position.evaluations[-1]

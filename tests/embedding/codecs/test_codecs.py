@@ -83,7 +83,11 @@ def codec_of(**fields: str) -> RecordCodec:
 def level_of_four() -> FloatRows:
     zeros = np.zeros(3, dtype=np.float32)
     return FloatRows(
-        weights=np.zeros(12, dtype=np.float32), row_state=zeros, full_state=np.zeros(0, np.float32), width=4
+        weights=np.zeros(12, dtype=np.float32),
+        row_state=zeros,
+        full_state=np.zeros(0, np.float32),
+        clock=np.zeros(0, np.int32),
+        width=4,
     )
 
 
@@ -174,4 +178,4 @@ def test_no_entries_are_no_work() -> None:
 def test_level_0_refuses_other_arrays(weights: np.ndarray, width: int, message: str) -> None:
     one = np.zeros(1, dtype=np.float32)
     with pytest.raises(ConfigError, match=message):
-        FloatRows(weights=weights, row_state=one, full_state=one, width=width)
+        FloatRows(weights=weights, row_state=one, full_state=one, clock=one.astype(np.int32), width=width)

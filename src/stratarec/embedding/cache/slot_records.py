@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.cache.directory import Directory
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import SlotMemory
 from stratarec.embedding.stores.chain import Chain
@@ -118,9 +118,7 @@ def saved_slots(
         How many there are of each.
     """
     folder, files, width = directory / _FOLDER, manifest["files"], int(manifest["record_bytes"])
-    exact = RecordCodec(
-        CodecConfig(), width=codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state
-    )  # fmt: skip
+    exact = codec.exact()
     for entry in files:
         verify_file(folder / entry["name"], entry["hash"])
     # For each slot the last file that has it: a row may have been in another slot before.
@@ -134,8 +132,6 @@ def saved_slots(
             if (head["row"] >= rows).any():
                 raise CheckpointError(f"{folder / entry['name']} has rows beyond 0..{rows - 1}; use another checkpoint")
             valid = np.flatnonzero((newest[places] == number) & (head["row"] >= 0))
-            found = FloatRows.allocate(
-                len(valid), codec.width, row_state=codec.layout.row_state, full_state=codec.layout.full_state
-            )  # fmt: skip
+            found = FloatRows.allocate(len(valid), codec.width, **codec.layout.kept)
             exact.decode(floats, valid, found, np.arange(len(valid), dtype=np.int64))
             yield head["row"][valid].astype(np.int64), found

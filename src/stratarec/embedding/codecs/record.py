@@ -26,7 +26,7 @@ FORMAT = 1
 class RecordCodec:
     """Encodes slots of level 0 into records and decodes them back.
 
-    A record is ``[encoded weights | scale, offset | row state | full state]``, little-endian, without padding
+    A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian, without padding
     (`stratarec.kernels.codec.layout`).
 
     Parameters
@@ -38,6 +38,8 @@ class RecordCodec:
         Whether the optimizer keeps a float for each row.
     full_state : int
         Floats that it keeps for each weight, 0 to 2.
+    clock : bool
+        Whether rows know how many steps they have taken.
 
     Raises
     ------
@@ -68,7 +70,9 @@ class RecordCodec:
     *Threads.* The bytes do not depend on their number, nor on the order or the places of the entries.
     """
 
-    def __init__(self, config: CodecConfig, *, width: int, row_state: bool, full_state: int) -> None:
+    def __init__(
+        self, config: CodecConfig, *, width: int, row_state: bool, full_state: int, clock: bool = False
+    ) -> None:
         if width < 1:
             raise ConfigError(f"a record of width {width}: expected at least 1")
         self.config = config
@@ -80,6 +84,7 @@ class RecordCodec:
             width=width,
             row_state=row_state,
             full_state=full_state,
+            clock=clock,
         )
         self.width = width
         self.record_bytes = self.layout.record_bytes
@@ -87,7 +92,18 @@ class RecordCodec:
     @classmethod
     def of(cls, config: CodecConfig, width: int, optimizer: RowOptimizerConfig) -> RecordCodec:
         """The codec of rows of `width` floats that `optimizer` trains."""
-        return cls(config, width=width, row_state=bool(optimizer.row_state), full_state=len(optimizer.full_state))
+        return cls(
+            config, width=width, row_state=bool(optimizer.row_state), full_state=len(optimizer.full_state),
+            clock=optimizer.clocked,
+        )  # fmt: skip
+
+    def exact(self) -> RecordCodec:
+        """The codec of the same rows as float32."""
+        layout = self.layout
+        return RecordCodec(
+            CodecConfig(), width=self.width, row_state=layout.row_state, full_state=layout.full_state,
+            clock=layout.clock,
+        )  # fmt: skip
 
     @property
     def is_exact(self) -> bool:
@@ -109,7 +125,7 @@ class RecordCodec:
         if self.layout.row_state or self.layout.full_state:
             config["state"] = self.config.state
         shape = {"width": self.width, "row_state": self.layout.row_state, "full_state": self.layout.full_state}
-        return {"format": FORMAT, **config, **shape}
+        return {"format": FORMAT, **config, **shape, **({"clock": True} if self.layout.clock else {})}
 
     @classmethod
     def from_identity(cls, identity: Mapping[str, Any]) -> RecordCodec:
@@ -119,7 +135,7 @@ class RecordCodec:
         try:
             config = CodecConfig(**{name: identity[name] for name in asdict(CodecConfig()) if name in identity})
             shape = {name: identity[name] for name in ("width", "row_state", "full_state")}
-            return cls(config, **shape)
+            return cls(config, **shape, clock=identity.get("clock", False))
         except (KeyError, ConfigError) as error:
             raise CheckpointError(f"a record codec that this version does not know: {dict(identity)}") from error
 
@@ -158,9 +174,7 @@ class RecordCodec:
         self._check(level, slots, records, places)
         if keys.shape != slots.shape or keys.dtype != np.uint64:
             raise ConfigError(f"keys are {keys.dtype} of shape {keys.shape}, expected uint64 of shape {slots.shape}")
-        return kernels.encode(
-            self.layout, (level.weights, level.row_state, level.full_state), slots, records, places, keys, write
-        )
+        return kernels.encode(self.layout, level.parts, slots, records, places, keys, write)
 
     def decode(self, records: Records, places: Indices, level: FloatRows, slots: Indices) -> None:
         """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i; slots are distinct.
@@ -171,7 +185,7 @@ class RecordCodec:
             As `encode`.
         """
         self._check(level, slots, records, places)
-        kernels.decode(self.layout, records, places, (level.weights, level.row_state, level.full_state), slots)
+        kernels.decode(self.layout, records, places, level.parts, slots)
 
     def _check(self, level: FloatRows, slots: Indices, records: Records, places: Indices) -> None:
         if records.ndim != 2 or records.dtype != np.uint8 or not records.flags.c_contiguous:
@@ -186,6 +200,7 @@ class RecordCodec:
         kept = (
             (self.layout.row_state, len(level.row_state), 1),
             (self.layout.full_state, len(level.full_state), self.layout.full_state * self.width),
+            (self.layout.clock, len(level.clock), 1),
         )
         if any(used and size != level.slots * share for used, size, share in kept):
             raise ConfigError(f"level 0 lacks the optimizer state of its {level.slots} slots")

@@ -283,7 +283,7 @@ def initialize(
     layout: CacheLayout,
     incoming: Moves,
     absent: NDArray[np.bool_],
-    level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
+    level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]],
     width: int,
 ) -> None:
     """Initial values in the slots of rows that were never written: those that `kernels.random.fill_uniform` gives.
@@ -291,9 +291,9 @@ def initialize(
     Parameters
     ----------
     level : tuple of ndarray
-        Weights, row state and full state of all slots; a state that is not kept is empty.
+        Weights, row state, full state and clocks of all slots; what is not kept is empty.
     """
-    weights, _, full_state = level
+    weights, full_state = level[0], level[2]
     cpu.initialize(
         incoming.slots, incoming.keys, layout.bound, incoming.tables, absent, *level, width,
         len(full_state) // (len(weights) // width),

@@ -300,18 +300,20 @@ def compact(room, count, first_row, noise, row, slot, total, group_row, group_sl
 
 
 @njit(**BODY)
-def initialize_row(slot, key, bound, weights, row_state, full_state, D, full):
-    """Uniform weights in +-bound and zeros for state, of which there are `full` floats beside the row's own."""
+def initialize_row(slot, key, bound, weights, row_state, full_state, clock, D, full):
+    """Uniform weights in +-bound and zeros for state and clock; `full` is how many floats its weights' state has."""
     for d in range(D):
         weights[slot * D + d] = -bound + (bound + bound) * unit(key, d)
     for place in range(slot * full, (slot + U(1)) * full):
         full_state[place] = np.float32(0.0)
     if len(row_state):
         row_state[slot] = np.float32(0.0)
+    if len(clock):
+        clock[slot] = np.int32(0)
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_state, width, full, chunks):
+def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_state, clock, width, full, chunks):
     """Fill the slots of rows that were never written: uniform weights in +-bound of the row's table, no state."""
     D = U(width)
     for chunk in prange(chunks):
@@ -319,7 +321,7 @@ def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_sta
             if not absent[i]:
                 continue
             bound = bounds[U(tables[i])]
-            initialize_row(U(slots[i]), keys[i], bound, weights, row_state, full_state, D, U(full))
+            initialize_row(U(slots[i]), keys[i], bound, weights, row_state, full_state, clock, D, U(full))
 
 
 @njit(nogil=True, cache=True)

@@ -15,7 +15,7 @@ from stratarec.kernels.threads import team_threads
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
-Level = tuple[Floats, Floats, Floats]
+Level = tuple[Floats, Floats, Floats, NDArray[np.int32]]
 
 # More chunks than threads even out rows that are already in cache.
 _CHUNKS_PER_THREAD = 4
@@ -30,8 +30,8 @@ def encode(
     Parameters
     ----------
     level : tuple of ndarray
-        Weights, row state and full state, flat float32 ``[S * D]``, ``[S]`` and ``[S * k * D]`` for k floats a weight;
-        the states of any size where the layout keeps none.
+        Weights, row state and full state, flat float32 ``[S * D]``, ``[S]`` and ``[S * k * D]`` for k floats a weight,
+        and clocks, ``[S]`` int32; all but the weights of any size where the layout keeps none.
     slots, places : ndarray
         ``[n]`` int64; places are distinct.
     records : ndarray

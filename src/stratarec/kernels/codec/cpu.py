@@ -257,7 +257,7 @@ def prefetch_lines(array, first, count, line):
 
 
 @njit(**BODY)
-def prefetch_slot(form, weights, row_state, full_state, slot):
+def prefetch_slot(form, weights, row_state, full_state, clock, slot):
     D = U(form[4])
     prefetch_lines(weights, slot * D, D, U(16))
     if form[5]:
@@ -265,13 +265,15 @@ def prefetch_slot(form, weights, row_state, full_state, slot):
     if form[6]:
         floats = U(form[6]) * D
         prefetch_lines(full_state, slot * floats, floats, U(16))
+    if form[-2] < form[-1]:
+        prefetch(clock, slot)
 
 
 @njit(**BODY)
-def encode_row(form, weights, row_state, full_state, slot, records, at, key, write_key):
+def encode_row(form, weights, row_state, full_state, clock, slot, records, at, key, write_key):
     """Encode a slot into the record whose first byte is `at`, returning whether the codec can hold it."""
     (kind, stochastic, wide_parameters, wide_state, width, has_row_state, full_floats, parameters_at, row_state_at,
-     full_state_at, _) = form  # fmt: skip
+     full_state_at, clock_at, size) = form  # fmt: skip
     D, full = U(width), U(full_floats) * U(width)
     start = slot * D
     base = mix(key ^ write_key)
@@ -298,6 +300,8 @@ def encode_row(form, weights, row_state, full_state, slot, records, at, key, wri
         held &= encode_state(row_state, slot, U(1), records, at + U(row_state_at), base, D + max(D, full), wide_state)
     if full:
         held &= encode_state(full_state, slot * full, full, records, at + U(full_state_at), base, D, wide_state)
+    if clock_at < size:
+        store_f32(records, at + U(clock_at), bits_float(W(clock[slot])))
     return held
 
 
@@ -309,7 +313,7 @@ def write_key_of(write):
 
 @njit(**BODY)
 def encode_chunks(
-    member, counter, form, weights, row_state, full_state, slots, records, places, keys, write, bad
+    member, counter, form, weights, row_state, full_state, clock, slots, records, places, keys, write, bad
 ):  # fmt: skip
     """Encode slots[i] into the record places[i] of flat `records`; ``bad[chunk]`` is the first entry refused."""
     count, chunks, size, write_key = len(slots), len(bad), U(form[-1]), write_key_of(write)
@@ -320,19 +324,19 @@ def encode_chunks(
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
-            prefetch_slot(form, weights, row_state, full_state, U(slots[j]))
+            prefetch_slot(form, weights, row_state, full_state, clock, U(slots[j]))
             prefetch_lines(records, U(places[j]) * size, size, U(64))
             slot, at = U(slots[i]), U(places[i]) * size
-            if not encode_row(form, weights, row_state, full_state, slot, records, at, keys[i], write_key):
+            if not encode_row(form, weights, row_state, full_state, clock, slot, records, at, keys[i], write_key):
                 bad[chunk] = i
                 break
 
 
 @njit(nogil=True, cache=True)
-def encode(team, form, weights, row_state, full_state, slots, records, places, keys, write, chunks):
+def encode(team, form, weights, row_state, full_state, clock, slots, records, places, keys, write, chunks):
     """Encode every entry; returns the first one that is refused, or their number."""
     counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
-    given = (counter, form, weights, row_state, full_state, slots, records, places, keys, write, bad)
+    given = (counter, form, weights, row_state, full_state, clock, slots, records, places, keys, write, bad)
     run_team(team, encode_chunks, given)
     return bad.min()
 
@@ -380,10 +384,10 @@ def decode_int4(records, at, parameters, values, start, D, wide):
 
 
 @njit(**BODY)
-def decode_row(form, records, at, weights, row_state, full_state, slot):
+def decode_row(form, records, at, weights, row_state, full_state, clock, slot):
     """Decode the record whose first byte is `at` into a slot."""
     (kind, _, wide_parameters, wide_state, width, has_row_state, full_floats, parameters_at, row_state_at,
-     full_state_at, _) = form  # fmt: skip
+     full_state_at, clock_at, size) = form  # fmt: skip
     D, full = U(width), U(full_floats) * U(width)
     start = slot * D
     if kind == FP32:
@@ -406,10 +410,12 @@ def decode_row(form, records, at, weights, row_state, full_state, slot):
             decode_bf16(records, at + U(row_state_at), row_state, slot, U(1))
         if full:
             decode_bf16(records, at + U(full_state_at), full_state, slot * full, full)
+    if clock_at < size:
+        clock[slot] = np.int32(float_bits(load_f32(records, at + U(clock_at))))
 
 
 @njit(**BODY)
-def decode_chunks(member, counter, form, records, places, weights, row_state, full_state, slots, chunks):
+def decode_chunks(member, counter, form, records, places, weights, row_state, full_state, clock, slots, chunks):
     """Decode the record places[i] of flat `records` into slots[i]."""
     count, size = len(slots), U(form[-1])
     while True:
@@ -419,13 +425,13 @@ def decode_chunks(member, counter, form, records, places, weights, row_state, fu
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
-            prefetch_slot(form, weights, row_state, full_state, U(slots[j]))
+            prefetch_slot(form, weights, row_state, full_state, clock, U(slots[j]))
             prefetch_lines(records, U(places[j]) * size, size, U(64))
-            decode_row(form, records, U(places[i]) * size, weights, row_state, full_state, U(slots[i]))
+            decode_row(form, records, U(places[i]) * size, weights, row_state, full_state, clock, U(slots[i]))
 
 
 @njit(nogil=True, cache=True)
-def decode(team, form, records, places, weights, row_state, full_state, slots, chunks):
+def decode(team, form, records, places, weights, row_state, full_state, clock, slots, chunks):
     """Decode every entry."""
-    given = (np.zeros(1, np.int64), form, records, places, weights, row_state, full_state, slots, chunks)
+    given = (np.zeros(1, np.int64), form, records, places, weights, row_state, full_state, clock, slots, chunks)
     run_team(team, decode_chunks, given)

@@ -1,6 +1,6 @@
 """Where the parts of a row lie in its record, and the numbers that both the kernels and the reference use.
 
-A record is ``[encoded weights | scale, offset | row state | full state]``, little-endian, without padding:
+A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian, without padding:
 
 =====  ======================================  ============
 kind   encoded weights                         bytes
@@ -13,7 +13,8 @@ int4   byte p: code p low, code H + p high     H = (D+1)//2
 =====  ======================================  ============
 
 Codes p and H + p share a byte, rather than neighbours, so that the kernels read and write two contiguous runs. The last
-high half of an odd width is 0. Scale and offset exist for int8 and int4 only; the states if the optimizer keeps them.
+high half of an odd width is 0. Scale and offset exist for int8 and int4 only; the states if the optimizer
+keeps them; the clock, a whole number of 32 bits, if rows have one.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Layout:
     row_state: bool
     full_state: int
     """Floats a weight."""
+    clock: bool = False
 
     @property
     def levels(self) -> int:
@@ -80,14 +82,25 @@ class Layout:
         return 4 if self.wide_state else 2
 
     @property
+    def clock_at(self) -> int:
+        """First byte of the clock."""
+        return self.full_state_at + self.full_state * self.width * self.state_bytes
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of a record."""
-        return self.full_state_at + self.full_state * self.width * self.state_bytes
+        return self.clock_at + 4 * self.clock
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """What there is beside the weights: floats a row, floats a weight, whether there are clocks."""
+        return {"row_state": self.row_state, "full_state": self.full_state, "clock": self.clock}
 
     @cached_property
     def form(self) -> tuple[int | bool, ...]:
         """All of this as kernels take it."""
         return (
             self.kind, self.stochastic, self.wide_parameters, self.wide_state, self.width, self.row_state,
-            self.full_state, self.parameters_at, self.row_state_at, self.full_state_at, self.record_bytes,
+            self.full_state, self.parameters_at, self.row_state_at, self.full_state_at, self.clock_at,
+            self.record_bytes,
         )  # fmt: skip

@@ -116,7 +116,13 @@ def encode_weights(values: Floats, words: NDArray[np.uint32], layout: Layout) ->
 
 
 def encode(
-    weights: Floats, row_state: np.float32, full_state: Floats, key: int, write: int, layout: Layout
+    weights: Floats,
+    row_state: np.float32,
+    full_state: Floats,
+    key: int,
+    write: int,
+    layout: Layout,
+    clock: int = 0,
 ) -> bytes | None:
     """The record of one row, or None when it holds a number that the codec cannot hold."""
     width, full = layout.width, layout.full_state * layout.width
@@ -132,6 +138,7 @@ def encode(
         if not fits(values, form.FP32_LIMIT if layout.wide_state else form.BF16_LIMIT):
             return None
         parts.append(values.tobytes() if layout.wide_state else to_bf16(values, noise(key, write, columns)).tobytes())
+    parts.append(clock.to_bytes(4, "little") if layout.clock else b"")
     return b"".join(part for part in parts if part is not None) if parts[0] is not None else None
 
 
@@ -141,7 +148,7 @@ def from_bf16(record: bytes) -> Floats:
 
 
 def decode(record: bytes, layout: Layout) -> tuple[Floats, Floats, Floats]:
-    """``(weights [D], row state [0 or 1], full state [0, D or 2 D])`` of one record."""
+    """``(weights [D], row state [0 or 1], full state [0, D or 2 D])`` of one record, without its clock."""
     encoded = record[: layout.parameters_at]
     if layout.kind == form.FP32:
         weights = np.frombuffer(encoded, np.float32)
@@ -156,4 +163,8 @@ def decode(record: bytes, layout: Layout) -> tuple[Floats, Floats, Floats]:
         scale, offset = np.frombuffer(record[layout.parameters_at : layout.row_state_at], kind).astype(np.float32)
         weights = offset + codes.astype(np.float32) * scale
     state = (lambda part: np.frombuffer(part, np.float32)) if layout.wide_state else from_bf16
-    return weights, state(record[layout.row_state_at : layout.full_state_at]), state(record[layout.full_state_at :])
+    return (
+        weights,
+        state(record[layout.row_state_at : layout.full_state_at]),
+        state(record[layout.full_state_at : layout.clock_at]),
+    )

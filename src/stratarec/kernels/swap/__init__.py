@@ -27,7 +27,7 @@ def swap(
     staging: Staging,
     workspace: StageWorkspace,
     codec: Layout,
-    slots: tuple[Floats, Floats, Floats],
+    slots: tuple[Floats, Floats, Floats, NDArray[np.int32]],
     home: tuple[Bytes, ...],
     write: int,
 ) -> tuple[int, int] | None:
@@ -36,7 +36,7 @@ def swap(
     Parameters
     ----------
     slots : tuple of ndarray
-        Weights, row state and full state of level 0.
+        Weights, row state, full state and clocks of level 0.
     home : tuple of ndarray
         Records ``[R, record_bytes]`` and the bits of rows that were written, and of those that changed.
     write : int

@@ -23,10 +23,10 @@ AHEAD = 12
 
 @njit(**BODY)
 def prefetch_swap(form, slots, home, slot, row, victim):
-    weights, row_state, full_state = slots
+    weights, row_state, full_state, clock = slots
     records, written, changed = home
     size = U(form[-1])
-    prefetch_slot(form, weights, row_state, full_state, U(slot))
+    prefetch_slot(form, weights, row_state, full_state, clock, U(slot))
     prefetch_lines(records, U(row) * size, size, U(64))
     prefetch(written, row >> 3)
     if victim >= 0:
@@ -38,22 +38,22 @@ def prefetch_swap(form, slots, home, slot, row, victim):
 @njit(**BODY)
 def swap_row(form, slots, home, slot, first_row, row, victim, t, noise, bound, write_key):
     """Send the victim home, if there is one, and bring the row in; returns whether the codec can hold the victim."""
-    weights, row_state, full_state = slots
+    weights, row_state, full_state, clock = slots
     records, written, changed = home
     size, held = U(form[-1]), True
     if victim >= 0:
         place = U(first_row + victim)
         key = key_of(noise, t, victim)
-        held = encode_row(form, weights, row_state, full_state, slot, records, place * size, key, write_key)
+        held = encode_row(form, weights, row_state, full_state, clock, slot, records, place * size, key, write_key)
         set_bit(written, place)
         set_bit(changed, place)
     place = U(first_row + row)
     if test_bit(written, place):
-        decode_row(form, records, place * size, weights, row_state, full_state, slot)
+        decode_row(form, records, place * size, weights, row_state, full_state, clock, slot)
     else:
         key = key_of(noise, t, row)
         D = U(form[4])
-        initialize_row(slot, key, bound, weights, row_state, full_state, D, D * U(form[6]))
+        initialize_row(slot, key, bound, weights, row_state, full_state, clock, D, D * U(form[6]))
     return held
 
 

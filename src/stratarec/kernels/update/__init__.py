@@ -15,13 +15,14 @@ from torch import Tensor
 
 from stratarec.kernels.backends import backend
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.update import cpu, workspace
+from stratarec.kernels.update import cpu, rules, workspace
+from stratarec.kernels.update import missed as _missed
 
 _BACKENDS = {"cpu": cpu}
 
 
 class Slots(NamedTuple):
-    """Rows and their state, float32.
+    """Rows and their state.
 
     Parameters
     ----------
@@ -29,12 +30,15 @@ class Slots(NamedTuple):
         ``[R * D]``.
     row_state, full_state : ndarray
         ``[R]`` and ``[R * k * D]``, k floats a weight of which the first ones of all weights of a row come first; of
-        any size where the rule keeps no such state.
+        any size where the rule keeps no such state. Both float32, as the weights are.
+    clock : ndarray
+        ``[R]`` int32, the steps that each row has taken; empty where a step changes the rows of its batch alone.
     """
 
     weights: NDArray[np.float32]
     row_state: NDArray[np.float32]
     full_state: NDArray[np.float32]
+    clock: NDArray[np.int32]
 
 
 class Gradients(NamedTuple):
@@ -67,6 +71,17 @@ class RowUpdate:
     step: int
     scale: float = 1.0
     """What summed gradients are multiplied by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missed:
+    """The steps that were taken so far, with which rows catch up."""
+
+    rule: RowUpdate
+    """Of any step: what does not change from one to the next."""
+    steps: int
+    paces: NDArray[np.float32]
+    """``[steps or more, 3]`` what `pace_of` gives for each."""
 
 
 class Scratchpad:
@@ -106,12 +121,44 @@ def scratch_bytes(lookups: int, width: int, threads: int) -> int:
 
 
 def update(
-    slots: Slots, group: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate, workspace: Workspace
+    slots: Slots,
+    group: GroupLayout,
+    bags: BagBatch,
+    gradients: Gradients,
+    rule: RowUpdate,
+    workspace: Workspace,
+    missed: Missed | None = None,
 ) -> None:
     """One step of the row optimizer, in place; gradients are summed in ascending order of lookup position.
+
+    Parameters
+    ----------
+    missed : Missed or None
+        The steps before this one, where rows have clocks.
 
     Notes
     -----
     The bits do not depend on the number of threads: every row is summed and updated by one thread.
     """
-    backend(_BACKENDS, gradients.pooled).update(slots, group, bags, gradients, rule, workspace)
+    backend(_BACKENDS, gradients.pooled).update(slots, group, bags, gradients, rule, missed, workspace)
+
+
+def pace_of(rule: RowUpdate) -> tuple[np.float32, ...]:
+    """What `Missed.paces` says of a step: its own numbers."""
+    return tuple(rules.pace_of(rule))  # type: ignore[no-untyped-call]
+
+
+def catch_up(slots: Slots, group: GroupLayout, bags: BagBatch, missed: Missed, workspace: Workspace) -> None:
+    """Let the rows that a batch looks up take the steps that they missed; ids outside their table are passed over.
+
+    Notes
+    -----
+    A row takes the same steps by the same numbers whenever it takes them, so its bits do not depend on how often it is
+    looked at. Time is proportional to the steps that are missed, all rows' steps together at most.
+    """
+    _missed.catch_up_batch(slots, group, bags, missed, workspace)  # type: ignore[no-untyped-call]
+
+
+def settle(slots: Slots, width: int, first: int, last: int, missed: Missed) -> None:
+    """As `catch_up` for the rows ``first:last``."""
+    _missed.settle(slots, width, first, last, missed)  # type: ignore[no-untyped-call]

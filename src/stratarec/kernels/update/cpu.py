@@ -26,7 +26,8 @@ from stratarec.kernels.rows import U, ahead_of, prefetch_row
 from stratarec.kernels.team import BODY, run_team, take, team_of
 from stratarec.kernels.threads import threads_for
 from stratarec.kernels.update.lists import Given, Scratch, group, list_lookups, list_singles, sort_by_row
-from stratarec.kernels.update.rules import Pace, Rule, compiled, prefetch_state, update_row
+from stratarec.kernels.update.missed import course_of
+from stratarec.kernels.update.rules import Course, Pace, Rule, Step, compiled, prefetch_state, train_row
 from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, Tasks, kept_for
 from stratarec.kernels.vector import add, blocks, broadcast, load, multiply, store
 
@@ -80,13 +81,13 @@ def sum_dense(lanes, ids, lookups, D, own, sources):
 
 
 @njit(**BODY)
-def apply_dense(lanes, limit, origin, D, slots, own, rule, pace):
+def apply_dense(lanes, limit, origin, D, slots, own, step):
     """Update the rows that `sum_dense` touched and leave its arrays as it found them."""
     literally(lanes)
     for row in range(U(limit)):
         if own.touched[row]:
             own.touched[row] = 0
-            update_row(lanes, rule, pace, slots, origin + row, D, own.dense, row * D)
+            train_row(lanes, step, slots, origin + row, D, own.dense, row * D)
             for block in range(U(0), D, U(lanes)):
                 store(own.dense, row * D + block, broadcast(NOTHING, lanes))
 
@@ -104,19 +105,19 @@ def sum_row(lanes, span, D, own, sources):
 
 
 @njit(**BODY)
-def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, rule, pace):
+def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step):
     """Sum each distinct row's gradients in order and update the row."""
     literally(lanes)
     begin = U(0)
     for u in range(distinct):
         ahead = origin + U(own.row_of[min(u + ahead_of(D) // U(2), distinct - U(1))])
-        prefetch_state(rule.kind, slots, ahead, D)
+        prefetch_state(step.rule.kind, slots, ahead, D)
         end = U(own.count_of[u])
         for i in range(begin, end):
             prefetch_gradient(U(own.order[min(i + ahead_of(D), lookups - U(1))]), D, sources)
         sum_row(lanes, (begin, end), D, own, sources)
         begin = end
-        update_row(lanes, rule, pace, slots, origin + U(own.row_of[u]), D, own.row_sum, U(0))
+        train_row(lanes, step, slots, origin + U(own.row_of[u]), D, own.row_sum, U(0))
 
 
 @njit(**BODY)
@@ -130,7 +131,7 @@ def own_part(work, m):
 
 @njit(**BODY)
 def update_tables(
-    member, lanes, whole, counter, width, slots, bags, features, tables, tasks, gradients, work, rule, pace
+    member, lanes, whole, counter, width, slots, bags, features, tables, tasks, gradients, work, step
 ):  # fmt: skip
     """Take tasks until none is left: a table, or a part of its rows.
 
@@ -168,11 +169,11 @@ def update_tables(
             prefetch_gradient(i, D, sources)
         if limit * width <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(lanes, ids, lookups, D, own, sources)
-            apply_dense(lanes, limit, origin, D, slots, own, rule, pace)
+            apply_dense(lanes, limit, origin, D, slots, own, step)
             continue
         distinct = group(ids, lookups, limit, own)
         sort_by_row(lookups, distinct, own)
-        apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, rule, pace)
+        apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
 
 
 @cache
@@ -180,17 +181,17 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """The update for rows in blocks of `lanes`, compiled at its first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_update(team, width, slots, bags, features, tables, tasks, gradients, work, rule, pace):
+    def run_update(team, width, slots, bags, features, tables, tasks, gradients, work, rule, pace, course):
         given = (
             lanes, whole, np.zeros(1, np.int64), width, slots, Bags(*bags), Features(*features), tables, Tasks(*tasks),
-            Given(*gradients), Scratch(*work), Rule(*rule), Pace(*pace),
+            Given(*gradients), Scratch(*work), Step(Rule(*rule), Pace(*pace), Course(*course)),
         )  # fmt: skip
         run_team(team, update_tables, given)
 
     return SimpleNamespace(update=run_update)
 
 
-def update(slots, layout, bags, gradients, rule, workspace):
+def update(slots, layout, bags, gradients, rule, missed, workspace):
     """`update.update` for arrays."""
     kept = kept_for(workspace)
     load = kept.load(layout, bags)
@@ -203,6 +204,7 @@ def update(slots, layout, bags, gradients, rule, workspace):
     kernels(*blocks(layout.width)).update(
         team_of(threads), layout.width, tuple(slots), bags.compiled, layout.features(bags), tables, tuple(tasks),
         _given(layout, gradients), tuple(work), *compiled(rule),
+        course_of(missed, layout.width),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import literally, njit
+from numpy.typing import NDArray
 
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.rows import U, prefetch_row
@@ -49,6 +50,22 @@ class Pace(NamedTuple):
     rate: np.float32
     stride: np.float32
     sharp: np.float32
+
+
+class Course(NamedTuple):
+    """Steps that rows may have missed: how many there were, the `Pace` of each, and the gradient of a missed step."""
+
+    steps: int
+    paces: NDArray[np.float32]
+    still: NDArray[np.float32]
+
+
+class Step(NamedTuple):
+    """All that a row's step takes but its gradient."""
+
+    rule: Rule
+    pace: Pace
+    course: Course
 
 
 def compiled(rule):
@@ -162,9 +179,33 @@ def update_row(lanes, rule, pace, slots, row, D, gradient, start):
 
 
 @njit(**BODY)
+def catch_up(lanes, rule, course, slots, row, D):
+    """Take the steps that row `row` has missed, one by one, as they would have been taken."""
+    literally(lanes)
+    clock = slots[3]
+    for missed in range(U(clock[row]), U(course.steps)):
+        pace = Pace(course.paces[missed, U(0)], course.paces[missed, U(1)], course.paces[missed, U(2)])
+        update_row(lanes, rule, pace, slots, row, D, course.still, U(0))
+    clock[row] = course.steps
+
+
+@njit(**BODY)
+def train_row(lanes, step, slots, row, D, gradient, start):
+    """`update_row` of a row that has taken every step before this one."""
+    literally(lanes)
+    if len(slots[3]):
+        # As a rule it has them from when it was looked up; not where another batch was trained in between.
+        catch_up(lanes, step.rule, step.course, slots, row, D)
+        slots[3][row] += np.int32(1)
+    update_row(lanes, step.rule, step.pace, slots, row, D, gradient, start)
+
+
+@njit(**BODY)
 def prefetch_state(kind, slots, row, D):
-    """Ask for all that `update_row` will touch."""
+    """Ask for all that `train_row` will touch."""
     prefetch_row(slots[0], row * D, D)
+    if len(slots[3]):
+        prefetch(slots[3], row)
     if kind == ROWWISE_ADAGRAD or kind == ROWWISE_ADAM:
         prefetch(slots[1], row)
     if kind == ADAGRAD or kind == ROWWISE_ADAM:

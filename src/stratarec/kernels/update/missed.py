@@ -1,0 +1,113 @@
+"""Rows that take the steps which they missed: see `rules.catch_up`."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+from numba import literally, njit
+
+from stratarec.kernels.bags.cpu import Bags, Features, span
+from stratarec.kernels.prefetch import prefetch
+from stratarec.kernels.rows import U
+from stratarec.kernels.team import BODY, run_team, take, team_of
+from stratarec.kernels.threads import threads_for
+from stratarec.kernels.update.lists import part_of
+from stratarec.kernels.update.rules import Course, Rule, catch_up, compiled
+from stratarec.kernels.update.workspace import NOTHING, Tasks, kept_for
+from stratarec.kernels.vector import blocks
+
+# Lookups ahead of the one in use whose clock is asked for.
+AHEAD = 16
+_CHUNK_ROWS = 256
+_NO_PACES = np.empty((0, 3), dtype=np.float32)
+
+
+def course_of(missed, width):
+    """`Course`, as kernels take it; of no steps where nothing is ever missed."""
+    still = np.full(width, NOTHING, dtype=np.float32)
+    return (0, _NO_PACES, still) if missed is None else (missed.steps, missed.paces, still)
+
+
+@njit(**BODY)
+def catch_up_feature(lanes, f, part, bags, features, slots, D, rule, course):
+    """Let the rows of a feature's lookups catch up that are of `part`, (number, parts), of their table."""
+    literally(lanes)
+    number, parts = part
+    begin, end = span(bags, features.key[f])
+    base, limit = features.base[f], features.rows[f]
+    for i in range(U(begin), U(end)):
+        prefetch(slots[3], base + bags.values[min(i + U(AHEAD), U(end) - U(1))])
+        row = bags.values[i]
+        if 0 <= row < limit and (parts == 1 or part_of(row, parts) == U(number)):
+            catch_up(lanes, rule, course, slots, U(base + row), D)
+
+
+@njit(**BODY)
+def catch_up_tables(member, lanes, whole, counter, width, slots, bags, features, tables, tasks, rule, course):
+    """Take tasks until none is left: a table, or a part of its rows."""
+    literally(lanes)
+    D = U(lanes if whole else width)
+    table_start, table_features = tables
+    while True:
+        task = take(counter)
+        if task >= len(tasks.table):
+            break
+        table, part = tasks.table[task], (tasks.part[task], tasks.parts[task])
+        for f in table_features[table_start[table] : table_start[table + 1]]:
+            catch_up_feature(lanes, f, part, bags, features, slots, D, rule, course)
+
+
+@njit(**BODY)
+def settle_chunks(member, lanes, whole, counter, width, slots, first, last, rule, course):
+    """Take chunks of the rows ``first:last`` until none is left."""
+    literally(lanes)
+    D = U(lanes if whole else width)
+    while True:
+        begin = first + take(counter) * _CHUNK_ROWS
+        if begin >= last:
+            break
+        for row in range(U(begin), U(min(begin + _CHUNK_ROWS, last))):
+            catch_up(lanes, rule, course, slots, row, D)
+
+
+@cache
+def kernels(lanes, whole):
+    """For rows in blocks of `lanes`, compiled at their first call and kept on disk."""
+
+    @njit(nogil=True, cache=True)
+    def run_catch_up(team, width, slots, bags, features, tables, tasks, rule, course):
+        given = (
+            lanes, whole, np.zeros(1, np.int64), width, slots, Bags(*bags), Features(*features), tables, Tasks(*tasks),
+            Rule(*rule), Course(*course),
+        )  # fmt: skip
+        run_team(team, catch_up_tables, given)
+
+    @njit(nogil=True, cache=True)
+    def run_settle(team, width, slots, first, last, rule, course):
+        given = (lanes, whole, np.zeros(1, np.int64), width, slots, first, last, Rule(*rule), Course(*course))
+        run_team(team, settle_chunks, given)
+
+    return SimpleNamespace(catch_up=run_catch_up, settle=run_settle)
+
+
+def catch_up_batch(slots, layout, bags, missed, workspace):
+    """`update.catch_up` for arrays."""
+    load = kept_for(workspace).load(layout, bags)
+    if not load.total:
+        return
+    threads = threads_for(load.total)
+    kernels(*blocks(layout.width)).catch_up(
+        team_of(threads), layout.width, tuple(slots), bags.compiled, layout.features(bags),
+        (layout.table_start, layout.table_features), tuple(load.tasks(layout, threads)), compiled(missed.rule)[0],
+        course_of(missed, layout.width),
+    )  # fmt: skip
+
+
+def settle(slots, width, first, last, missed):
+    """`update.settle` for arrays."""
+    kernels(*blocks(width)).settle(
+        team_of(threads_for(last - first)), width, tuple(slots), first, last, compiled(missed.rule)[0],
+        course_of(missed, width),
+    )  # fmt: skip
