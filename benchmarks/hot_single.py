@@ -38,6 +38,8 @@ from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.planning.hot_rows import hot_rows, make_hot_plan
 
 SHARES_WIDTH = 16
+# Of few rows: a batch must use a small part of them.
+QUICK_BATCH = 128
 OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
 # Cells: how much smaller than float32 in DRAM, batches staged ahead, share of the budget for hot rows.
 CELLS = ((8, 2, 0.5), (37, 1, 0.3))
@@ -68,7 +70,9 @@ def shares(dataset: Dataset) -> list[dict[str, Any]]:
     return found
 
 
-def side(dataset: Dataset, times: int, lookahead: int, hot: HotConfig, path: Path) -> Side:
+def side(
+    dataset: Dataset, times: int, lookahead: int, hot: HotConfig, *, path: Path, batch: int
+) -> Side:  # fmt: skip
     """The model within a `times`-th of the float32 bytes."""
     config = DLRMConfig(embedding_dim=WIDTH, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
     tables = build_tables(config, dataset.schema, dataset.table_rows())
@@ -79,10 +83,10 @@ def side(dataset: Dataset, times: int, lookahead: int, hot: HotConfig, path: Pat
         state="bf16",
         lookahead=lookahead,
     )
-    loading, tiers = LoaderConfig(batch_size=BATCH), None
+    loading, tiers = LoaderConfig(batch_size=batch), None
     loader = Loader(dataset, "train", loading)
     if times > 1:
-        plan = make_hot_plan(tables, dataset, OPTIMIZER, memory, hot, batch_size=BATCH)
+        plan = make_hot_plan(tables, dataset, OPTIMIZER, memory, hot, batch_size=batch)
         tiers = tier_config(plan, memory, f"{times}-{hot.budget}-{hot.batches}")
         if hot.apart:
             given = hot_rows(plan, dataset)
@@ -95,7 +99,8 @@ def side(dataset: Dataset, times: int, lookahead: int, hot: HotConfig, path: Pat
 
 def speeds(dataset: Dataset, folder: Path, quick: bool) -> list[dict[str, Any]]:
     """A line for each way of holding the tables."""
-    makers: dict[str, Any] = {"dram": partial(side, dataset, 1, 0, HotConfig(), folder)}
+    made = partial(side, path=folder, batch=QUICK_BATCH if quick else BATCH)
+    makers: dict[str, Any] = {"dram": partial(made, dataset, 1, 0, HotConfig())}
     for times, lookahead, share in CELLS:
         budget = int(share * float32_bytes(dataset) / times)
         for name, hot in (
@@ -103,7 +108,7 @@ def speeds(dataset: Dataset, folder: Path, quick: bool) -> list[dict[str, Any]]:
             ("hot_rows", HotConfig(budget=budget, batches="none")),
             ("hot_batches", HotConfig(budget=budget)),
         ):
-            makers[f"{times}x_{name}"] = partial(side, dataset, times, lookahead, hot, folder)
+            makers[f"{times}x_{name}"] = partial(made, dataset, times, lookahead, hot)
     pair: Mapping[str, Side] = {name: make() for name, make in makers.items()}
     for name, each in pair.items():
         if name != "dram":
@@ -138,7 +143,7 @@ def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
     if data is not None:
         rows = shares(Dataset.open(data))
         return {"config": {"data": data.name, "width": SHARES_WIDTH}, "metrics": {}, "samples": {"shares": rows}}
-    samples, cap = (200_000, 200_000) if quick else (6_000_000, 40_000_000)
+    samples, cap = (600_000, 400_000) if quick else (6_000_000, 40_000_000)
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         dataset = Dataset.open(criteo_shape(Path(folder) / "data", samples, cap).path)
         found = shares(dataset)
@@ -146,7 +151,13 @@ def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
         tables = dataset.table_rows()
     speed = {row["tables"]: row["speed"] for row in rows}
     return {
-        "config": {"width": WIDTH, "batch": BATCH, "tables": tables, "cells": CELLS, "precision": "int8"},
+        "config": {
+            "width": WIDTH,
+            "batch": QUICK_BATCH if quick else BATCH,
+            "tables": tables,
+            "cells": CELLS,
+            "precision": "int8",
+        },
         "metrics": {
             "speed_at_8x_hot": max(speed["8x_hot_rows"], speed["8x_hot_batches"]),
             "speed_at_37x_hot": max(speed["37x_hot_rows"], speed["37x_hot_batches"]),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from stratarec.data.dataset import Dataset
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import ConfigError
@@ -33,9 +34,10 @@ def make_hot_plan(
     tiers: Tiers | None = None,
     ranks: int = 1,
 ) -> Plan:
-    """As `make_plan`; of the DRAM, what `hot` asks for is for hot rows, and the rest is planned as ever.
+    """As `make_plan`; of the DRAM, what `hot` asks for is for hot rows, and the rest for what others ask of it.
 
-    Predicted hit rates are those of the caches alone: with hot rows they are higher.
+    Which tables lie whole in level 0 decides which rows are worth budget, and the other way round: they are planned
+    without hot rows first, then with those, until no table leaves level 0 again.
 
     Raises
     ------
@@ -43,18 +45,33 @@ def make_hot_plan(
         When there is nothing to be hot: all tables lie whole in DRAM, or several ranks share them.
     """
     rest = replace(memory, dram=hot.leave(memory.dram))
-    plan = make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, ranks=ranks)
+    plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
     if hot.budget is None:
         return plan
     if ranks > 1:
         raise ConfigError(f"hot.budget is for one process, and {ranks} are to share the tables; set it to null")
-    if all(placed.tier == "level0" for placed in plan.tables):
-        raise ConfigError(
-            "hot.budget is set, and every table lies whole in DRAM: no row is hotter than others; set it to null, or "
-            "memory.dram to less"
-        )
-    found = calibrate(dataset, _row_bytes(plan), hot.budget, curve=(), field="hot.budget")
-    return _with_hot_rows(plan, found, hot.budget)
+    whole = _whole(plan)
+    while True:
+        if len(whole) == len(plan.tables):
+            raise ConfigError(
+                "hot.budget is set, and every table lies whole in DRAM: no row is hotter than others; set it to null, "
+                "or memory.dram to less"
+            )
+        row_bytes = {table.name: _row_bytes(table, optimizer) * (table.name not in whole) for table in tables}
+        found = calibrate(dataset, row_bytes, hot.budget, curve=(), field="hot.budget")
+        rows = {table.name: (table.head, table.tail) for table in found.tables if table.name not in whole}
+        plan = make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, hot=rows)
+        if whole <= _whole(plan):
+            return _with_hot_rows(plan, found, hot.budget, row_bytes)
+        whole &= _whole(plan)
+
+
+def _whole(plan: Plan) -> set[str]:
+    return {placed.table for placed in plan.tables if placed.tier == "level0"}
+
+
+def _row_bytes(table: EmbeddingBagConfig, optimizer: RowOptimizerConfig) -> int:
+    return RecordCodec.of(CodecConfig(), table.embedding_dim, optimizer).record_bytes
 
 
 def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[Part], Counts]:
@@ -68,21 +85,11 @@ def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[Part], Counts]:
     return parts, np.array(rows, dtype=np.int64)
 
 
-def _row_bytes(plan: Plan) -> dict[str, int]:
-    """Table -> bytes of a hot row; nothing for tables whose rows all are in level 0 anyway."""
-    return {placed.table: 0 if placed.tier == "level0" else _slot_bytes(placed) for placed in plan.tables}
-
-
-def _slot_bytes(placed: TablePlacement) -> int:
-    dram = placed.bytes["dram"]
-    return (dram["slot weights"] + dram.get("slot state", 0)) // placed.cache_rows
-
-
-def _with_hot_rows(plan: Plan, profile: HotProfile, budget: int) -> Plan:
+def _with_hot_rows(plan: Plan, profile: HotProfile, budget: int, row_bytes: Mapping[str, int]) -> Plan:
     found = {table.name: table for table in profile.tables}
 
     def with_rows(placed: TablePlacement) -> TablePlacement:
-        if placed.tier == "level0":
+        if placed.tier == "level0" or not row_bytes[placed.table]:
             return placed
         table = found[placed.table]
         each = {part: placed.bytes["dram"].get(part, 0) // placed.cache_rows for part in ("slot weights", "slot state")}
