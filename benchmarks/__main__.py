@@ -33,6 +33,10 @@ def main() -> int:
     run.add_argument("--out", type=Path, help="result file (default: benchmarks/results/NAME.json)")
     run.add_argument("--data", type=Path, help="real data, for a benchmark that reads some (clicks): log or data set")
     run.add_argument("--minutes", type=float, help="end the training of a benchmark on real data after so long")
+    run.add_argument("--models", type=lambda text: text.split(","), help="of quality: some of its models, by comma")
+    run.add_argument("--seeds", type=int, help="of quality: seeds of each model")
+    run.add_argument("--threads", type=int, help="of quality: threads of training, by default 1")
+    run.add_argument("--precision", choices=("float32", "bf16"), help="of quality: of the network")
     show = commands.add_parser("show", help="print a result file")
     show.add_argument("result", help="name of a benchmark, or a result file")
     commands.add_parser("readme", help="rewrite the figures in README.md and docs from the result files")
@@ -69,7 +73,8 @@ def _run(args: argparse.Namespace) -> None:
 
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
     check_output(out)
-    given = {"data": args.data, "minutes": args.minutes}
+    names = ("data", "minutes", "models", "seeds", "threads", "precision")
+    given = {name: getattr(args, name) for name in names}
     options = {name: value for name, value in given.items() if value is not None}
     result = registry.run(args.name, quick=args.quick, options=options)
     report.write_result(out, result)

@@ -31,6 +31,7 @@ BENCHMARKS = {
     "precision_quality": "benchmarks.precision_quality",
     "precision_quality_globo": "benchmarks.precision_quality_globo",
     "ranks": "benchmarks.ranks",
+    "quality": "benchmarks.quality",
     "simulator": "benchmarks.simulator",
     "scorer": "benchmarks.scorer",
     "tiers": "benchmarks.tiers",
@@ -55,14 +56,14 @@ def import_peer(name: str) -> Any:
 def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
 
-    A benchmark on real data also takes the `options` ``data`` and ``minutes``.
+    Some take `options`: ``data`` and ``minutes`` on real data, ``models``, ``seeds``, ``threads`` and ``precision``.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
     body: Callable[..., dict[str, Any]] = importlib.import_module(BENCHMARKS[name]).run
     strange = [option for option in options if option not in inspect.signature(body).parameters]
     if strange:
-        raise ConfigError(f"benchmark {name!r} does not read real data; leave --{strange[0]} out")
+        raise ConfigError(f"benchmark {name!r} takes no {strange[0]}; leave --{strange[0]} out")
     found = body(quick, **options)
     return {
         "benchmark": name,

@@ -35,7 +35,10 @@ def test_overrides_reach_nested_fields(tmp_path: Path) -> None:
     [
         ({"train": {"batch_sise": 3}}, r"train\.batch_sise: unknown field; did you mean batch_size\?"),
         ({"trian": {}}, r"trian: unknown field; did you mean train\?"),
-        ({"model": {"kind": "dlmr"}}, r"model\.kind is 'dlmr', expected one of dlrm, dcnv2; did you mean dlrm\?"),
+        (
+            {"model": {"kind": "dlmr"}},
+            r"model\.kind is 'dlmr', expected one of dlrm, dcnv2, lr, .*; did you mean dlrm\?",
+        ),
         ({"model": {"kind": "dlrm", "cross_layers": 3}}, r"model\.cross_layers: unknown field"),
         ({"train": {"batch_size": "many"}}, r"train\.batch_size: .*integer.* got 'many'"),
         ({"train": {"batch_size": 0}}, r"train\.batch_size is 0, expected at least 1"),

@@ -323,6 +323,9 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
 
     if "test" in result:
         print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
+    if "uncalibrated" in result:
+        for split, figures in result["uncalibrated"].items():  # type: ignore[attr-defined]
+            print("\n".join(lines(f"{split}, before its correction", figures)))
     print(f"speed            {result['samples_per_second']:,.0f} samples/s")
     tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
     print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
@@ -438,6 +441,58 @@ def export(args: argparse.Namespace) -> None:
     check_new(output)
     with open_run(args.run, same_samples=False) as trained:
         _say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}")
+
+
+def tune(args: argparse.Namespace) -> None:
+    """Many trainings of a recipe, and its best values by validation."""
+    from stratarec.errors import ConfigError
+    from stratarec.recipe import Recipe, read_content
+    from stratarec.reporting.metrics import LABELS
+    from stratarec.reporting.progress import make_progress
+    from stratarec.tuning.space import Space
+
+    content = read_content(args.recipe, args.overrides)
+    recipe = Recipe.from_dict(content, args.recipe)
+    space = Space.read(args.space, content, args.recipe)
+    try:
+        from stratarec.tuning.study import tune as run
+    except ImportError as error:
+        raise ConfigError(
+            f"tune needs optuna, which is not installed ({error}): pip install 'stratarec[tune]'"
+        ) from error
+    folder = Path(args.output or Path("studies") / recipe.place)
+    best = run(content, space, folder, args.trials, make_progress(quiet=args.quiet), args.recipe)
+    for field, value in best.values.items():
+        _say(f"{field}={value}")
+    _say(f"validation {LABELS[best.metric]} {best.value:.6f}, of {best.run}")
+    _say(f"wrote {best.recipe}; to train and test it: stratarec train {best.recipe}")
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Runs side by side."""
+    import json
+
+    from stratarec.files import check_output
+    from stratarec.training.contest import Contest
+
+    if args.output:
+        check_output(Path(args.output).resolve())
+    found = Contest.read(args.runs)
+    if args.json:
+        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+    else:
+        from stratarec.reporting.contest import print_contest
+
+        print_contest(found.to_dict())
+    if args.output:
+        from stratarec.reporting.contest import write_contest
+
+        losses = {run.name: run.losses for run in found.runs}
+        validations = {
+            run.name: [(each["step"], each["auc"]) for each in run.evaluations if each["auc"] is not None]
+            for run in found.runs
+        }
+        write_contest(Path(args.output), found.to_dict(), losses, validations)
 
 
 def check(args: argparse.Namespace) -> None:

@@ -68,10 +68,7 @@ class Recipe:
         ConfigError
             Naming the file, the field, what was got and what was expected.
         """
-        content = _read_yaml(Path(path))
-        for override in overrides if isinstance(content, dict) else ():
-            _apply(content, override)
-        return cls.from_dict(content, str(path))
+        return cls.from_dict(read_content(path, overrides), str(path))
 
     @classmethod
     def from_dict(cls, content: object, origin: str = "recipe") -> Recipe:
@@ -110,6 +107,14 @@ class Recipe:
     def run(self) -> Path:
         """Directory of the run."""
         return Path(self.train.run) if self.train.run else Path("runs") / self.place
+
+
+def read_content(path: str | Path, overrides: Sequence[str] = ()) -> Any:
+    """What a recipe says, with overrides, as plain data that is not checked."""
+    content = _read_yaml(Path(path))
+    for override in overrides if isinstance(content, dict) else ():
+        _apply(content, override)
+    return content
 
 
 @cache

@@ -141,12 +141,13 @@ def network_of(mesh: Mesh, made: Recipe, resume: bool = False) -> dict[str, np.n
 def test_ranks_have_masks_of_their_own_and_the_same_statistics(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     """The last batch of an epoch leaves a rank without samples; a resumed run has the same bits."""
     options = {"dropout": 0.2, "batch_norm": True}
-    whole, cut = (with_network(recipe(home, tmp_path / name, eval_every=0), **options) for name in ("whole", "cut"))
+    train = {"eval_every": 0, "average": {"decay": 0.9}}
+    whole, cut = (with_network(recipe(home, tmp_path / name, **train), **options) for name in ("whole", "cut"))
     found = ranks.run(3, network_of, whole)
     for other in found[1:]:
         assert_near(other, found[0], 0)
     assert (found[0]["score.top.1.running_var"] != 1).all()
-    ranks.run(3, network_of, with_network(recipe(home, tmp_path / "cut", eval_every=0, max_steps=33), **options))
+    ranks.run(3, network_of, with_network(recipe(home, tmp_path / "cut", max_steps=33, **train), **options))
     assert_near(ranks.run(3, network_of, cut, True)[2], found[0], 0)
 
 

@@ -267,10 +267,28 @@ def test_schedules_warm_up_and_decay() -> None:
     assert ScheduleConfig().factor(10**6) == 1.0
 
 
+def test_schedules_follow_the_length_of_a_run() -> None:
+    cosine = ScheduleConfig(kind="cosine", warmup_share=0.25, final_factor=0.1)
+    assert cosine.of_run(40) == ScheduleConfig(kind="cosine", warmup_steps=10, total_steps=40, final_factor=0.1)
+    fixed = ScheduleConfig(kind="cosine", warmup_steps=4, total_steps=14)
+    assert fixed.of_run(99) == fixed
+    assert ScheduleConfig().of_run(99) == ScheduleConfig()
+    assert [ScheduleConfig(warmup_share=0.1).of_run(50).factor(step) for step in (0, 4, 49)] == [0.2, 1.0, 1.0]
+    with pytest.raises(ConfigError, match=r"total_steps is 40, expected more than warmup_steps \(50\)"):
+        ScheduleConfig(kind="cosine", warmup_steps=50).of_run(40)
+    with pytest.raises(ConfigError, match="there is no run whose length is known"):
+        TieredEmbeddingBagCollection(
+            [EmbeddingBagConfig(name="a", num_embeddings=5, embedding_dim=4, feature_names=("a",))],
+            optimizer=RowOptimizerConfig(schedule=cosine),
+        )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "cosine"}, r"total_steps is 0, expected more than warmup_steps \(0\) for a cosine schedule"),
+        ({"kind": "cosine", "total_steps": -1}, r"total_steps is -1, expected 0 or more"),
+        ({"warmup_share": 1.0}, r"warmup_share is 1.0, expected 0 or more and less than 1"),
+        ({"warmup_share": 0.5, "warmup_steps": 3}, "warmup_share is 0.5 and warmup_steps 3: leave one of them out"),
         ({"kind": "polynomial", "warmup_steps": 9, "total_steps": 9}, r"total_steps is 9, .*warmup_steps \(9\)"),
         ({"warmup_steps": -1}, "warmup_steps is -1, expected 0 or more"),
         ({"final_factor": 1.1}, "final_factor is 1.1, expected 0 to 1"),

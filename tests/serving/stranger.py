@@ -57,8 +57,20 @@ class Stranger:
             rows, target = self.rows(*bags[entry["feature"]]), pooled[order.index(places[entry["feature"]]["of"])]
             vectors.append(self.sequence(f"poolings.{s}", rows, target) if len(rows) else torch.zeros_like(target))
         x = torch.tensor(dense)
-        logit = self.dlrm(x, vectors) if self.about["model"]["kind"] == "dlrm" else self.dcnv2(x, vectors)
-        return float(1 / (1 + np.exp(-np.float64(logit))))
+        own = {"dlrm": self.dlrm, "dcnv2": self.dcnv2}.get(self.about["model"]["kind"])
+        logit = own(x, vectors) if own else self.of_fields(x, vectors, [*order, "history"][: len(vectors)])
+        return float(1 / (1 + np.exp(-np.float64(self.calibrated(float(logit))))))
+
+    def calibrated(self, x: float) -> float:
+        for entry in self.about["calibration"]:
+            k, v, s = entry["knots"], entry["values"], entry["slopes"]
+            if x < k[0]:
+                return v[0] + s[0] * (x - k[0])
+            if x >= k[-1]:
+                return v[-1] + s[1] * (x - k[-1])
+            i = max(place for place, knot in enumerate(k) if knot <= x)
+            return v[i] + (x - k[i]) * (v[i + 1] - v[i]) / (k[i + 1] - k[i])
+        return x
 
     def values(self, cell: Any, feature: dict[str, Any]) -> list[Any]:
         if feature["kind"] == "single":
@@ -123,6 +135,71 @@ class Stranger:
         if self.about["model"]["structure"] == "stacked":
             return self.linear(self.mlp(c, "score.deep"), "score.out")
         return self.linear(torch.cat([c, self.mlp(x, "score.deep")]), "score.out")
+
+    def of_fields(self, dense: torch.Tensor, vectors: list[torch.Tensor], names: list[str]) -> torch.Tensor:
+        model = self.about["model"]
+        scaled = [x * self.n["score.fields.numbers.weight"][:, i] for i, x in enumerate(dense)]
+        fields = torch.stack([*scaled, *vectors])
+        first = model["kind"] in ("fm", "wide_deep", "deepfm", "xdeepfm")
+        e = fields[:, :-1] if first else fields
+        logit = self.n["score.out.bias"] + fields[:, -1].sum() if first else self.n["score.out.bias"]
+        if model["kind"] == "lr":
+            return logit + fields.sum()
+        if model["kind"] in ("fm", "deepfm"):
+            logit = logit + sum(e[i] @ e[j] for i in range(len(e)) for j in range(i))
+        if model["kind"] == "fm":
+            return logit
+        if model["kind"] == "finalmlp":
+            return logit + self.finalmlp(e, dict(zip(names, vectors, strict=True)))
+        if first:
+            parts = [self.cin(e)] if model["kind"] == "xdeepfm" else []
+            return (
+                logit + torch.cat([*parts, self.mlp(e.flatten(), "score.deep")]) @ self.n["score.out.linear.weight"][0]
+            )
+        last = {"autoint": self.autoint, "masknet": self.masknet, "din": lambda e: self.mlp(e.flatten(), "score.deep")}
+        return self.linear(last[model["kind"]](e), "score.out")
+
+    def cin(self, e: torch.Tensor) -> torch.Tensor:
+        m, sums = e, []
+        for k in range(len(self.about["model"]["cin_layers"])):
+            products = torch.stack([one * other for one in m for other in e])
+            m = self.n[f"score.cin.layers.{k}.weight"] @ products
+            sums.append(m.sum(1))
+        return torch.cat(sums)
+
+    def autoint(self, e: torch.Tensor) -> torch.Tensor:
+        model, f = self.about["model"], e
+        for k in range(model["attention_layers"]):
+            n = f"score.attention.{k}"
+            q, key, v = (self.linear(f, f"{n}.project.{i}").chunk(model["attention_heads"], dim=1) for i in range(3))
+            scale = q[0].shape[1] ** 0.5 if model["scaled"] else 1
+            heads = [torch.softmax(a @ b.t() / scale, 1) @ c for a, b, c in zip(q, key, v, strict=True)]
+            f = torch.cat(heads, dim=1) + self.linear(f, f"{n}.residual")
+            f = (self.norm(f, f"{n}.norm") if model["layer_norm"] else f).relu()
+        return torch.cat([f.flatten(), *([self.mlp(e.flatten(), "score.deep")] if model["deep_mlp"] else [])])
+
+    def masknet(self, e: torch.Tensor) -> torch.Tensor:
+        model, flat = self.about["model"], e.flatten()
+        h = self.norm(e, "score.norm").flatten() if model["field_norm"] else flat
+        blocks = []
+        for k in range(model["blocks"]):
+            n = f"score.blocks.{k}"
+            mask = self.linear(self.linear(flat, f"{n}.mask.0").relu(), f"{n}.mask.2")
+            x = blocks[-1] if model["structure"] == "serial" and blocks else h
+            blocks.append(self.norm(self.linear(mask * x, f"{n}.hidden"), f"{n}.norm").relu())
+        return blocks[-1] if model["structure"] == "serial" else self.mlp(torch.cat(blocks), "score.deep")
+
+    def finalmlp(self, e: torch.Tensor, vectors: dict[str, torch.Tensor]) -> torch.Tensor:
+        model, found = self.about["model"], []
+        for s in range(2):
+            n, g = f"score.streams.{s}", torch.tensor(1.0)
+            if model["gate_features"]:
+                context = torch.cat([vectors[name] for name in model["gate_features"][s]])
+                g = 2 * torch.sigmoid(self.linear(self.mlp(context, f"{n}.gate.0"), f"{n}.gate.1"))
+            found.append(self.mlp(g * e.flatten(), f"{n}.deep"))
+        x, y = (part.chunk(model["fusion_heads"]) for part in found)
+        pairs = [x[k] @ self.linear(y[k], f"score.forms.{k}") for k in range(model["fusion_heads"])]
+        return torch.cat(found) @ self.n["score.out.linear.weight"][0] + sum(pairs)
 
     def sequence(self, n: str, rows: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         history = self.about["model"]["history"]

@@ -31,6 +31,7 @@ from stratarec.serving.frames import read_frame
 from stratarec.serving.values import ValueIndex
 from stratarec.training.export import export
 from stratarec.training.predict import predict
+from stratarec.training.program import _program
 from stratarec.training.run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -54,6 +55,17 @@ MODELS: dict[str, Any] = {
     },
 }
 
+FIELDS: dict[str, Any] = {
+    "lr": {"embedding_dim": 1},
+    "fm": {},
+    "wide_deep": {"deep_mlp": [8]},
+    "deepfm": {"deep_mlp": [8], "dropout": 0.2, "batch_norm": True},
+    "xdeepfm": {"cin_layers": [5, 3], "deep_mlp": [8]},
+    "autoint": {"attention_layers": 2, "attention_dim": 6, "deep_mlp": [8], "layer_norm": True, "scaled": True},
+    "masknet": {"blocks": 2, "block_width": 6, "deep_mlp": [8]},
+    "finalmlp": {"first_mlp": [8], "second_mlp": [6], "fusion_heads": 2, "gate_features": [["city"], ["item", "left"]]},
+    "din": {"deep_mlp": [8]},
+}
 CASES = [
     *product(("dlrm", "dcnv2"), ("mean", "target_attention", "transformer"), ("auto", "none")),
     ("cat", "mean", "auto"),
@@ -159,7 +171,10 @@ def exported(root: Path, name: str, made: dict[str, Any], **options: Any) -> pl.
 def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, pooling: str, groups: str) -> None:
     model = MODELS[kind] | {"history": {"pooling": pooling}, "pooling": "sum" if kind == "dcnv2" else "mean"}
     name = f"{kind}-{pooling}-{groups}"
-    scores = exported(root, name, content(root, model, groups))
+    # With a correction of probabilities, in one case of each pooling.
+    kinds = {"mean": "isotonic", "target_attention": "platt"}
+    calibration = kinds.get(pooling, "none") if groups == "none" else "none"
+    scores = exported(root, name, content(root, model, groups, calibration=calibration))
     shutil.rmtree(root / f"run-{name}")  # an export needs no run
     state = torch.get_rng_state()
     scorer = Scorer.open(root / name)
@@ -177,6 +192,26 @@ def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, p
     few = scorer.score(log[100:103])
     np.testing.assert_allclose(few, found[100:103], rtol=2e-6, atol=1e-7)
     assert scorer.score(log[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_every_model_is_exported(root: Path, log: pl.DataFrame, kind: str) -> None:
+    """In the log's own groups; to the scorer, to a reader of README.txt, and as a program."""
+    model = {"embedding_dim": 4, **FIELDS[kind], "kind": kind}
+    made = content(root, model, "auto", max_steps=30)
+    scores = exported(root, kind, made)["score"].to_numpy()
+    with open_run(root / f"run-{kind}") as trained:
+        program = _program(trained).module()
+        sequences = [torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)] if kind == "din" else []
+        given = torch.randn(2, 2), torch.randn(2, sum(trained.model.embeddings.dims)), *sequences
+        with torch.no_grad():
+            expected = torch.sigmoid(trained.model.network.padded(*given))
+            torch.testing.assert_close(program(*given), expected)
+    np.testing.assert_allclose(Scorer.open(root / kind).score(log), scores, rtol=2e-6, atol=1e-7)
+    stranger = Stranger(root / kind)
+    theirs = [stranger.score(row) for row in log[:20].to_dicts()]
+    np.testing.assert_allclose(theirs, scores[:20], rtol=2e-6, atol=1e-7)
+    assert len(np.unique(scores)) > 200
 
 
 def test_scores_have_the_bits_of_predict_where_batches_hold_the_same_samples(root: Path, log: pl.DataFrame) -> None:

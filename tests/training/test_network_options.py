@@ -1,8 +1,9 @@
-"""Runs of networks with dropout and batch normalization: resumed to the bit, whatever else a run does."""
+"""Dropout, batch normalization, rates that fall, averaged weights: resumed to the bit, whatever else a run does."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,18 @@ import torch
 from recipes import assert_same_model, last, tiny
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
+from stratarec.errors import CheckpointError, ConfigError
+from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.tensors import read_tensors
+from stratarec.training import checkpoint
+from stratarec.training.averaging import Averaging
+from stratarec.training.config import AverageConfig, TrainConfig
+from stratarec.training.evaluation import evaluate_split
+from stratarec.training.metrics import figures
+from stratarec.training.records import read_recipe
+from stratarec.training.run import open_run
+from stratarec.training.starting import check_average
 from stratarec.training.trainer import Trainer
 
 
@@ -74,3 +85,80 @@ def test_a_plateau_slows_all_rates_and_resumes_bitwise(home: Path, tmp_path: Pat
     parts = run(home, tmp_path / "parts", {}, resume=True, **options)
     assert parts.stages.rate_factor == whole.stages.rate_factor
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+
+
+def test_a_schedule_that_follows_the_run_is_written_down_in_its_steps(home: Path, tmp_path: Path) -> None:
+    """So that what is resumed goes on with it, and a run of another length is another model."""
+    schedule = {"kind": "cosine", "warmup_share": 0.1}
+    options = {"dense": {"schedule": schedule}, "embedding": {"schedule": schedule}}
+    whole = run(home, tmp_path / "whole", {}, **options)
+    steps = whole.total_steps
+    told = whole.config.dense.schedule
+    assert (told.warmup_steps, told.total_steps, told.warmup_share) == (steps // 10, steps, 0)
+    assert read_recipe(tmp_path / "whole").train == whole.config
+    fixed = {"kind": "cosine", "warmup_steps": steps // 10, "total_steps": steps}
+    run(home, tmp_path / "fixed", {}, dense={"schedule": fixed}, embedding={"schedule": fixed})
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "fixed"))
+    with pytest.raises(CheckpointError, match=rf"schedule\.warmup_steps is {steps // 10} there and {steps // 5} here"):
+        run(home, tmp_path / "whole", {}, epochs=4, resume=True, **options)
+    with open_run(tmp_path / "whole") as trained:
+        assert trained.recipe.train == whole.config
+
+
+AVERAGED = {"average": {"decay": 0.9}, "dense": {"learning_rate": 0.05}, "checkpoint": {"every_steps": 7, "keep": 99}}
+
+
+def test_the_average_is_what_is_evaluated_and_kept_for_use(home: Path, tmp_path: Path) -> None:
+    """Against a loop over the weights that a run has after each step."""
+    made = tiny(home, run=str(tmp_path / "run"), eval_every=7, max_steps=20, **AVERAGED)
+    made["model"]["batch_norm"] = True
+    trainer = Trainer(Recipe.from_dict(made), Dataset.open(made["data"]["path"]))
+    step = trainer.step
+    weights: dict[str, torch.Tensor] = {}
+    expected: dict[str, torch.Tensor] = {}
+
+    def stepped(*item: Any) -> None:
+        step(*item)
+        weights.update({name: each.double() for name, each in trainer.model.network.state_dict().items()})
+        kept = min(0.9, (trainer.position.step - 1) / (trainer.position.step + 9))
+        for name, weight in weights.items():
+            expected[name] = kept * expected.get(name, weight) + (1 - kept) * weight
+
+    trainer.step = stepped  # type: ignore[method-assign]
+    result = trainer.train()
+    saved = read_tensors(last(tmp_path / "run") / "network.safetensors")
+    beside = read_tensors(last(tmp_path / "run") / "optimizer.safetensors")
+    for name, weight in expected.items():
+        torch.testing.assert_close(saved[name].double(), weight, rtol=1e-5, atol=1e-6)
+        assert torch.equal(beside[f"weights/{name}"], weights[name].float())
+    assert not torch.equal(saved["score.out.weight"], beside["weights/score.out.weight"])
+    with open_run(tmp_path / "run") as trained:
+        network = trained.model.network.state_dict()
+        assert all(torch.equal(network[name], saved[name]) for name in saved)
+        options: dict[str, Any] = {"precision": "float32", "progress": SilentProgress()}
+        tested, _ = evaluate_split(trained.model, trained.dataset, "test", **options)
+        assert figures(tested)["auc"] == result["test"]["auc"]
+        # The validation at step 14 was of the checkpoint of step 14.
+        checkpoint.load(tmp_path / "run" / "checkpoints" / "step-00000014").into(trained.model)
+        entry = next(each for each in trainer.position.evaluations if each["step"] == 14)
+        assert figures(evaluate_split(trained.model, trained.dataset, "valid", **options)[0])["auc"] == entry["auc"]
+
+
+def test_an_average_resumes_bitwise(home: Path, tmp_path: Path) -> None:
+    run(home, tmp_path / "whole", {"batch_norm": True}, **AVERAGED)
+    run(home, tmp_path / "parts", {"batch_norm": True}, max_steps=23, **AVERAGED)
+    run(home, tmp_path / "parts", {"batch_norm": True}, resume=True, **AVERAGED)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+
+
+def test_a_checkpoint_that_lacks_an_averaged_weight_is_refused() -> None:
+    averaging = Averaging(torch.nn.Linear(2, 1), AverageConfig(decay=0.9))
+    with pytest.raises(CheckpointError, match=r"o\.safetensors has none for bias, expected float32\[1\]"):
+        averaging.restore(Path("o.safetensors"), {"weights/weight": torch.zeros(1, 2), "random": torch.zeros(3)})
+
+
+def test_towers_on_hosts_of_their_own_have_no_average() -> None:
+    mesh: Any = SimpleNamespace(between=object())
+    check_average(TrainConfig(), mesh)
+    with pytest.raises(ConfigError, match=r"train\.average\.decay is 0\.9, but each host trains a tower of its own"):
+        check_average(TrainConfig(average=AverageConfig(decay=0.9)), mesh)

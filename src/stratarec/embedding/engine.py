@@ -121,6 +121,7 @@ class Engine:
     ) -> None:
         self.configs, self.optimizer, self.tiers = tuple(configs), optimizer, tiers
         check_tables(self.configs)
+        optimizer.schedule.require_steps()
         self.pooled_keys = tuple(name for table in self.configs for name in table.feature_names)
         self.dims = tuple(table.embedding_dim for table in self.configs for _ in table.feature_names)
         self.sequence_keys = tuple(name for table in self.configs for name in table.sequence_features)

@@ -77,5 +77,5 @@ class FloatRows:
     def copy(self, mine: Indices, source: FloatRows, theirs: Indices) -> None:
         """Give the rows `mine` the values of the rows `theirs` of `source`."""
         for here, there in zip(self.parts, source.parts, strict=True):
-            if len(here) and len(mine):
+            if len(here) and len(theirs):  # a source without slots has no shape
                 here.reshape(self.slots, -1)[mine] = there.reshape(source.slots, -1)[theirs]

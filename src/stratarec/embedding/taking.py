@@ -134,7 +134,7 @@ def _initial_rows(target: _Target, seen: NDArray[np.uint8], key: int) -> Iterato
         if not absent.any():
             continue
         weights = np.empty((len(rows), target.group.width), dtype=np.float32)
-        bound = float(total**-0.5)
+        bound = target.table.initial or float(total**-0.5)
         fill_uniform(weights, key=key, first_row=first, low=-bound, high=bound)
         found = FloatRows.allocate(int(absent.sum()), target.group.width, **{**layout.kept, "clock": 1})
         found.weights[:] = weights[absent].reshape(-1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from stratarec.data.schema import Schema
 from stratarec.embedding import (
@@ -18,30 +17,52 @@ from stratarec.embedding import (
     TieredEmbeddingBagCollection,
 )
 from stratarec.embedding.tiers import TierConfig
-from stratarec.models.base import CTRModel, Network, Score, build_tables
-from stratarec.models.dcn import DCNv2Config, DCNv2Score
-from stratarec.models.dlrm import DLRMConfig, DLRMScore
+from stratarec.models.autoint import AutoIntConfig
+from stratarec.models.base import CTRModel, Network, Score, VectorsConfig, build_tables
+from stratarec.models.dcn import DCNv2Config
+from stratarec.models.deepfm import DeepFMConfig
+from stratarec.models.din import DINConfig
+from stratarec.models.dlrm import DLRMConfig
+from stratarec.models.fields import Fields, Terms
+from stratarec.models.finalmlp import FinalMLPConfig
+from stratarec.models.fm import FMConfig
 from stratarec.models.heads import HeadsConfig, last_biases
-from stratarec.models.layers import initialize
+from stratarec.models.kinds import ModelConfig, score_of, tower_of
+from stratarec.models.layers import MLP, initialize
+from stratarec.models.lr import LRConfig
+from stratarec.models.masknet import MaskNetConfig
 from stratarec.models.regularization import dropouts, seed_dropout
+from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig
-from stratarec.models.tower_modules import CrossTower, DotTower
-from stratarec.models.tower_network import Build, TowerNetwork
+from stratarec.models.tower_network import TowerNetwork
 from stratarec.models.towers import TowersConfig
-
-ModelConfig: TypeAlias = Annotated[DLRMConfig | DCNv2Config, Field(discriminator="kind")]
-
-_SCORES: dict[str, Callable[..., Score]] = {"dlrm": DLRMScore, "dcnv2": DCNv2Score}
-_TOWERS: dict[str, Build] = {"dlrm": DotTower, "dcnv2": CrossTower}
+from stratarec.models.wide_deep import WideDeepConfig
+from stratarec.models.xdeepfm import XDeepFMConfig
 
 __all__ = [
+    "MLP",
+    "AutoIntConfig",
     "CTRModel",
     "DCNv2Config",
+    "DINConfig",
     "DLRMConfig",
+    "DeepFMConfig",
+    "FMConfig",
+    "Fields",
+    "FinalMLPConfig",
     "HeadsConfig",
     "HistoryConfig",
+    "LRConfig",
+    "MaskNetConfig",
     "ModelConfig",
+    "Network",
+    "Runs",
+    "Score",
+    "Terms",
     "TowersConfig",
+    "VectorsConfig",
+    "WideDeepConfig",
+    "XDeepFMConfig",
     "build_model",
     "build_network",
 ]
@@ -95,11 +116,14 @@ def build_model(
 
 def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, ...]) -> Network:
     """The part of a model that a dense optimizer trains; its weights are torch's own draws."""
-    score = partial(_SCORES[config.kind], config)
+    score = partial(score_of(config.kind), config)
     if config.towers is None:
         network = Network(config, schema, pooled_keys, score)
     else:
-        network = TowerNetwork(config, schema, pooled_keys, _TOWERS[config.kind], score)
+        network = TowerNetwork(config, schema, pooled_keys, tower_of(config), score)
+    assert isinstance(network.score, Score)
+    if config.towers is None or config.towers.compression is None:
+        network.score.take_features((*pooled_keys, *(columns[0] for columns in network.event_columns)))
     network.take_labels(schema.label_columns, config)
     network.take_weighted(schema, config)
     return network

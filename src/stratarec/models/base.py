@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from stratarec.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
+from stratarec.models.calibration import Calibration
+from stratarec.models.fields import Terms
 from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, Windows
 from stratarec.models.layers import MLP, Initialization
@@ -28,6 +31,12 @@ from stratarec.models.towers import TowersConfig
 class VectorsConfig:
     """What all models share: the vectors they start from."""
 
+    kind: str
+    """Names the model."""
+    first_order: ClassVar[bool] = False
+    """Whether a row has its value's first-order weight behind its vector."""
+    layer_counts: ClassVar[tuple[str, ...]] = ()
+    """Fields that say how many layers there are, as lists of sizes do: an export may not ask for many."""
     embedding_dim: int = 16
     """D, width of every vector that the network takes."""
     embedding_dims: Mapping[str, int] = field(default_factory=dict)
@@ -46,6 +55,9 @@ class VectorsConfig:
     none."""
     initialization: Initialization = "dlrm"
     """First weights of linear layers: Xavier's normal ones, with random biases (``dlrm``) or zeros (``xavier``)."""
+    initial_rows: float = 0.0
+    """First weights of rows are uniform within plus and minus this; 0 for 1 / sqrt(rows of a table), which gives
+    small tables rows many times as large as those of large ones."""
     batch_norm: bool = False
     """Whether each hidden layer normalizes over the batch before its ReLU; those of a history's attention do not. Of
     several ranks each does so over its own samples."""
@@ -53,6 +65,8 @@ class VectorsConfig:
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
             raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
+        if not 0 <= self.initial_rows < math.inf:
+            raise ConfigError(f"model.initial_rows is {self.initial_rows}, expected a finite number of 0 or more")
         for name, width in self.embedding_dims.items():
             if width < 1:
                 raise ConfigError(f"model.embedding_dims.{name} is {width}, expected at least 1")
@@ -65,7 +79,12 @@ class VectorsConfig:
 
     def table_width(self, vocabulary: str) -> int:
         """Of the table of a vocabulary."""
-        return self.embedding_dims.get(vocabulary, self.embedding_dim)
+        return self.embedding_dims.get(vocabulary, self.vector_width)
+
+    @property
+    def vector_width(self) -> int:
+        """Of what the network is given of a value: its vector, and its first-order weight where a model has such."""
+        return self.embedding_dim + self.first_order
 
     def check_vocabularies(self, names: Collection[str]) -> None:
         """Refuse widths of vocabularies that there are not."""
@@ -88,6 +107,7 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
             num_embeddings=table_rows[name],
             embedding_dim=config.table_width(name),
             pooling=config.pooling,
+            initial=config.initial_rows,
             feature_names=tuple(feature.name for feature in features if not is_sequence(feature)),
             sequence_features=tuple(feature.name for feature in features if is_sequence(feature)),
         )
@@ -96,15 +116,20 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
 
 
 class Score(nn.Module):
-    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``, or
-    ``[B, T]`` where there are T labels.
+    """The part that differs from model to model: dense ``[B, F_dense]`` and vectors ``[B, F, W]`` -> ``[B]``, or
+    ``[B, T]`` where there are T labels. It is made from its `config` and the counts F_dense and F.
 
-    A third argument says which vectors samples share, or is None; a fourth are numbers ``[B, N]`` that interact with
-    nothing else before the last layers, or None.
+    A third argument says which vectors samples share, or is None. Models with tower modules take one argument more,
+    both times: numbers ``[B, N]`` that interact with nothing else before the last layers.
     """
 
-    out: nn.Linear | SharedBottom | MMoE
+    config: ClassVar[type[VectorsConfig]]
+    """What a recipe says of this model; its `kind` names it."""
+    out: nn.Linear | Terms | SharedBottom | MMoE
     """The last layer, or what several labels have in its place."""
+
+    def take_features(self, names: tuple[str, ...]) -> None:
+        """Learn which features the vectors are of, in order; most models need not know."""
 
 
 class Network(nn.Module):
@@ -127,7 +152,7 @@ class Network(nn.Module):
         score: Callable[[int, int], nn.Module],
     ) -> None:
         super().__init__()
-        self.width = config.embedding_dim
+        self.width = config.vector_width
         behaviours = tuple(schema.behaviours.values()) if config.history.pooling != "mean" else ()
         self.event_columns = tuple(tuple(feature.name for feature in columns) for columns in behaviours)
         """The columns of each history and sequence."""
@@ -145,17 +170,19 @@ class Network(nn.Module):
         self.poolings = nn.ModuleList(
             build_pooling(self.width, columns[0].max_length, config.history) for columns in behaviours
         )
-        self.projections = Projections(schema, config.table_width, config.embedding_dim, pooled_keys)
+        self.projections = Projections(schema, config.table_width, self.width, pooled_keys)
         self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
         self.correction = 0.0
         """Added to logits wherever the network is not trained: the logarithm of the share of negatives that it saw."""
+        self.calibration: Calibration | None = None
+        """What becomes of them after that, where a correction was fitted."""
 
     def take_labels(self, labels: tuple[str, ...], config: VectorsConfig) -> None:
         """Give the logits of `labels`: of several by heads in place of the last layer."""
         self.labels = labels
         if len(labels) > 1:
             assert isinstance(self.score, Score)
-            assert isinstance(self.score.out, nn.Linear)
+            assert isinstance(self.score.out, nn.Linear | Terms)
             self.score.out = build_heads(self.score.out.in_features, len(labels), config.heads, config.mlp)
 
     def take_weighted(self, schema: Schema, config: VectorsConfig) -> None:
@@ -216,7 +243,11 @@ class Network(nn.Module):
         return self._corrected(logits)
 
     def _corrected(self, logits: Tensor) -> Tensor:
-        return logits.float() if self.training or not self.correction else logits.float() + self.correction
+        found = logits.float()
+        if self.training:
+            return found
+        found = found + self.correction if self.correction else found
+        return found if self.calibration is None else self.calibration(found)
 
 
 def _query(vectors: Tensor, targets: Sequence[int]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ class DCNv2Config(VectorsConfig):
     """Sizes of a DCN V2."""
 
     kind: Literal["dcnv2"] = "dcnv2"
+    layer_counts: ClassVar = ("cross_layers",)
     structure: Literal["stacked", "parallel"] = "parallel"
     """``stacked``: the deep network takes the crosses; ``parallel``: both take the input and are joined at the end."""
     cross_layers: int = 3
@@ -39,6 +40,8 @@ class DCNv2Config(VectorsConfig):
 
 class DCNv2Score(Score):
     """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
+
+    config: ClassVar = DCNv2Config
 
     def __init__(self, config: DCNv2Config, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()

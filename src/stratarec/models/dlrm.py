@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ class DLRMConfig(VectorsConfig):
 
 class DLRMScore(Score):
     """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``; what depends on a run's vectors is computed once."""
+
+    config: ClassVar = DLRMConfig
 
     def __init__(self, config: DLRMConfig, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()

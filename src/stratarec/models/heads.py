@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
+from stratarec.models.fields import Terms
 from stratarec.models.layers import MLP, check_sizes
 
 Build: TypeAlias = Callable[[int, Sequence[int]], MLP]
@@ -92,7 +93,7 @@ def build_heads(inputs: int, labels: int, config: HeadsConfig, mlp: Build) -> Sh
 
 def last_biases(out: nn.Module) -> list[Tensor]:
     """``[1]`` bias of each label's logit."""
-    if isinstance(out, nn.Linear):
+    if isinstance(out, nn.Linear | Terms):
         return [out.bias]
     assert isinstance(out, SharedBottom | MMoE)
     return [tower[-1].bias for tower in out.towers]  # type: ignore[index]

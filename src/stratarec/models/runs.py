@@ -46,6 +46,15 @@ class Runs:
         out: Tensor = _Expand.apply(vectors.flatten(1), columns)  # type: ignore[no-untyped-call]
         return out.view(vectors.shape)
 
+    def split(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors that are each sample's own, ``[B, F_o, D]``, and those of runs, ``[R, F_s, D]``."""
+        places = [[place for place, shared in enumerate(self.shared) if shared is of] for of in (False, True)]
+        return vectors[:, places[0]], vectors[: self.starts.numel() - 1, places[1]]
+
+    def repeat(self, rows: Tensor) -> Tensor:
+        """``[B, ...]`` of rows of runs, ``[R, ...]``."""
+        return rows.repeat_interleave(self.starts.diff(), dim=0)
+
     def beside(self, others: int) -> Runs:
         """The same runs with `others` more vectors behind, which are not shared."""
         return Runs(starts=self.starts, shared=(*self.shared, *[False] * others))

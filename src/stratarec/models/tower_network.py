@@ -32,7 +32,7 @@ class Tower(Network):
         self, config: VectorsConfig, towers: TowersConfig, schema: Schema, pooled_keys: tuple[str, ...], build: Build
     ) -> None:  # fmt: skip
         super().__init__(
-            config, schema, pooled_keys, lambda _, count: build(towers, count, config.embedding_dim)
+            config, schema, pooled_keys, lambda _, count: build(towers, count, config.vector_width)
         )  # fmt: skip
         self.pooled_keys = pooled_keys
 
@@ -55,19 +55,19 @@ class TowerNetwork(Network):
     build : callable
         Makes the module of a tower of this model.
     score : callable
-        As that of `Network`, from dense, vectors and numbers.
+        As that of `Network`, from dense, vectors and, of towers with modules, numbers.
     """
 
     def __init__(
         self, config: VectorsConfig, schema: Schema, pooled_keys: tuple[str, ...], build: Build,
-        score: Callable[[int, int, int], Score],
+        score: Callable[..., Score],
     ) -> None:  # fmt: skip
         nn.Module.__init__(self)
         plan = config.towers
         assert plan is not None
         check_plan(plan, schema)
         _check_plain(config, schema)
-        self.width, self.correction = config.embedding_dim, 0.0
+        self.width, self.correction, self.calibration = config.vector_width, 0.0, None
         module = Plain if plan.compression is None else build
         parts = [_part(schema, pooled_keys, features) for features in plan.plan]
         self.towers = nn.ModuleList(Tower(config, plan, part, keys, module) for part, keys in parts)
@@ -83,7 +83,8 @@ class TowerNetwork(Network):
             for number, tower in enumerate(self.each) if tower.score.opened
         })  # fmt: skip
         vectors = sum(tower.score.vectors for tower in self.each) + len(self.openings)
-        self.score = score(len(schema.dense), vectors, sum(tower.columns for tower in self.each if tower.score.direct))
+        numbers = [tower.columns for tower in self.each if tower.score.direct]
+        self.score = score(len(schema.dense), vectors, *([sum(numbers)] if numbers else []))
 
     @property
     def each(self) -> list[Tower]:
@@ -134,7 +135,7 @@ class TowerNetwork(Network):
         joined = torch.cat(vectors, dim=1) if vectors else told[0].new_empty(told[0].shape[0], 0, self.width)
         if self._order is not None:
             joined = joined[:, self._order]
-        logits: Tensor = self.score(dense, joined, None, torch.cat(numbers, dim=1) if numbers else None)
+        logits: Tensor = self.score(dense, joined, None, *([torch.cat(numbers, dim=1)] if numbers else []))
         return self._corrected(logits)
 
 

@@ -29,8 +29,9 @@ from stratarec.data.schema import Schema
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.errors import ExportError
-from stratarec.models import DCNv2Config, ModelConfig
+from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
+from stratarec.models.calibration import LogitMap
 from stratarec.tensors import Spec
 
 FORMAT: Literal[2] = 2
@@ -138,6 +139,8 @@ class Manifest(Model):
     """What follows: rows and mask of each."""
     tables: dict[str, ExportedTable]
     vocabularies: dict[str, ExportedVocabulary]
+    calibration: tuple[LogitMap, ...] = ()
+    """What becomes of each label's logit; none where no correction was fitted."""
     files: dict[str, ExportedFile]
     """All but this one, by path."""
 
@@ -149,8 +152,8 @@ class Manifest(Model):
 
     def _sizes(self) -> Iterator[str]:
         config = self.model
-        lists = [config.deep_mlp] if isinstance(config, DCNv2Config) else [config.bottom_mlp, config.top_mlp]
-        layers = [config.cross_layers] if isinstance(config, DCNv2Config) else []
+        layers = [getattr(config, name) for name in config.layer_counts]
+        lists = [value for value in vars(config).values() if isinstance(value, tuple)]
         lists += [config.history.attention_mlp, config.heads.tower_mlp, config.heads.expert_mlp]
         layers += [config.history.layers, config.heads.experts, *map(len, (*lists, self.columns.labels))]
         if max(layers) > _MOST_LAYERS:
@@ -177,6 +180,9 @@ class Manifest(Model):
                 yield (f"tables.{name}: {table.rows} rows of {table.width}, expected {rows} of {width}")
 
     def _inputs(self) -> Iterator[str]:
+        labels = len(self.columns.label_columns)
+        if len(self.calibration) not in (0, labels):
+            yield f"calibration: of {len(self.calibration)} labels, expected of {labels}"
         pooled, sequences = inputs(self.configs(), self.columns)
         if self.pooled != pooled or self.sequences != sequences:
             yield "pooled and sequences: other features, tables or pooling than model and schema give"

@@ -77,8 +77,35 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
            "low_rank" the layer is linear(c score.cross.layers.k.0.weight^T, score.cross.layers.k.1).
            "structure" parallel: logit = linear([c, mlp(x, score.deep)], score.out); stacked:
            linear(mlp(c, score.deep), score.out)
+   The other models take FIELDS: for each column x_i of DENSE the vector x_i * column i of score.fields.numbers.weight,
+   then V. Rows of fm, wide_deep, deepfm and xdeepfm have D + 1 numbers: FIRST is the sum of the last ones of FIELDS, E
+   what is left of FIELDS; elsewhere E = FIELDS. flat() is side by side; PAIRS the sum of E_i . E_j of all j < i.
+   lr         logit = b + the sum of FIELDS;  b = score.out.bias
+   fm         logit = b + FIRST + PAIRS
+   wide_deep  logit = b + FIRST + mlp(flat(E), score.deep) . score.out.linear.weight
+   deepfm     as wide_deep, + PAIRS
+   xdeepfm    logit = b + FIRST + [CIN, mlp(flat(E), score.deep)] . score.out.linear.weight. CIN: m = E, then for each
+              layer k: m = score.cin.layers.k.weight times all products m_i * E_j, in the order (0,0) (0,1) ... (1,0);
+              CIN has the sums over D of the m of every layer
+   autoint    f = E, then for each layer k, n = score.attention.k: q, key, v = f n.project.0/1/2.weight^T, each in
+              "attention_heads" heads side by side, softmax(q key^T) v (where "scaled", over the root of a head's width
+              inside), + f n.residual.weight^T; "layer_norm": layer_norm(., n.norm); f = relu of it.
+              logit = linear([flat(f), mlp(flat(E), score.deep)], score.out), without the mlp where "deep_mlp" is empty
+   masknet    h = flat(E), or where "field_norm" flat(layer_norm(E, score.norm)); block k of x, n = score.blocks.k:
+              relu(layer_norm(linear(linear(relu(linear(flat(E), n.mask.0)), n.mask.2) * x, n.hidden), n.norm)).
+              "structure" serial: x is h, then the block before; logit = linear(the last, score.out). parallel: x is h;
+              logit = linear(mlp(all blocks side by side, score.deep), score.out)
+   finalmlp   x, y = mlp(g * flat(E), score.streams.0/1.deep); g = 1 without "gate_features", else of the vectors of
+              its features side by side 2 sigmoid(linear(mlp(., n.gate.0), n.gate.1)), n = score.streams.0/1. With both
+              cut into "fusion_heads" parts: logit = b + [x, y] . score.out.linear.weight + sum of x_k . (y_k
+              score.forms.k.weight^T)
+   din        logit = linear(mlp(flat(E), score.deep), score.out)
+   Another "kind" is a model of another package, which says what it is.
    A model with "towers", "embedding_dims", several "labels", or sequences that the log gave is not told here: take
    Scorer, or network.onnx of `stratarec export --onnx`.
+   Where there is a "calibration", the logit x becomes, of its K "knots" k, "values" v and two "slopes" s, in float32:
+   v[0] + s[0] (x - k[0]) below k[0]; v[i] + (x - k[i]) (v[i+1] - v[i]) / (k[i+1] - k[i]) from k[i] to k[i+1];
+   v[K-1] + s[1] (x - k[K-1]) from k[K-1] on.
    The score is 1 / (1 + exp(-logit)).
    Sums are taken in another order elsewhere: expect the scores of `stratarec predict` to 2e-6 of themselves.
 """

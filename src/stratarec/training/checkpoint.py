@@ -1,8 +1,8 @@
 """Checkpoints: a directory a step, whole or absent, with a hash of every file.
 
 step-00001000/
-    network.safetensors    weights of the network
-    optimizer.safetensors  state of the dense optimizer, and torch's random state
+    network.safetensors    weights of the network, or their average
+    optimizer.safetensors  state of the dense optimizer, torch's random state, and weights that are averaged
     tables/                rows of the tables with their optimizer state; what is old is linked from the last one
     state.json             position, progress, what model and data it is of, and the hashes of all files
 """
@@ -41,6 +41,8 @@ from stratarec.opening import open_regular, temporary_name
 from stratarec.tensors import read_tensors, write_tensors
 from stratarec.training.state import FORMAT, NETWORK, OPTIMIZER, State
 
+WEIGHTS = "weights/"
+"""Before the names of a network's weights among the optimizer's tensors, where the network's file has their average."""
 _STATE = "state.json"
 _FILES = (NETWORK, OPTIMIZER)
 _ADVICE = "use another checkpoint"
@@ -265,7 +267,7 @@ def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Map
     try:
         random = tensors["random"]
         for key, value in tensors.items():
-            if key != "random":
+            if key != "random" and not key.startswith(WEIGHTS):
                 place, name = key.split(".", 1)
                 _check_moment(key, value, weights[int(place)])
                 state.setdefault(int(place), {})[name] = value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -40,6 +40,7 @@ class DenseOptimizerConfig:
 
     def build(self, network: nn.Module) -> torch.optim.Optimizer:
         """The torch optimizer, in its fused form."""
+        self.schedule.require_steps()
         kinds = torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD
         make = dict(zip(("adam", "adamw", "adagrad", "sgd"), kinds, strict=True))[self.kind]
         options = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
@@ -85,6 +86,19 @@ class PlateauConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AverageConfig:
+    """The average of the network's weights over steps, which evaluations, the test and exports use."""
+
+    decay: float = 0.0
+    """How much of the average a step keeps, such as 0.999, in the first steps less; 0 for no average. Rows of tables
+    are not averaged."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"train.average.decay is {self.decay}, expected 0 or more and less than 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How a model is trained."""
 
@@ -114,6 +128,8 @@ class TrainConfig:
     """Whether validation may end the run."""
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
     """Whether validation may lower learning rates."""
+    average: AverageConfig = field(default_factory=AverageConfig)
+    """Whether the network is used with an average of its weights."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When checkpoints are written."""
     log_every: int = 50
@@ -130,6 +146,9 @@ class TrainConfig:
     else samples."""
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Label -> factor on its loss, where there are several; by default 1."""
+    calibration: Literal["none", "platt", "isotonic"] = "none"
+    """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a line of the
+    logit, ``isotonic`` any increasing curve. It is in the final test, in predictions and in exports."""
     deduplicate: bool = True
     """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
 
@@ -154,6 +173,17 @@ class TrainConfig:
                 raise ConfigError(f"train.loss_weights.{label} is {factor}, expected 0 or more")
         if self.run:
             check_directory(self.run, "train.run")
+
+    def steps(self, epoch_steps: int) -> int:
+        """Of the whole run, unless it stops early, where an epoch has so many."""
+        steps = epoch_steps * self.epochs
+        return min(steps, self.max_steps) if self.max_steps else steps
+
+    def of_run(self, steps: int) -> TrainConfig:
+        """The same with schedules that are told in steps, of a run that has so many."""
+        dense = replace(self.dense, schedule=self.dense.schedule.of_run(steps))
+        rows = replace(self.embedding, schedule=self.embedding.schedule.of_run(steps))
+        return replace(self, dense=dense, embedding=rows)
 
     def loss_factors(self, labels: Sequence[str]) -> tuple[float, ...]:
         """Factor on the loss of each label; `ConfigError` for one that there is not, and where all are 0."""

@@ -11,9 +11,11 @@ import torch
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.training import checkpoint
+from stratarec.training.averaging import Averaging
 from stratarec.training.config import TrainConfig
 from stratarec.training.directory import RunDirectory
 from stratarec.training.position import Position
+from stratarec.training.state import OPTIMIZER
 from stratarec.training.tower_state import gather_towers
 
 SETTLED = "settled"
@@ -35,6 +37,8 @@ class Keeper:
         What every checkpoint says it is of.
     mesh : Mesh
         Whose ranks each have a keeper; the first one settles and removes.
+    averaging : Averaging
+        Of the model's network.
     """
 
     def __init__(
@@ -45,9 +49,11 @@ class Keeper:
         config: TrainConfig,
         identity: dict[str, Any],
         mesh: Mesh,
+        averaging: Averaging,
     ) -> None:
         self._directory, self._model, self._optimizer = directory, model, optimizer
         self._config, self._identity, self._mesh = config, identity, mesh
+        self._averaging = averaging
         self._last: Path | None = None
         # Name of the checkpoint of an earlier end of this run: needed until there is another result.
         self.tested = ""
@@ -55,14 +61,15 @@ class Keeper:
     def save(self, position: Position) -> Path:
         """Write a checkpoint of this moment and remove the ones no longer wanted."""
         gather_towers(self._model, self._optimizer, self._mesh)
-        path = checkpoint.save(
-            self._directory.checkpoints,
-            model=self._model,
-            optimizer=checkpoint.optimizer_tensors(self._optimizer),
-            state={"step": position.step, "position": asdict(position), "identity": self._identity},
-            previous=self._last,
-            mesh=self._mesh,
-        )
+        with self._averaging.shown():
+            path = checkpoint.save(
+                self._directory.checkpoints,
+                model=self._model,
+                optimizer={**checkpoint.optimizer_tensors(self._optimizer), **self._averaging.tensors()},
+                state={"step": position.step, "position": asdict(position), "identity": self._identity},
+                previous=self._last,
+                mesh=self._mesh,
+            )
         self._last = path
         if self._mesh.is_first:
             self._directory.settle()
@@ -76,13 +83,17 @@ class Keeper:
         difference = loaded.into(self._model)
         checkpoint.restore_optimizer(path, self._optimizer, loaded.optimizer)
         checkpoint.restore_random(loaded.optimizer)
+        if loaded.state["step"]:
+            self._averaging.restore(path / OPTIMIZER, loaded.optimizer)
         self._last = path
         return difference
 
     def best(self, step: int, *, current: int) -> Path:
-        """The checkpoint of `step`, whose weights the model now has; before, it had those of the step `current`."""
+        """The checkpoint of `step`, which the model now is; before, it was trained to the step `current`."""
         path = checkpoint.of_step(self._directory.checkpoints, step)
-        if step != current:
+        if step == current:
+            self._averaging.swap()
+        else:
             checkpoint.load(path).into(self._model)
         return path
 

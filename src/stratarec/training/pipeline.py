@@ -33,6 +33,7 @@ from stratarec.models import CTRModel
 from stratarec.models.outputs import autocast
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.request import Request
+from stratarec.training.averaging import Averaging
 from stratarec.training.config import TrainConfig
 from stratarec.training.objective import Objective
 
@@ -130,6 +131,7 @@ class Stages:
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
         self.objective = Objective(config.loss_factors(model.network.labels))
+        self.averaging = Averaging(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor = 1.0
 
@@ -198,6 +200,7 @@ class Stages:
         for group in groups:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
         self.optimizer.step()
+        self.averaging.update(step)
 
     def figures(self) -> list[dict[str, float]]:
         """What each of several processes did, as `records.RankFigures`; nothing where there is one."""

@@ -45,7 +45,7 @@ def asked_model(recipe: Recipe, dataset: Dataset, run: str, steps: int, progress
                 )
             yield trained.model
         return
-    bare = replace(recipe, model=replace(recipe.model, towers=None))
+    bare = replace(recipe, model=replace(recipe.model, towers=None), train=recipe.train.of_run(steps))
     with temporary_model(bare, dataset, new_plan(bare, dataset)) as model:
         _probe(bare, dataset, model, steps, progress)
         yield model

@@ -13,6 +13,7 @@ import pydantic
 from stratarec.artifacts import Count, Model, read_sealed, write_sealed
 from stratarec.data.dataset import Dataset
 from stratarec.errors import CheckpointError
+from stratarec.models.calibration import LogitMap
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.directory import PLAN, RECIPE, RESULT
@@ -76,6 +77,12 @@ class Result(Model):
     peak_rss_bytes: Count
     test: Test | None = None
     """Metrics, where there is a test split; of several labels also those of each, as ``labels``."""
+    valid: Test | None = None
+    """Likewise, where a correction was fitted to that split."""
+    uncalibrated: dict[str, Test] | None = None
+    """Split -> its metrics without the correction."""
+    calibration: tuple[LogitMap, ...] = ()
+    """The correction of each label; none by default."""
     ranks: tuple[RankFigures, ...] = ()
     """Of each process, where there were several."""
 

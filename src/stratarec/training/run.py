@@ -6,7 +6,7 @@ import math
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
+from stratarec.data.portions import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
+from stratarec.models.calibration import Calibration
 from stratarec.ownership import kind_of
 from stratarec.planning.apply import tier_config
 from stratarec.planning.hot_rows import make_hot_plan
@@ -35,7 +37,17 @@ from stratarec.training.sharing import shared_collection
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint must be of: the model, its optimizers, and the data."""
     content = recipe.to_dict()
-    free = ("run", "epochs", "max_steps", "threads", "checkpoint", "log_every", "eval_every", "early_stopping")
+    free = (
+        "run",
+        "epochs",
+        "max_steps",
+        "threads",
+        "checkpoint",
+        "log_every",
+        "eval_every",
+        "early_stopping",
+        "calibration",
+    )
     train = {key: value for key, value in content["train"].items() if key not in free}
     if recipe.hot.apart:  # another order of samples
         train["hot"] = content["hot"]
@@ -45,6 +57,13 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "inputs": dataset.inputs(),
         "dataset": dataset.fingerprint,
     }
+
+
+def with_length(recipe: Recipe, dataset: Dataset) -> Recipe:
+    """The recipe as a run of it on this data is written down: schedules that follow its length are told in steps."""
+    train = recipe.train
+    epoch_steps = batches(dataset.samples("train"), train.batch_size, train.portions)
+    return replace(recipe, train=train.of_run(train.steps(epoch_steps)))
 
 
 def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:
@@ -227,6 +246,9 @@ def _open(
         stack.enter_context(own.held())
         model = stack.enter_context(temporary_model(recipe, own, plan, mesh))
         checkpoint.load(found).into(model)
+        result = read_result(path)
+        if result is not None and result.calibration and result.checkpoint == found.name:
+            model.network.calibration = Calibration(result.calibration)
         resources = stack.pop_all()
     return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, mesh=mesh, resources=resources)
 

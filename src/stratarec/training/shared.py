@@ -50,8 +50,8 @@ class SharedStages(Stages):
             if not math.isfinite(value):
                 refuse_loss(value, step)
             self.backward(self.objective.joined(losses, weights))
-            self.update(step)
             average(self.mesh.rows, self._statistics, batch.size / samples, self.mesh.order)
+            self.update(step)
         return Trained(value, int(samples))
 
     def figures(self) -> list[dict[str, float]]:

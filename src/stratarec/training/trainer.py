@@ -5,10 +5,11 @@ A run is a function of its recipe and data: resumed from any checkpoint it ends 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -39,14 +40,16 @@ from stratarec.training.loop import Loop
 from stratarec.training.pipeline import InOrder, Pipeline, Stages
 from stratarec.training.position import Position, best, rate_factor
 from stratarec.training.records import Result, read_plan, read_result, write_plan, write_recipe
-from stratarec.training.run import check_identity, identity, new_model, new_plan
+from stratarec.training.run import check_identity, identity, new_model, new_plan, with_length
 from stratarec.training.settings import torch_settings
 from stratarec.training.shared import SharedStages
-from stratarec.training.starting import check_validation, exchange_remarks, remarks, take_up
+from stratarec.training.starting import check_average, check_validation, exchange_remarks, remarks, take_up
 from stratarec.training.stopping import StopRequest
 from stratarec.training.together import Peers, Together
-from stratarec.training.validation import Validation
+from stratarec.training.validation import Validation, Watch, nobody
 from stratarec.training.warmup import warm_up
+
+T = TypeVar("T")
 
 
 class Trainer:
@@ -84,6 +87,7 @@ class Trainer:
         plan: Plan | None = None,
         mesh: Mesh | None = None,
     ) -> None:
+        recipe = with_length(recipe, dataset)
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.mesh = mesh or Mesh.alone()
         self.progress: Progress = progress if progress and self.mesh.is_first else SilentProgress()
@@ -92,6 +96,7 @@ class Trainer:
         )
         self._uncompared = check_prepared(recipe.data, dataset)
         check_validation(self.config, dataset)
+        check_average(self.config, self.mesh)
         self.position = Position()
         self.run = named_directory(recipe.run)
         state(self.run, RUN)  # what it cannot be written into is refused before anything is built
@@ -101,7 +106,6 @@ class Trainer:
         self.model = new_model(recipe, dataset, self.plan, place, self.mesh)
         self.optimizer = self.config.dense.build(self.model.network)
         self._identity = identity(recipe, dataset)
-        self._keeper = Keeper(self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
         self.loader = self._new_loader(Share(rank=self.mesh.place, ranks=self.mesh.ranks))
@@ -109,6 +113,9 @@ class Trainer:
             Together(self.mesh, self.model.network, recipe.distributed.dense_wire) if self.mesh.ranks > 1 else None
         )
         self.stages = self._new_stages()
+        self._keeper = Keeper(
+            self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh, self.stages.averaging
+        )
         self.pipeline = Pipeline(self.stages, self.loader.config.prefetch_batches)
         self.cadence = Cadence(
             self.config,
@@ -151,8 +158,7 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run, unless it stops early."""
-        steps = self.pipeline.epoch_steps * self.config.epochs
-        return min(steps, self.config.max_steps) if self.config.max_steps else steps
+        return self.config.steps(self.pipeline.epoch_steps)
 
     def train(
         self, *, resume: bool = False, overwrite: bool = False, earlier: str | Path | None = None
@@ -185,6 +191,40 @@ class Trainer:
         Interrupted
             After SIGINT or SIGTERM, once a checkpoint is written.
         """
+        with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as found:
+            return self._train_and_test(found)
+
+    def fit(self, watch: Watch, *, resume: bool = False) -> Position:
+        """Train as `train` does, and end before the test: no file of the test split is read.
+
+        Parameters
+        ----------
+        watch : callable
+            Told of all evaluations of the run after each, and at first of those that it goes on from; what it raises
+            ends the run.
+        resume : bool
+            Go on from the run's last checkpoint.
+
+        Returns
+        -------
+        Position
+            At the end of the run, with its evaluations. Its checkpoint is the last, and the best one is there, too.
+
+        Raises
+        ------
+        Exception
+            What `train` raises but for its test, and what `watch` does.
+        """
+        with self._session(resume=resume) as found:
+            ended = found is not None and self._take_up(found, None)
+            watch(self.position.evaluations)
+            return self._train(ended, watch, lambda: self.position)
+
+    @contextmanager
+    def _session(
+        self, *, resume: bool, overwrite: bool = False, earlier: str | Path | None = None
+    ) -> Iterator[Path | None]:
+        """The run's directory, data and settings; gives the checkpoint to go on from."""
         if self._began:
             raise TrainingError("this trainer has been used: make another one, its tables are not as they began")
         self._began = True
@@ -199,7 +239,7 @@ class Trainer:
                     self.progress.say(f"{self.run} has no checkpoint to go on from; starting from the beginning")
                 if found is None and first is not None:
                     self._begin(first)
-                return self._train_and_test(found)
+                yield found
         finally:
             self.model.embeddings.close()
 
@@ -222,14 +262,18 @@ class Trainer:
         if ended and earlier is not None and earlier.steps == self.position.step:
             self.progress.say(f"{self.run} has ended; this is its result")
             return earlier.model_dump(mode="json", exclude_unset=True, exclude={"format"})
+        return self._train(ended, nobody, self._finish)
+
+    def _train(self, ended: bool, watch: Watch, then: Callable[[], T]) -> T:
+        """Train to the end, unless the run has `ended`, and do what follows; stops where the user asks for it."""
         if not ended:
             self._introduce()
             # Kernels are compiled by one rank and loaded by the others.
             self.mesh.first_then_others(lambda: warm_up(self.recipe, self.loader, self.plan, self.progress))
         with self._board() as board, self._stop.listening():
             if not ended:
-                self._loop(Curves(board, self.model, self.optimizer, self.config.log_every)).run()
-            return self._finish()
+                self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()
+            return then()
 
     def _board(self) -> AbstractContextManager[SummaryWriter | None]:
         """TensorBoard's file, which one rank writes."""
@@ -264,7 +308,7 @@ class Trainer:
         if difference:
             self.progress.say(f"{difference}: from here on the bits may differ")
 
-    def _loop(self, curves: Curves) -> Loop:
+    def _loop(self, curves: Curves, watch: Watch) -> Loop:
         validation = Validation(
             model=self.model,
             dataset=self.dataset,
@@ -272,7 +316,9 @@ class Trainer:
             progress=self.progress,
             check=self.cadence.check,
             mesh=self.mesh,
+            averaging=self.stages.averaging,
             evaluated=self._pace,
+            watch=watch,
         )
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stratarec.data.dataset import Dataset
@@ -10,12 +10,19 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.progress import Progress, SilentProgress
 from stratarec.reporting.metrics import LABELS, by_label, show
+from stratarec.training.averaging import Averaging
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.metrics import figures
-from stratarec.training.position import Position, best, is_over
+from stratarec.training.position import Evaluation, Position, best, is_over
 from stratarec.training.stopping import Stopped
+
+Watch = Callable[[Sequence[Evaluation]], None]
+
+
+def nobody(evaluations: Sequence[Evaluation]) -> None:
+    """Watches nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +37,12 @@ class Validation:
     """Called between batches; raises `Stopped` where the user asks for it."""
     mesh: Mesh
     """Who evaluates it together."""
+    averaging: Averaging
+    """Of the model's network."""
     evaluated: Callable[[], None]
     """Called when an evaluation is noted."""
+    watch: Watch = nobody
+    """Told of all evaluations after each; what it raises ends the run."""
 
     def run(self, position: Position, curves: Curves, *, closing: bool = False) -> bool:
         """Evaluate and note it in `position`, and whether training is over; whether it is the best one so far.
@@ -47,15 +58,16 @@ class Validation:
         if not self.dataset.samples("valid"):
             return False
         try:
-            metrics, _ = evaluate_split(
-                self.model,
-                self.dataset,
-                "valid",
-                precision=self.config.precision,
-                progress=SilentProgress(),
-                check=self.check,
-                mesh=self.mesh,
-            )
+            with self.averaging.shown():
+                metrics, _ = evaluate_split(
+                    self.model,
+                    self.dataset,
+                    "valid",
+                    precision=self.config.precision,
+                    progress=SilentProgress(),
+                    check=self.check,
+                    mesh=self.mesh,
+                )
         except Stopped:
             return False
         found = figures(metrics)
@@ -67,4 +79,5 @@ class Validation:
         curves.validation(entry)
         self.evaluated()
         position.finished = is_over(position.evaluations, stopping)
+        self.watch(position.evaluations)
         return best(position.evaluations, stopping) is position.evaluations[-1]

@@ -37,9 +37,9 @@ def workload(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None, rank
     modules = _weights(network.towers) if towers is not None else 0  # type: ignore[arg-type]
     everything, features = _weights(network), len(dataset.schema.sparse)
     return Workload(
-        batch=max(batch // ranks, 1), features=features, width=model.embedding_dim,
+        batch=max(batch // ranks, 1), features=features, width=model.vector_width,
         lookups=sum(spec.lookups for spec in specs) / batch,
-        flops=6.0 * (everything - modules) + _pairs(features, model.embedding_dim),
+        flops=6.0 * (everything - modules) + _pairs(features, model.vector_width),
         parameters=everything - modules, tower_flops=6.0 * modules, tower_parameters=modules,
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def _network_seconds(recipe: Recipe, dataset: Dataset, batch: int) -> float:
         for weight in score.parameters():
             nn.init.uniform_(weight, -0.05, 0.05)
         dense = torch.rand(batch, len(dataset.schema.dense))
-        vectors = torch.rand(batch, len(dataset.schema.sparse), model.embedding_dim)
+        vectors = torch.rand(batch, len(dataset.schema.sparse), model.vector_width)
     found = []
     for _ in range(_ROUNDS):
         began = time.perf_counter()

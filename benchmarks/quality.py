@@ -1,0 +1,192 @@
+"""Models on `frappe_x1` by the published protocol, beside the figures that BARS publishes for them.
+
+Split by file, D = 10, batches of 4,096, Adam at 0.001 on everything, L2 on all embedding rows at every step, gradient
+norm at most 10, rates divided by ten at each evaluation that is not better, patience 2 on validation AUC, one test of
+the best model. Sizes, dropout and lambda of each model are those of its published run. What a run gave is kept in
+``data/benchmarks/quality`` and taken from there while recipe and data are the same, so that a benchmark that was ended
+goes on with the next run: remove it when code has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+from benchmarks.registry import PeerMissing
+from benchmarks.sessions import LOGS, ROOT, with_run
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.errors import ConfigError, DatasetError
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training.trainer import Trainer
+
+DATA = ROOT / "data" / "benchmarks" / "frappe_x1"
+WORK = ROOT / "data" / "benchmarks" / "quality"
+SEEDS = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A model as BARS trained it, and the means that it got."""
+
+    auc: float
+    log_loss: float
+    decay: float
+    """Lambda of embedding rows."""
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+SHARED = {"embedding_dim": 10, "initialization": "xavier", "initial_rows": 0.00017}
+"""Rows uniform with the deviation of the published normal ones, 1e-4."""
+DEEP = {"batch_norm": True, "deep_mlp": [400, 400, 400]}
+PUBLISHED = {
+    "lr": Published(auc=0.93558, log_loss=0.30764, decay=1e-5, model={"kind": "lr", "embedding_dim": 1}),
+    "fm": Published(auc=0.96711, log_loss=0.20652, decay=5e-6, model={"kind": "fm"}),
+    "wide_deep": Published(
+        auc=0.98307, log_loss=0.15398, decay=0.1, model={"kind": "wide_deep", "dropout": 0.6, **DEEP}
+    ),
+    "deepfm": Published(auc=0.98395, log_loss=0.14946, decay=0.05, model={"kind": "deepfm", "dropout": 0.2, **DEEP}),
+    "xdeepfm": Published(
+        auc=0.98414, log_loss=0.14613, decay=0.1,
+        model={"kind": "xdeepfm", "cin_layers": [64], "dropout": 0.2, **DEEP},
+    ),
+    "dcnv2": Published(
+        auc=0.98382, log_loss=0.15204, decay=0.05,
+        model={"kind": "dcnv2", "structure": "parallel", "cross_layers": 4, "dropout": 0.4, **DEEP},
+    ),
+    "dlrm": Published(
+        auc=0.98400, log_loss=0.14444, decay=0.1,
+        model={
+            "kind": "dlrm", "interaction": "cat", "top_mlp": [400, 400, 400], "dropout": 0.4, "batch_norm": True,
+        },
+    ),
+    "autoint": Published(
+        auc=0.98481, log_loss=0.14901, decay=0.1,
+        model={
+            "kind": "autoint", "attention_layers": 5, "attention_dim": 128, "attention_heads": 4, "scaled": True,
+            "layer_norm": True, "dropout": 0.1, **DEEP,
+        },
+    ),
+    "masknet": Published(
+        auc=0.98368, log_loss=0.16958, decay=0.1,
+        model={
+            "kind": "masknet", "structure": "parallel", "blocks": 3, "block_width": 50, "reduction": 2.0,
+            "field_norm": False, "deep_mlp": [400, 400, 400], "dropout": 0.1,
+        },
+    ),
+    "finalmlp": Published(
+        auc=0.98607, log_loss=0.14842, decay=0.05,
+        model={
+            "kind": "finalmlp", "first_mlp": [400], "second_mlp": [100], "gate_features": [["user"], ["item"]],
+            "gate_mlp": [400], "fusion_heads": 5, "dropout": 0.4, "batch_norm": True,
+        },
+    ),
+}  # fmt: skip
+DEFAULT = ("lr", "fm", "deepfm", "dcnv2", "dlrm", "finalmlp")
+
+
+class Watch(SilentProgress):
+    """Notes when each evaluation was over."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.seconds: dict[int, float] = {}
+
+    def say(self, message: str) -> None:
+        if message.startswith("step ") and "validation" in message:
+            self.seconds[int(message.split(":")[0].removeprefix("step "))] = time.perf_counter() - self.began
+
+
+def recipe(name: str, seed: int, *, threads: int, precision: str, epochs: int) -> Recipe:
+    """The shipped recipe with a model of `PUBLISHED`."""
+    files = [LOGS / "frappe_x1" / f"{split}.parquet" for split in ("train", "valid", "test")]
+    if not all(file.is_file() for file in files):
+        raise PeerMissing(f"no {LOGS}/frappe_x1/*.parquet; set STRATAREC_TEST_DATA to the directory of the logs")
+    paths = ",".join(map(str, files))
+    made = Recipe.load(
+        ROOT / "src" / "stratarec" / "recipes" / "frappe_x1.yaml",
+        [f"data.source.paths=[{paths}]", f"data.path={DATA}", "data.keep_rows=false"],
+    ).to_dict()
+    wanted = PUBLISHED[name]
+    train = made["train"] | {"seed": seed, "threads": threads, "precision": precision, "epochs": epochs}
+    train["embedding"] = train["embedding"] | {"weight_decay": wanted.decay}
+    return Recipe.from_dict(made | {"model": {**SHARED, **wanted.model}, "train": train})
+
+
+def prepared(made: Recipe) -> Dataset:
+    """The prepared log; made anew where it is of other files."""
+    try:
+        return prepare(made.data, name="frappe_x1")
+    except DatasetError:
+        return prepare(made.data, name="frappe_x1", overwrite=True)
+
+
+def one(name: str, made: Recipe, dataset: Dataset) -> dict[str, Any]:
+    """What a run gave: test metrics, and validation AUC by seconds; kept, and taken from where it was kept."""
+    about = {"recipe": made.to_dict(), "data": dataset.fingerprint}
+    kept = WORK / f"{name}-{made.train.precision}-{made.train.threads}-{made.train.epochs}-{made.train.seed}.json"
+    if kept.is_file() and (before := json.loads(kept.read_text()))["about"] == about:
+        found: dict[str, Any] = before["found"]
+        return found
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(with_run(made, Path(folder) / "run"), dataset, progress=watch)
+        result = trainer.train()
+    best = int(result["checkpoint"].removeprefix("step-"))
+    found = {
+        "auc": result["test"]["auc"], "log_loss": result["test"]["log_loss"], "steps": result["steps"],
+        "best_step": best, "seconds_to_best": watch.seconds.get(best), "seconds": time.perf_counter() - watch.began,
+        "evaluations": [
+            {"step": each["step"], "auc": each["auc"], "seconds": watch.seconds.get(each["step"])}
+            for each in trainer.position.evaluations
+        ],
+    }  # fmt: skip
+    WORK.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps({"about": about, "found": found}))
+    return found
+
+
+def run(
+    quick: bool, models: Sequence[str] = DEFAULT, seeds: int = len(SEEDS), threads: int = 1, precision: str = "float32"
+) -> dict[str, Any]:
+    """Five seeds of six models; `quick` has two epochs of one, whose AUC is none to compare."""
+    if other := [name for name in models if name not in PUBLISHED]:
+        raise ConfigError(f"no published figures of {other[0]!r}; there are {', '.join(PUBLISHED)}")
+    names, draws, epochs = (("dcnv2",), SEEDS[:1], 2) if quick else (tuple(models), SEEDS[:seeds], 100)
+    rows = []
+    for name in names:
+        for seed in draws:
+            made = recipe(name, seed, threads=threads, precision=precision, epochs=epochs)
+            found = one(name, made, prepared(made))
+            rows.append({"model": name, "seed": seed, **found})
+            said = f"AUC {found['auc']:.5f}, log loss {found['log_loss']:.4f}, {found['seconds']:.0f} s"
+            print(f"{name}, seed {seed}: {said}", file=sys.stderr, flush=True)
+    metrics: dict[str, float] = {}
+    for name in names:
+        mine = [row for row in rows if row["model"] == name]
+        for key in ("auc", "log_loss"):
+            values = [row[key] for row in mine]
+            metrics |= {f"{key}_{name}": mean(values), f"{key}_std_{name}": pstdev(values)}
+        metrics[f"auc_delta_bars_{name}"] = metrics[f"auc_{name}"] - PUBLISHED[name].auc
+        metrics[f"log_loss_delta_bars_{name}"] = metrics[f"log_loss_{name}"] - PUBLISHED[name].log_loss
+        metrics[f"seconds_to_best_{name}"] = mean(row["seconds_to_best"] for row in mine)
+    return {
+        "config": {
+            "threads": threads, "precision": precision, "seeds": list(draws), "epochs": epochs,
+            "published": {name: [PUBLISHED[name].auc, PUBLISHED[name].log_loss] for name in names},
+        },
+        "metrics": {
+            "auc_delta_bars_min": min(metrics[f"auc_delta_bars_{name}"] for name in names),
+            "auc_best": max(metrics[f"auc_{name}"] for name in names),
+            **metrics,
+        },
+        "samples": {"rows": rows},
+    }  # fmt: skip

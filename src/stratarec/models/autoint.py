@@ -1,0 +1,98 @@
+"""AutoInt (Song et al. 2019, arXiv 1810.11921): fields attend to one another, several times.
+
+Shapes: B samples, F fields, D width, A width of attention, of all heads together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stratarec.errors import ConfigError
+from stratarec.models.base import Score, VectorsConfig
+from stratarec.models.fields import Fields
+from stratarec.models.layers import check_sizes
+from stratarec.models.runs import Runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoIntConfig(VectorsConfig):
+    """Sizes of an AutoInt."""
+
+    kind: Literal["autoint"] = "autoint"
+    layer_counts: ClassVar = ("attention_layers", "attention_heads")
+    attention_layers: int = 3
+    """How often fields attend to one another."""
+    attention_dim: int = 32
+    """A, width of a field after each layer."""
+    attention_heads: int = 2
+    """Heads of a layer; must divide `attention_dim`."""
+    scaled: bool = False
+    """Whether products are divided by the root of a head's width, which the paper does not do."""
+    layer_norm: bool = False
+    """Whether a layer's output is normalised, which the paper does not do."""
+    deep_mlp: tuple[int, ...] = ()
+    """Hidden sizes of a deep network beside it (AutoInt+); none by default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp)
+        for name in ("attention_layers", "attention_dim", "attention_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
+        if self.attention_dim % self.attention_heads:
+            raise ConfigError(
+                f"model.attention_heads is {self.attention_heads}, which does not divide attention_dim "
+                f"{self.attention_dim}"
+            )
+
+
+class Interacting(nn.Module):
+    """e_m' = relu([sum over k of softmax_k(<Q e_m, K e_k>) V e_k of each head] + R e_m) (section 4.4)."""
+
+    def __init__(self, width: int, config: AutoIntConfig) -> None:
+        super().__init__()
+        size = config.attention_dim
+        self.heads = config.attention_heads
+        self.scale = (size // self.heads) ** -0.5 if config.scaled else 1.0
+        self.project = nn.ModuleList(nn.Linear(width, size, bias=False) for _ in range(3))
+        self.residual = nn.Linear(width, size, bias=False)
+        self.norm = nn.LayerNorm(size) if config.layer_norm else None
+
+    def forward(self, fields: Tensor) -> Tensor:
+        """``[B, F, .]`` -> ``[B, F, A]``."""
+        query, key, value = (self._by_head(project(fields)) for project in self.project)
+        mixed = functional.scaled_dot_product_attention(query, key, value, scale=self.scale)
+        joined = mixed.transpose(1, 2).flatten(2) + self.residual(fields)
+        return torch.relu(joined if self.norm is None else self.norm(joined))
+
+    def _by_head(self, fields: Tensor) -> Tensor:
+        return fields.view(*fields.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+class AutoIntScore(Score):
+    """logit = b + w · [fields after the last layer, and what the deep network makes of them before the first]."""
+
+    config: ClassVar = AutoIntConfig
+
+    def __init__(self, config: AutoIntConfig, dense: int, features: int) -> None:
+        super().__init__()
+        self.fields = Fields(dense, features, config.embedding_dim)
+        widths = [config.embedding_dim, *[config.attention_dim] * (config.attention_layers - 1)]
+        self.attention = nn.Sequential(*(Interacting(width, config) for width in widths))
+        self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp) if config.deep_mlp else None
+        beside = 0 if self.deep is None else self.deep.outputs
+        self.out = nn.Linear(self.fields.count * config.attention_dim + beside, 1)
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+        """See `Score`."""
+        fields = self.fields(dense, vectors, runs)
+        last = self.attention(fields).flatten(1)
+        if self.deep is not None:
+            last = torch.cat([last, self.deep(fields.flatten(1)).to(last.dtype)], dim=1)
+        logits: Tensor = self.out(last)
+        return logits.squeeze(-1)

@@ -1,0 +1,48 @@
+"""DeepFM (Guo et al. 2017, arXiv 1703.04247): a factorization machine and a deep network on the same vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from stratarec.models.base import Score, VectorsConfig
+from stratarec.models.fields import Fields, Terms
+from stratarec.models.fm import fm_terms
+from stratarec.models.layers import check_sizes
+from stratarec.models.runs import Runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepFMConfig(VectorsConfig):
+    """Sizes of a DeepFM."""
+
+    kind: Literal["deepfm"] = "deepfm"
+    first_order: ClassVar[bool] = True
+    deep_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of the deep network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp, least=1)
+
+
+class DeepFMScore(Score):
+    """logit = b + sum_i w_i x_i + sum over i < j of <v_i, v_j> x_i x_j + w · deep([x_1 v_1, ..., x_n v_n])."""
+
+    config: ClassVar = DeepFMConfig
+
+    def __init__(self, config: DeepFMConfig, dense: int, features: int) -> None:
+        super().__init__()
+        self.fields = Fields(dense, features, config.vector_width)
+        self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
+        self.out = Terms(self.deep.outputs, 1 + config.embedding_dim)
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+        """See `Score`."""
+        fields = self.fields.parts(dense, vectors, runs)
+        deep, terms = fields.columns(0, -1).under(self.deep), fm_terms(fields)
+        logits: Tensor = self.out(torch.cat([deep.to(terms.dtype), terms], dim=1))
+        return logits.squeeze(-1)

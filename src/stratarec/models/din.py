@@ -1,0 +1,51 @@
+"""Deep interest network (Zhou et al. 2018, arXiv 1706.06978): histories are weighed by the candidate.
+
+The weighing is `sequence.TargetAttention`; what follows is a deep network on all vectors. Its activations are ReLU,
+where the paper also has one that adapts to the data (Dice).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from stratarec.models.base import Score, VectorsConfig
+from stratarec.models.fields import Fields
+from stratarec.models.layers import check_sizes
+from stratarec.models.runs import Runs
+from stratarec.models.sequence import HistoryConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DINConfig(VectorsConfig):
+    """Sizes of a deep interest network."""
+
+    kind: Literal["din"] = "din"
+    history: HistoryConfig = field(default_factory=partial(HistoryConfig, pooling="target_attention"))
+    """How histories and sequences are pooled: by the candidate, unless another pooling is named."""
+    deep_mlp: tuple[int, ...] = (200, 80)
+    """Hidden sizes of the deep network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp, least=1)
+
+
+class DINScore(Score):
+    """logit = b + w · deep([v_1, ..., v_n])."""
+
+    config: ClassVar = DINConfig
+
+    def __init__(self, config: DINConfig, dense: int, features: int) -> None:
+        super().__init__()
+        self.fields = Fields(dense, features, config.embedding_dim)
+        self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
+        self.out = nn.Linear(self.deep.outputs, 1)
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+        """See `Score`."""
+        logits: Tensor = self.out(self.fields.parts(dense, vectors, runs).under(self.deep))
+        return logits.squeeze(-1)

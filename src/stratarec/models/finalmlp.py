@@ -1,0 +1,119 @@
+"""FinalMLP (Mao et al. 2023, arXiv 2304.00902): two networks on gated vectors, joined by a bilinear form.
+
+Shapes: B samples, F fields, D width, X and Y outputs of the two networks, K heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from stratarec.errors import ConfigError
+from stratarec.models.base import Score, VectorsConfig
+from stratarec.models.fields import Fields, Terms
+from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.runs import Runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalMLPConfig(VectorsConfig):
+    """Sizes of a FinalMLP."""
+
+    kind: Literal["finalmlp"] = "finalmlp"
+    layer_counts: ClassVar = ("fusion_heads",)
+    first_mlp: tuple[int, ...] = (512,)
+    """Hidden sizes of the first network."""
+    second_mlp: tuple[int, ...] = (512,)
+    """Hidden sizes of the second."""
+    gate_features: tuple[tuple[str, ...], ...] = ()
+    """For each network the features by which its gate goes, such as [[user], [item]]; empty for no gates."""
+    gate_mlp: tuple[int, ...] = (64,)
+    """Hidden sizes of a gate, which has neither dropout nor batch normalization."""
+    fusion_heads: int = 1
+    """K, parts into which both outputs are cut; must divide both."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("first_mlp", "second_mlp"):
+            check_sizes(name, getattr(self, name), least=1)
+            if self.fusion_heads < 1 or getattr(self, name)[-1] % self.fusion_heads:
+                raise ConfigError(
+                    f"model.fusion_heads is {self.fusion_heads}, expected a divisor of the last size of {name}, "
+                    f"{getattr(self, name)[-1]}"
+                )
+        check_sizes("gate_mlp", self.gate_mlp)
+        if self.gate_features and (len(self.gate_features) != 2 or not all(self.gate_features)):
+            raise ConfigError(
+                f"model.gate_features is {[list(names) for names in self.gate_features]}, expected two lists of "
+                "features, or none"
+            )
+
+
+class Stream(nn.Module):
+    """deep(g * V) with g = 2 sigmoid(gate(the gate's features)); without a gate, deep(V) (section 3.2)."""
+
+    def __init__(self, config: FinalMLPConfig, fields: int, sizes: tuple[int, ...], gated_by: int) -> None:
+        super().__init__()
+        width = config.embedding_dim
+        self.deep = config.mlp(fields * width, sizes)
+        self.gate = None
+        if gated_by:
+            body = MLP(gated_by * width, config.gate_mlp)
+            self.gate = nn.Sequential(body, nn.Linear(body.outputs, fields * width))
+        self.outputs = self.deep.outputs
+
+    def forward(self, fields: Tensor, context: Tensor | None) -> Tensor:
+        """``[B, .]`` from ``[B, F D]`` and the gate's vectors side by side."""
+        if self.gate is not None:
+            fields = fields * (2 * torch.sigmoid(self.gate(context).to(fields.dtype)))
+        hidden: Tensor = self.deep(fields)
+        return hidden
+
+
+class FinalMLPScore(Score):
+    """logit = b + w_x · x + w_y · y + sum over heads k of x_k^T W_k y_k, of the networks' outputs x and y."""
+
+    config: ClassVar = FinalMLPConfig
+
+    def __init__(self, config: FinalMLPConfig, dense: int, features: int) -> None:
+        super().__init__()
+        self.fields = Fields(dense, features, config.embedding_dim)
+        self.gate_features, self.heads = config.gate_features, config.fusion_heads
+        self._dense, self._places = dense, [[0] * len(names) for names in config.gate_features]
+        gated_by = [len(names) for names in config.gate_features] or [0, 0]
+        self.streams = nn.ModuleList(
+            Stream(config, self.fields.count, sizes, given)
+            for sizes, given in zip((config.first_mlp, config.second_mlp), gated_by, strict=True)
+        )
+        first, second = config.first_mlp[-1], config.second_mlp[-1]
+        self.forms = nn.ModuleList(
+            nn.Linear(second // self.heads, first // self.heads, bias=False) for _ in range(self.heads)
+        )
+        self.out = Terms(first + second, 1)
+
+    def take_features(self, names: tuple[str, ...]) -> None:
+        """See `Score.take_features`."""
+        for chosen in self.gate_features:
+            other = next((name for name in chosen if name not in names), None)
+            if other is not None:
+                raise ConfigError(
+                    f"model.gate_features names {other!r}; the features with vectors are {', '.join(names)}"
+                )
+        self._places = [[self._dense + names.index(name) for name in chosen] for chosen in self.gate_features]
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+        """See `Score`."""
+        fields = self.fields(dense, vectors, runs)
+        contexts = [fields[:, places].flatten(1) for places in self._places] or [None, None]
+        flat = fields.flatten(1)
+        x, y = (stream(flat, context) for stream, context in zip(self.streams, contexts, strict=True))
+        logits: Tensor = self.out(torch.cat([x, y, self.fused(x, y)], dim=1).to(fields.dtype))
+        return logits.squeeze(-1)
+
+    def fused(self, x: Tensor, y: Tensor) -> Tensor:
+        """``[B, 1]``: the bilinear forms, added up."""
+        pairs = zip(x.chunk(self.heads, dim=1), y.chunk(self.heads, dim=1), self.forms, strict=True)
+        return torch.stack([(left * form(right)).sum(1) for left, right, form in pairs]).sum(0).unsqueeze(1)

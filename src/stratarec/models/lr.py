@@ -1,0 +1,43 @@
+"""Logistic regression, one weight for every value of every feature (Richardson et al. 2007)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from stratarec.errors import ConfigError
+from stratarec.models.base import Score, VectorsConfig
+from stratarec.models.fields import Fields, Terms
+from stratarec.models.runs import Runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRConfig(VectorsConfig):
+    """A logistic regression: its tables are as wide as its one weight a value."""
+
+    kind: Literal["lr"] = "lr"
+    embedding_dim: int = 1
+    """Of a weight: 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embedding_dim != 1:
+            raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected 1: an lr has one weight a value")
+
+
+class LRScore(Score):
+    """logit = b + sum over dense i of w_i x_i + sum over values of their weights."""
+
+    config: ClassVar = LRConfig
+
+    def __init__(self, config: LRConfig, dense: int, features: int) -> None:
+        super().__init__()
+        self.fields = Fields(dense, features, 1)
+        self.out = Terms(0, self.fields.count)
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+        """See `Score`."""
+        logits: Tensor = self.out(self.fields(dense, vectors, runs).squeeze(2))
+        return logits.squeeze(-1)

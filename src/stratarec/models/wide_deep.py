@@ -1,0 +1,50 @@
+"""Wide & Deep (Cheng et al. 2016, arXiv 1606.07792): first-order weights beside a deep network.
+
+The wide part is linear in the features that the data has; crossed features are columns of their own there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from stratarec.models.base import Score, VectorsConfig
+from stratarec.models.fields import Fields, Terms
+from stratarec.models.layers import check_sizes
+from stratarec.models.runs import Runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideDeepConfig(VectorsConfig):
+    """Sizes of a Wide & Deep network."""
+
+    kind: Literal["wide_deep"] = "wide_deep"
+    first_order: ClassVar[bool] = True
+    deep_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of the deep network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp, least=1)
+
+
+class WideDeepScore(Score):
+    """logit = b + sum_i w_i x_i + w · deep([x_1 v_1, ..., x_n v_n])."""
+
+    config: ClassVar = WideDeepConfig
+
+    def __init__(self, config: WideDeepConfig, dense: int, features: int) -> None:
+        super().__init__()
+        self.fields = Fields(dense, features, config.vector_width)
+        self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
+        self.out = Terms(self.deep.outputs, 1)
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+        """See `Score`."""
+        fields = self.fields.parts(dense, vectors, runs)
+        deep, first = fields.columns(0, -1).under(self.deep), fields.columns(-1, None).sum()
+        logits: Tensor = self.out(torch.cat([deep.to(first.dtype), first], dim=1))
+        return logits.squeeze(-1)

@@ -1,0 +1,40 @@
+"""Neural factorization machine (He and Chua 2017, arXiv 1708.05027): a deep network on the pooled pairs of vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from stratarec.models import Fields, Runs, Score, Terms, VectorsConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class NFMConfig(VectorsConfig):
+    """What a recipe says of an nfm, beside what it says of every model."""
+
+    kind: Literal["nfm"] = "nfm"
+    first_order: ClassVar[bool] = True
+    deep_mlp: tuple[int, ...] = (64,)
+    """Hidden sizes."""
+
+
+class NFMScore(Score):
+    """logit = b + sum_i w_i x_i + w · deep(1/2 ((sum_i v_i x_i)^2 - sum_i (v_i x_i)^2))."""
+
+    config: ClassVar = NFMConfig
+
+    def __init__(self, config: NFMConfig, dense: int, features: int) -> None:
+        super().__init__()
+        self.fields = Fields(dense, features, config.vector_width)
+        self.deep = config.mlp(config.embedding_dim, config.deep_mlp)
+        self.out = Terms(self.deep.outputs, 1)
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+        fields = self.fields.parts(dense, vectors, runs)
+        total, squares = fields.sum(), fields.square_sum()
+        pairs = 0.5 * (total[:, :-1].square() - squares[:, :-1])
+        logits: Tensor = self.out(torch.cat([self.deep(pairs).float(), total[:, -1:]], dim=1))
+        return logits.squeeze(-1)

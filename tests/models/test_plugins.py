@@ -1,0 +1,133 @@
+"""A model of another package: offered by an entry point, trained, exported and scored as any other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec import Scorer
+from stratarec.data.prepare import prepare
+from stratarec.errors import ConfigError
+from stratarec.models import kinds
+from stratarec.recipe import Recipe
+from stratarec.training.export import export
+from stratarec.training.run import open_run
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PACKAGE = Path(__file__).parent / "package"
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+def install(target: Path, name: str, offers: dict[str, str], code: str) -> None:
+    """What an installer leaves of a package of one module."""
+    about = target / f"{name}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = "".join(f"{kind} = {place}\n" for kind, place in offers.items())
+    (about / "entry_points.txt").write_text(f"[stratarec.models]\n{lines}")
+    (target / f"{next(iter(offers.values())).partition(':')[0]}.py").write_text(code)
+
+
+def install_example(target: Path) -> None:
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    code = (PACKAGE / "stratarec_nfm.py").read_text()
+    install(target, project["name"], project["entry-points"]["stratarec.models"], code)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that packages are found in."""
+    folder, modules = tmp_path / "site", set(sys.modules)
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    kinds._offers.cache_clear()
+    yield folder
+    monkeypatch.undo()
+    kinds._offers.cache_clear()
+    for name in set(sys.modules) - modules:
+        if getattr(sys.modules[name], "__file__", None) and str(folder) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def content(root: Path, **model: Any) -> dict[str, Any]:
+    made = tiny(root, epochs=1, max_steps=20, eval_every=0)
+    return made | {"model": {"kind": "nfm", "embedding_dim": 4, "deep_mlp": [8], **model}}
+
+
+def test_the_documentation_shows_the_package() -> None:
+    code = (PACKAGE / "stratarec_nfm.py").read_text()
+    assert f"```python\n{code}```" in DOCS.read_text()
+    assert len(code.splitlines()) <= 45
+
+
+def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: Path, tmp_path: Path) -> None:
+    install_example(site)
+    made = content(tmp_path, dropout=0.1)
+    prepare(Recipe.from_dict(made).data)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
+    paths = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-m", "stratarec", "train", "r.yaml"], cwd=tmp_path, check=True,
+        env=os.environ | {"PYTHONPATH": paths}, capture_output=True,
+    )  # fmt: skip
+    with open_run(tmp_path / "run") as trained:
+        assert type(trained.model.network.score).__name__ == "NFMScore"
+        assert trained.recipe.to_dict()["model"]["deep_mlp"] == [8]
+        export(trained, tmp_path / "export", program=True)
+    scorer = Scorer.open(tmp_path / "export")
+    columns = scorer.manifest.columns
+    frame = {feature.name: [1, 2] for feature in (*columns.dense, *columns.sparse)}
+    assert scorer.score(frame).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"deep_mpl": [8]}, r"r\.yaml: model\.deep_mpl: unknown field; did you mean deep_mlp\?"),
+        ({"deep_mlp": 8}, r"r\.yaml: model\.deep_mlp: expected a list, got 8"),
+        ({"embedding_dim": 0}, r"r\.yaml: model\.embedding_dim is 0, expected at least 1"),
+        ({"kind": "nfn"}, r"r\.yaml: model\.kind is 'nfn', expected one of dlrm, .*, nfm"),
+    ],
+)
+def test_mistakes_in_its_section_are_named(site: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    install_example(site)
+    with pytest.raises(ConfigError, match=message):
+        Recipe.from_dict(content(tmp_path, **change), "r.yaml")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("broken", r"broken.*, which lame offers as lame:Model, and that does not load: ValueError: no luck"),
+        ("absent", r"absent.*, which empty offers as empty:Absent, and that does not load: AttributeError"),
+        ("number", r"number.*, which number offers as number:Model, which is no Score with a config"),
+        ("other", r"other.*, whose config has the kind 'nfm', expected the same"),
+        ("twice", r"twice.*, which (one and two|two and one) offer: uninstall all but one"),
+        ("dlrm", r"dlrm.*, which StrataRec has itself, and shadow offers a model of that name"),
+    ],
+)
+def test_packages_that_offer_no_model_are_refused(site: Path, tmp_path: Path, kind: str, message: str) -> None:
+    install_example(site)
+    install(site, "lame", {"broken": "lame:Model"}, 'raise ValueError("no luck")\n')
+    install(site, "empty", {"absent": "empty:Absent"}, "")
+    install(site, "number", {"number": "number:Model"}, "Model = 3\n")
+    install(site, "alias", {"other": "alias:NFMScore"}, "from stratarec_nfm import NFMScore\n")
+    install(site, "one", {"twice": "one:NFMScore"}, "from stratarec_nfm import NFMScore\n")
+    install(site, "two", {"twice": "two:NFMScore"}, "from stratarec_nfm import NFMScore\n")
+    install(site, "shadow", {"dlrm": "shadow:NFMScore"}, "from stratarec_nfm import NFMScore\n")
+    with pytest.raises(ConfigError, match=rf"^r\.yaml: model\.kind is '{message}"):
+        Recipe.from_dict(content(tmp_path, kind=kind), "r.yaml")
+    # Whoever names another model is not troubled.
+    Recipe.from_dict(content(tmp_path, kind="dcnv2"))

@@ -1,0 +1,301 @@
+"""Every model is the formula of its paper, in any precision, deduplicated or not, and for several labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from models.test_deduplicated import KEYS, numbered
+from models.test_deduplicated import ROWS as GROUPED_ROWS
+from models.test_deduplicated import batch as grouped_batch
+from models.test_deduplicated import schema as grouped_schema
+from models.test_models import HISTORIES, ROWS, batch_of, schema
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.errors import ConfigError
+from stratarec.models import (
+    AutoIntConfig,
+    DeepFMConfig,
+    DINConfig,
+    FinalMLPConfig,
+    FMConfig,
+    HistoryConfig,
+    LRConfig,
+    MaskNetConfig,
+    ModelConfig,
+    TowersConfig,
+    WideDeepConfig,
+    XDeepFMConfig,
+    build_model,
+    build_network,
+)
+from stratarec.models.runs import Runs
+
+D = 4
+CONFIGS: dict[str, ModelConfig] = {
+    "lr": LRConfig(),
+    "fm": FMConfig(embedding_dim=D),
+    "wide_deep": WideDeepConfig(embedding_dim=D, deep_mlp=(6, 5)),
+    "deepfm": DeepFMConfig(embedding_dim=D, deep_mlp=(6, 5)),
+    "xdeepfm": XDeepFMConfig(embedding_dim=D, cin_layers=(3, 2), deep_mlp=(6,)),
+    "autoint": AutoIntConfig(embedding_dim=D, attention_layers=2, attention_dim=6, attention_heads=2),
+    "autoint+": AutoIntConfig(embedding_dim=D, attention_dim=6, scaled=True, layer_norm=True, deep_mlp=(6, 5)),
+    "masknet": MaskNetConfig(embedding_dim=D, blocks=2, block_width=6, deep_mlp=(5,)),
+    "masknet serial": MaskNetConfig(embedding_dim=D, structure="serial", blocks=2, block_width=6, field_norm=False),
+    "finalmlp": FinalMLPConfig(embedding_dim=D, first_mlp=(8, 4), second_mlp=(6,), fusion_heads=2),
+    "finalmlp gated": FinalMLPConfig(
+        embedding_dim=D, first_mlp=(8, 4), second_mlp=(6,), gate_features=(("place",), ("item", "tags")), gate_mlp=(3,)
+    ),
+    "din": DINConfig(embedding_dim=D, deep_mlp=(6, 5)),
+}  # fmt: skip
+NAMES = ("item", "tags", "place")
+each = pytest.mark.parametrize("name", CONFIGS)
+
+
+def mlp(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = (layer.weight @ x + layer.bias).relu() if isinstance(layer, nn.Linear) else x
+    return x
+
+
+def norm(layer: Any, x: Tensor) -> Tensor:
+    spread = ((x - x.mean()) ** 2).mean()
+    return (x - x.mean()) / (spread + 1e-5).sqrt() * layer.weight + layer.bias
+
+
+def pairs(vectors: list[Tensor]) -> Tensor:
+    return torch.stack([one @ other for one, other in combinations(vectors, 2)]).sum()
+
+
+def lr(score: Any, config: Any, rows: Tensor) -> Tensor:
+    return rows.sum() + score.out.bias
+
+
+def fm(score: Any, config: Any, rows: Tensor) -> Tensor:
+    return score.out.bias + rows[:, -1].sum() + pairs(list(rows[:, :-1]))
+
+
+def wide_deep(score: Any, config: Any, rows: Tensor) -> Tensor:
+    deep = mlp(score.deep, rows[:, :-1].flatten())
+    return score.out.bias + rows[:, -1].sum() + score.out.linear.weight @ deep
+
+
+def deepfm(score: Any, config: Any, rows: Tensor) -> Tensor:
+    return wide_deep(score, config, rows) + pairs(list(rows[:, :-1]))
+
+
+def xdeepfm(score: Any, config: Any, rows: Tensor) -> Tensor:
+    start = list(rows[:, :-1])
+    maps, sums = start, []
+    for layer in score.cin.layers:
+        products = [one * other for one in maps for other in start]
+        maps = [sum(w * x for w, x in zip(weights, products, strict=True)) for weights in layer.weight]
+        sums += [each.sum() for each in maps]
+    last = torch.cat([torch.stack(sums), mlp(score.deep, torch.cat(start))])
+    return score.out.bias + rows[:, -1].sum() + score.out.linear.weight @ last
+
+
+def autoint(score: Any, config: Any, rows: Tensor) -> Tensor:
+    fields, size = rows, config.attention_dim // config.attention_heads
+    for layer in score.attention:
+        q, k, v = (fields @ part.weight.t() for part in layer.project)
+        heads = []
+        for head in range(config.attention_heads):
+            part = slice(head * size, (head + 1) * size)
+            products = q[:, part] @ k[:, part].t() / (size**0.5 if config.scaled else 1)
+            shares = products.exp() / products.exp().sum(1, keepdim=True)
+            heads.append(shares @ v[:, part])
+        joined = torch.cat(heads, dim=1) + fields @ layer.residual.weight.t()
+        joined = torch.stack([norm(layer.norm, row) for row in joined]) if config.layer_norm else joined
+        fields = joined.relu()
+    deep = [mlp(score.deep, rows.flatten())] if config.deep_mlp else []
+    return score.out.weight @ torch.cat([fields.flatten(), *deep]) + score.out.bias
+
+
+def masknet(score: Any, config: Any, rows: Tensor) -> Tensor:
+    everything = rows.flatten()
+    start = torch.cat([norm(score.norm, row) for row in rows]) if config.field_norm else everything
+
+    def block(layer: Any, hidden: Tensor) -> Tensor:
+        first, _, last = layer.mask
+        mask = last.weight @ (first.weight @ everything + first.bias).relu() + last.bias
+        return norm(layer.norm, layer.hidden.weight @ (mask * hidden)).relu()
+
+    if config.structure == "serial":
+        for layer in score.blocks:
+            start = block(layer, start)
+        return score.out.weight @ start + score.out.bias
+    found = torch.cat([block(layer, start) for layer in score.blocks])
+    return score.out.weight @ mlp(score.deep, found) + score.out.bias
+
+
+def finalmlp(score: Any, config: Any, rows: Tensor) -> Tensor:
+    found, width = [], len(rows) - len(NAMES)
+    for number, stream in enumerate(score.streams):
+        flat = rows.flatten()
+        if config.gate_features:
+            context = torch.cat([rows[width + NAMES.index(key)] for key in config.gate_features[number]])
+            body, last = stream.gate
+            flat = flat * 2 / (1 + torch.exp(-(last.weight @ mlp(body, context) + last.bias)))
+        found.append(mlp(stream.deep, flat))
+    x, y = found
+    logit = score.out.linear.weight @ torch.cat(found) + score.out.bias
+    heads = config.fusion_heads
+    left, right = x.view(heads, -1), y.view(heads, -1)
+    return logit + sum(left[k] @ score.forms[k].weight @ right[k] for k in range(heads))
+
+
+def din(score: Any, config: Any, rows: Tensor) -> Tensor:
+    return score.out.weight @ mlp(score.deep, rows.flatten()) + score.out.bias
+
+
+NAIVE: dict[str, Callable[[Any, Any, Tensor], Tensor]] = {
+    "lr": lr, "fm": fm, "wide_deep": wide_deep, "deepfm": deepfm, "xdeepfm": xdeepfm, "autoint": autoint,
+    "masknet": masknet, "finalmlp": finalmlp, "din": din,
+}  # fmt: skip
+
+
+def score_of(name: str, dense: int) -> Any:
+    """A score in float64 whose every weight is random."""
+    torch.manual_seed(1)
+    score = build_network(CONFIGS[name], schema(dense, history=False), NAMES).score.double()
+    for weight in score.parameters():
+        nn.init.normal_(weight, 0.3, 0.5)
+    return score
+
+
+@pytest.mark.parametrize("dense", [0, 2])
+@each
+def test_a_score_is_the_formula_and_its_gradient_is_that_of_the_formula(name: str, dense: int) -> None:
+    config, score = CONFIGS[name], score_of(name, dense)
+    numbers = torch.randn(3, dense, dtype=torch.float64, requires_grad=True)
+    vectors = torch.randn(3, len(NAMES), config.vector_width, dtype=torch.float64, requires_grad=True)
+    found = score(numbers, vectors)
+    expected = []
+    for x, own in zip(numbers, vectors, strict=True):
+        scaled = [x[i : i + 1] * score.fields.numbers.weight[:, i] for i in range(dense)]
+        expected.append(NAIVE[config.kind](score, config, torch.stack([*scaled, *own])).squeeze())
+    torch.testing.assert_close(found, torch.stack(expected))
+    inputs = [numbers, vectors] if dense else [vectors]
+    weights = [*inputs, *score.parameters()]
+    for one, other in zip(
+        torch.autograd.grad(found.sum(), weights),
+        torch.autograd.grad(sum(expected), weights),
+        strict=True,  # type: ignore[arg-type]
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@each
+def test_vectors_that_samples_share_score_as_if_each_had_its_own(name: str) -> None:
+    """Behind the rows of runs lies anything, and no gradient reaches it."""
+    score, width = score_of(name, 1).float(), CONFIGS[name].vector_width
+    runs = Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
+    rows = torch.randn(6, 3, width)
+    rows[3:, ::2] = torch.nan
+    own = rows.clone()
+    own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor([3, 1, 2]), dim=0)
+    found = []
+    for vectors, given in ((rows, runs), (own, None)):
+        vectors.requires_grad_()
+        # Runs may write over what they are given.
+        logits = score(torch.ones(6, 1), vectors.clone(), given)
+        logits.sigmoid().sum().backward()
+        found.append((logits.detach(), vectors.grad))
+    (one, gradient), (other, expected) = found
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert gradient is not None
+    assert expected is not None
+    torch.testing.assert_close(gradient[:, 1], expected[:, 1], rtol=1e-5, atol=1e-6)
+    summed = torch.stack([expected[first:last, ::2].sum(0) for first, last in ((0, 3), (3, 4), (4, 6))])
+    torch.testing.assert_close(gradient[:3, ::2], summed, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("labels", [(), ("click", "like")], ids=["one label", "two labels"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@each
+def test_the_loss_trains_every_weight_and_every_table(name: str, precision: str, labels: Any) -> None:
+    columns = replace(schema(), label="label", labels=labels)
+    config = replace(CONFIGS[name], history=HistoryConfig(pooling="target_attention"))
+    model = build_model(config, columns, ROWS, click_rates=[0.3] * max(len(labels), 1))
+    before = {key: view.clone() for key, view in model.embeddings.named_state()}
+    batch = batch_of(HISTORIES)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        logits = model(batch)
+    assert logits.dtype == torch.float32
+    assert logits.shape == ((batch.size, len(labels)) if labels else (batch.size,))
+    logits.sigmoid().square().sum().backward()
+    for key, weight in model.network.named_parameters():
+        assert weight.grad is not None, key
+        assert weight.grad.isfinite().all(), key
+    idle = [key for key, weight in model.network.named_parameters() if not weight.grad.abs().sum()]  # type: ignore[union-attr]
+    assert len(idle) <= 2, f"more than a ReLU that is dead: {idle}"
+    for key, view in model.embeddings.named_state():
+        assert not torch.equal(view, before[key]), key
+
+
+@each
+def test_training_on_distinct_values_is_training_on_expanded_batches(name: str) -> None:
+    rule = RowOptimizerConfig(kind="sgd", learning_rate=0.1)
+    config = replace(CONFIGS[name], gate_features=(("os",), ("item",))) if "gated" in name else CONFIGS[name]
+    pair = [build_model(config, grouped_schema(), GROUPED_ROWS, optimizer=rule, seed=3) for _ in "ab"]
+    for step in range(2):
+        grouped = numbered(grouped_batch(seed=step))
+        for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
+            model.zero_grad()
+            functional.binary_cross_entropy_with_logits(model(given), given.label).backward()
+    for one, other in zip(*(model.network.parameters() for model in pair), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    for table in GROUPED_ROWS:
+        torch.testing.assert_close(*(model.embeddings.table(table)["weight"] for model in pair), rtol=1e-4, atol=1e-5)
+
+
+def test_a_first_order_weight_is_one_more_column_of_a_row() -> None:
+    model = build_model(FMConfig(embedding_dim=D), schema(), ROWS)
+    assert set(model.embeddings.dims) == {D + 1}
+    narrow = build_model(FMConfig(embedding_dim=D, embedding_dims={"place": 2}), schema(), ROWS)
+    assert narrow.embeddings.table("place")["weight"].shape == (5, 2)
+    assert narrow(batch_of(HISTORIES)).isfinite().all()
+
+
+def test_towers_without_modules_are_the_model_without_towers() -> None:
+    """Gates find their features by name in both."""
+    plan = (("place",), ("history", "item"), ("tags",))
+    for name in ("deepfm", "finalmlp gated"):
+        towers = replace(CONFIGS[name], towers=TowersConfig(plan=plan, compression=None))
+        pair = [build_model(config, schema(), ROWS, seed=2).eval() for config in (towers, CONFIGS[name])]
+        torch.testing.assert_close(*(model(batch_of(HISTORIES)) for model in pair))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LRConfig(embedding_dim=8), "embedding_dim is 8, expected 1"),
+        (lambda: WideDeepConfig(deep_mlp=()), "deep_mlp is"),
+        (lambda: AutoIntConfig(attention_dim=6, attention_heads=4), "attention_heads is 4, which does not divide"),
+        (lambda: AutoIntConfig(attention_layers=0), "attention_layers is 0"),
+        (lambda: MaskNetConfig(blocks=0), "blocks is 0"),
+        (lambda: MaskNetConfig(reduction=0), "reduction is 0"),
+        (lambda: FinalMLPConfig(first_mlp=(9,), fusion_heads=2), "fusion_heads is 2, expected a divisor"),
+        (lambda: FinalMLPConfig(gate_features=(("a",),)), r"gate_features is \[\['a'\]\], expected two lists"),
+        (
+            lambda: build_model(FinalMLPConfig(gate_features=(("item",), ("when",))), schema(), ROWS),
+            "gate_features names 'when'; the features with vectors are item, history, tags, place",
+        ),
+        (
+            lambda: build_model(
+                FMConfig(towers=TowersConfig(plan=(("item", "history"), ("tags", "place")))), schema(), ROWS
+            ),
+            "a fm has no tower modules, which dlrm and dcnv2 have",
+        ),
+    ],
+)
+def test_impossible_models_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
