@@ -213,7 +213,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
     from stratarec.data.matching import check_prepared
     from stratarec.files import check_output
     from stratarec.models.base import build_tables
-    from stratarec.planning.planner import make_plan
+    from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.placement import print_plan, write_plan_report
     from stratarec.training.sharing import sharding_plan
@@ -226,9 +226,10 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.held():
-        made = make_plan(
-            tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers, ranks=ranks
-        )
+        made = make_hot_plan(
+            tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
+            ranks=ranks,
+        )  # fmt: skip
         by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts)
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:
@@ -288,13 +289,15 @@ def _profile_hot(args: argparse.Namespace, dataset: Dataset, output: Path) -> Ho
 def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, beside: Path) -> list[str]:
     """How many inputs of each split are hot, counted; counts are kept `beside`."""
     from stratarec.hot.classifier import classify
+    from stratarec.hot.parts import parts_of
     from stratarec.reporting.progress import make_progress
 
-    lines = []
+    parts, lines = parts_of(dataset, profile.row_bytes), []
+    hot = profile.hot(parts)
     for split in dataset.splits:
         if samples := dataset.samples(split):
             path = beside.with_suffix(f".hot-{split}.json")
-            found = classify(dataset, profile, split, path, make_progress(quiet=args.quiet)).inputs
+            found = classify(dataset, parts, hot, split, path, make_progress(quiet=args.quiet)).inputs
             lines.append(f"{split:6} {found:>12,} of {samples:,} inputs are hot, {found / samples:.2%}")
     return lines
 

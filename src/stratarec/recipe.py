@@ -20,6 +20,7 @@ from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.explaining import explain, mistaken_truth, odd_value, short
 from stratarec.finite import check_finite
+from stratarec.hot.config import HotConfig
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.naming import file_name, visible
 from stratarec.opening import open_regular
@@ -44,6 +45,8 @@ class Recipe:
     """How it is trained."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Where its tables live; by default float32 in DRAM."""
+    hot: HotConfig = field(default_factory=HotConfig)
+    """Whether popular rows of tables that DRAM does not hold stay in it."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """How several processes share it."""
 
