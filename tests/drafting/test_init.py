@@ -165,7 +165,7 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "init needs a log, or one of --recipe avazu, criteo, demo, globo, trivago"),
+        ([], "init needs a log, or one of --recipe avazu, avazu_x1, criteo, criteo_x1, criteo_x4, demo, "),
         (["log.csv", "--recipe", "demo"], "init needs a log, or one of --recipe"),
         (["--recipe", "dmeo"], "--recipe is 'dmeo', which does not come with StrataRec; did you mean demo?"),
         (["none.csv"], "none.csv: no such file"),
