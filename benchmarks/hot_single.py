@@ -42,7 +42,7 @@ SHARES_WIDTH = 16
 QUICK_BATCH = 128
 OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
 # Cells: how much smaller than float32 in DRAM, batches staged ahead, share of the budget for hot rows.
-CELLS = ((8, 2, 0.5), (37, 1, 0.3))
+CELLS = ((8, 2, 0.5), (37, 1, 0.2))
 
 
 def shares(dataset: Dataset) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
     if data is not None:
         rows = shares(Dataset.open(data))
         return {"config": {"data": data.name, "width": SHARES_WIDTH}, "metrics": {}, "samples": {"shares": rows}}
-    samples, cap = (600_000, 400_000) if quick else (6_000_000, 40_000_000)
+    samples, cap = (1_500_000, 400_000) if quick else (6_000_000, 40_000_000)
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         dataset = Dataset.open(criteo_shape(Path(folder) / "data", samples, cap).path)
         found = shares(dataset)
