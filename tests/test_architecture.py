@@ -20,6 +20,7 @@ ROOMS = [
     ("options",),
     ("commands",),
     ("checking",),
+    ("tuning",),
     ("drafting",),
     ("training",),
     ("recipe",),

@@ -16,7 +16,7 @@ from recipes import tiny
 from stratarec.cli import main
 from stratarec.options import make_parser
 
-COMMANDS = ("init", "prepare", "plan", "profile", "train", "evaluate", "predict", "export")
+COMMANDS = ("init", "prepare", "plan", "profile", "train", "evaluate", "predict", "export", "tune", "compare")
 
 
 @pytest.fixture(scope="module")

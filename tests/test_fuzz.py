@@ -19,7 +19,7 @@ from fuzzing.artefacts import make
 
 import stratarec
 
-CASES = int(os.environ.get("STRATAREC_FUZZ", "30"))
+CASES = int(os.environ.get("STRATAREC_FUZZ", "20"))
 SEED = int(os.environ.get("STRATAREC_FUZZ_SEED", "11"))
 
 

@@ -17,12 +17,20 @@ _WIDTH = 78
 # Characters of a message that are repeated.
 _LONGEST = 200
 _MOST_RANKS = 4096
+_MOST_TRIALS = 100_000
 
 
 def _ranks(text: str) -> int:
     """A number of processes."""
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 to {_MOST_RANKS}")
+    return int(text)
+
+
+def _trials(text: str) -> int:
+    """A number of trials."""
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_TRIALS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of trials from 1 to {_MOST_TRIALS}")
     return int(text)
 
 
@@ -233,6 +241,37 @@ def make_parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--split", choices=_SPLITS, help="split to score (default: test)")
     command.add_argument("-o", "--output", help="Parquet file, or CSV for raw logs (default: in the run)")
+
+    command = add(
+        "tune",
+        commands.tune,
+        "Search values of a recipe's fields by validation alone (needs stratarec[tune]): each trial is a training that "
+        "is not tested. What was stopped goes on by the same command.",
+        "stratarec tune r.yaml --space 'train.dense.learning_rate=log(1e-4, 1e-2)'",
+    )
+    add_recipe(command)
+    command.add_argument(
+        "--space",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="FIELD=VALUES",
+        help="what is searched: uniform(low,high), log(low,high) or choice(a,b,...); or a YAML file of such lines",
+    )
+    command.add_argument(
+        "--trials", type=_trials, default=20, metavar="N", help="in all, earlier ones too (default: 20)"
+    )
+    command.add_argument("-o", "--output", metavar="DIR", help="of the study (default: studies/<name of the recipe>)")
+
+    command = add(
+        "compare",
+        commands.compare,
+        "Show runs side by side: metrics, steps, time, bytes, and the fields in which their recipes differ.",
+        "stratarec compare runs/small runs/large -o runs.html",
+    )
+    command.add_argument("runs", nargs="+", metavar="run", help="directories that `train` wrote")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML page with the curves")
 
     command = add(
         "check",

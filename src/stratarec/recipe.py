@@ -5,6 +5,7 @@ Every unknown key is refused, with the key that was probably meant. Relative pat
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.explaining import explain, mistaken_truth, odd_value, short
 from stratarec.finite import check_finite
+from stratarec.hot.config import HotConfig
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.naming import file_name, visible
 from stratarec.opening import open_regular
@@ -43,6 +45,8 @@ class Recipe:
     """How it is trained."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Where its tables live; by default float32 in DRAM."""
+    hot: HotConfig = field(default_factory=HotConfig)
+    """Whether popular rows of tables that DRAM does not hold stay in it."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """How several processes share it."""
 
@@ -65,10 +69,7 @@ class Recipe:
         ConfigError
             Naming the file, the field, what was got and what was expected.
         """
-        content = _read_yaml(Path(path))
-        for override in overrides if isinstance(content, dict) else ():
-            _apply(content, override)
-        return cls.from_dict(content, str(path))
+        return cls.from_dict(read_content(path, overrides), str(path))
 
     @classmethod
     def from_dict(cls, content: object, origin: str = "recipe") -> Recipe:
@@ -107,6 +108,29 @@ class Recipe:
     def run(self) -> Path:
         """Directory of the run."""
         return Path(self.train.run) if self.train.run else Path("runs") / self.place
+
+
+def read_content(path: str | Path, overrides: Sequence[str] = ()) -> Any:
+    """What a recipe says, with overrides, as plain data that is not checked."""
+    content = _read_yaml(Path(path))
+    for override in overrides if isinstance(content, dict) else ():
+        _apply(content, override)
+    return content
+
+
+def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a recipe's content with other values of some fields, such as ``train.batch_size``."""
+    found = copy.deepcopy(dict(content))
+    for place, value in values.items():
+        *path, last = place.split(".")
+        section = found
+        for name in path:
+            inner = section.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{place}: {name} is not a section of the recipe")
+            section = inner
+        section[last] = value
+    return found
 
 
 @cache

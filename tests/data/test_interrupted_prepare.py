@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,21 +110,34 @@ STALE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("how", STALE)
-def test_a_stale_or_damaged_work_directory_starts_anew(tmp_path: Path, how: str) -> None:
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A work directory with one chunk, three counts, the first of three shards."""
+    root = tmp_path_factory.mktemp("half")
     with pytest.raises(KeyboardInterrupt):
-        prepare(config(tmp_path), progress=Said(stop=5))  # one chunk, three counts, the first of three shards
+        prepare(config(root), progress=Said(stop=5))
+    return root / "data.preparing"
+
+
+@pytest.fixture(scope="module")
+def fingerprint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of the data set that was never interrupted."""
+    return prepare(config(tmp_path_factory.mktemp("whole"))).fingerprint
+
+
+@pytest.mark.parametrize("how", STALE)
+def test_a_stale_or_damaged_work_directory_starts_anew(tmp_path: Path, half: Path, fingerprint: str, how: str) -> None:
+    shutil.copytree(half, tmp_path / "data.preparing")
     STALE[how](tmp_path / "data.preparing")
     said = Said()
     dataset = prepare(config(tmp_path), progress=said)
     assert len(said.messages) == 1
     assert re.search(r"data\.preparing.*; starting anew$", said.messages[0])
-    assert dataset.fingerprint == prepare(config(tmp_path / "fresh")).fingerprint
+    assert dataset.fingerprint == fingerprint
 
 
-def test_what_is_neither_stale_nor_damaged_is_taken_up(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        prepare(config(tmp_path), progress=Said(stop=5))
+def test_what_is_neither_stale_nor_damaged_is_taken_up(tmp_path: Path, half: Path) -> None:
+    shutil.copytree(half, tmp_path / "data.preparing")
     before = identities(tmp_path / "data.preparing" / "output" / "train")
     said = Said()
     prepare(config(tmp_path), progress=said)

@@ -178,6 +178,15 @@ def test_a_run_says_where_its_data_set_should_be(root: Path, capsys: pytest.Capt
     assert main(["evaluate", "-q", str(root / "run"), str(root / "moved")]) == 0
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe, ``r.yaml``, and its data set."""
+    root = tmp_path_factory.mktemp("small")
+    (root / "r.yaml").write_text(yaml.safe_dump(tiny(root)))
+    assert main(["prepare", "-q", str(root / "r.yaml")]) == 0
+    return root
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -192,16 +201,14 @@ def test_a_run_says_where_its_data_set_should_be(root: Path, capsys: pytest.Capt
     ],
 )
 def test_a_recipe_that_asks_for_other_data_is_refused(
-    tmp_path: Path, override: str, message: str, capsys: pytest.CaptureFixture[str]
+    small: Path, override: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
-    assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
-    expected = message.format(path=tmp_path / "data")
+    expected = message.format(path=small / "data")
     for command in ("train", "plan"):
-        line = refused([command, str(tmp_path / "r.yaml"), override], capsys)
+        line = refused([command, str(small / "r.yaml"), override], capsys)
         assert expected in line
         assert "prepare it again with --overwrite" in line
-    assert not (tmp_path / "run").exists()
+    assert not (small / "run").exists()
 
 
 def test_what_changes_no_sample_does_not_matter(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(home: Path, path: Path, **train: Any) -> Path:
     """The file of a recipe whose run is beside it."""
-    options = {"max_steps": 150, "epochs": 5, "checkpoint": {"every_steps": 20, "keep": 2}, **train}
+    options = {"max_steps": 80, "epochs": 5, "checkpoint": {"every_steps": 15, "keep": 2}, **train}
     made = content(home, run=str(path.with_suffix("")), **options)
     made["memory"] = TIERED
     path.write_text(yaml.safe_dump(made))

@@ -59,7 +59,18 @@ class Stranger:
         x = torch.tensor(dense)
         own = {"dlrm": self.dlrm, "dcnv2": self.dcnv2}.get(self.about["model"]["kind"])
         logit = own(x, vectors) if own else self.of_fields(x, vectors, [*order, "history"][: len(vectors)])
-        return float(1 / (1 + np.exp(-np.float64(logit))))
+        return float(1 / (1 + np.exp(-np.float64(self.calibrated(float(logit))))))
+
+    def calibrated(self, x: float) -> float:
+        for entry in self.about["calibration"]:
+            k, v, s = entry["knots"], entry["values"], entry["slopes"]
+            if x < k[0]:
+                return v[0] + s[0] * (x - k[0])
+            if x >= k[-1]:
+                return v[-1] + s[1] * (x - k[-1])
+            i = max(place for place, knot in enumerate(k) if knot <= x)
+            return v[i] + (x - k[i]) * (v[i + 1] - v[i]) / (k[i + 1] - k[i])
+        return x
 
     def values(self, cell: Any, feature: dict[str, Any]) -> list[Any]:
         if feature["kind"] == "single":

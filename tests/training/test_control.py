@@ -312,9 +312,10 @@ def uninterrupted(home: Path) -> Callable[[str, dict[str, Any]], Path]:
     return run
 
 
-@pytest.mark.parametrize("patience", [0, 2])
-@pytest.mark.parametrize("number", [1, 2, 3])
-@pytest.mark.parametrize("memory", [{}, INT8], ids=["memory", "tiers"])
+@pytest.mark.parametrize(
+    ("patience", "number", "memory"),
+    [(0, 1, {}), (2, 2, {}), (0, 3, {}), (2, 1, INT8), (0, 2, INT8), (2, 3, INT8)],
+)
 def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
     home: Path,
     uninterrupted: Callable[[str, dict[str, Any]], Path],

@@ -111,9 +111,8 @@ def test_a_memory_that_cannot_be_written_is_left_for_the_run_to_name(root: Path,
 
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "grouped": ({"groups": "auto"}, ""),
     "plain dcnv2 in bf16": ({"groups": "none", "model": {"kind": "dcnv2", "embedding_dim": 16, "deep_mlp": [16]}}, ""),
-    "int8 in dram": ({"groups": "auto", "memory": INT8}, "dram"),
+    "grouped, int8 in dram": ({"groups": "auto", "memory": INT8}, "dram"),
     "int4 in a log": ({"groups": "none", "memory": {**INT8, "precision": "int4", "block": {"path": "rows"}}}, "log"),
     "attention": ({"history": {"pooling": "target_attention"}}, ""),
     "transformer": ({"history": {"pooling": "transformer"}}, ""),

@@ -15,7 +15,7 @@ Without groups there are no tables: histories are lists, and @user and @session 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -51,8 +51,8 @@ class Dataset:
     Use `Dataset.open`.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest = path, manifest
+    def __init__(self, path: Path, manifest: Manifest, untouched: Collection[str] = ()) -> None:
+        self.path, self.manifest, self._untouched = path, manifest, untouched
         self.name, self.schema, self.about = manifest.name, manifest.columns, manifest.about
         self.deduplicated = manifest.deduplicated
         self.groups = dict(manifest.groups or {})
@@ -64,7 +64,7 @@ class Dataset:
         self._right: set[str] = set()
 
     @classmethod
-    def open(cls, path: str | Path, *, verify: Verify = "all") -> Dataset:
+    def open(cls, path: str | Path, *, verify: Verify = "all", untouched: Collection[str] = ()) -> Dataset:
         """Open and check a prepared data set.
 
         Parameters
@@ -72,6 +72,8 @@ class Dataset:
         verify : {"full", "all", "used"}
             Which files are compared with their hash: ``full`` reads every one; ``all`` every one whose size, times or
             inode are not what they were when this user last hashed it; ``used`` likewise, each when it is first read.
+        untouched : collection of str
+            Splits of which no file is looked at, and which cannot be read.
 
         Raises
         ------
@@ -82,7 +84,7 @@ class Dataset:
         for tries in range(_TRIES):
             stamp = _stamp(path)
             try:
-                return cls._opened(path, verify)
+                return cls._opened(path, verify, untouched)
             except DatasetError:
                 # What was replaced meanwhile is no damage.
                 if tries == _TRIES - 1 or _stamp(path) == stamp:
@@ -90,16 +92,17 @@ class Dataset:
         raise AssertionError
 
     @classmethod
-    def _opened(cls, path: Path, verify: Verify) -> Dataset:
+    def _opened(cls, path: Path, verify: Verify, untouched: Collection[str]) -> Dataset:
         if not os.path.lexists(path / MANIFEST):
             what = "it does not exist"
             if path.exists():
                 what = f"it is a {kind_of(path)}" if kind_of(path) else f"it has no {MANIFEST}"
             raise DatasetError(f"{path} is no prepared data set: {what}; run `stratarec prepare` first")
-        dataset = cls(path, Manifest.read(path))
+        dataset = cls(path, Manifest.read(path), untouched)
         if kind_of(path) != DATASET.name:
             raise DatasetError(f"{path / MARKER} is missing or damaged; {ADVICE}")
-        files = dataset.manifest.files()
+        left_out = {entry.path for split in untouched for entry in dataset.manifest.files(split)}
+        files = [entry for entry in dataset.manifest.files() if entry.path not in left_out]
         for entry in files:
             dataset._check_size(entry)
         if verify != "used":
@@ -228,6 +231,8 @@ class Dataset:
             Read what training makes no use of too: times, and sessions of samples.
         """
         shards = self.shards(split)
+        if split in self._untouched:
+            raise DatasetError(f"{self.path} was opened without its split {split!r}: open it anew to read that")
         self._require(self.manifest.files(split))
         return RowGroupReader(self.path, shards, Layout.of(self.manifest), unused=unused)
 

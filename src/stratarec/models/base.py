@@ -15,6 +15,7 @@ from stratarec.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
+from stratarec.models.calibration import Calibration
 from stratarec.models.fields import Terms
 from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, Windows
@@ -173,6 +174,8 @@ class Network(nn.Module):
         self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
         self.correction = 0.0
         """Added to logits wherever the network is not trained: the logarithm of the share of negatives that it saw."""
+        self.calibration: Calibration | None = None
+        """What becomes of them after that, where a correction was fitted."""
 
     def take_labels(self, labels: tuple[str, ...], config: VectorsConfig) -> None:
         """Give the logits of `labels`: of several by heads in place of the last layer."""
@@ -240,7 +243,11 @@ class Network(nn.Module):
         return self._corrected(logits)
 
     def _corrected(self, logits: Tensor) -> Tensor:
-        return logits.float() if self.training or not self.correction else logits.float() + self.correction
+        found = logits.float()
+        if self.training:
+            return found
+        found = found + self.correction if self.correction else found
+        return found if self.calibration is None else self.calibration(found)
 
 
 def _query(vectors: Tensor, targets: Sequence[int]) -> Tensor:

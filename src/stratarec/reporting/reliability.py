@@ -13,7 +13,12 @@ from stratarec.reporting.metrics import INTERVAL, by_label, interval, show
 Splits = Mapping[str, Mapping[str, Any]]
 """Split -> the figures of its evaluation, which may lack bins."""
 # In a drawing, and in its legend.
-_COLORS = {"validation": (SECOND, "var(--second)"), "test": (ACCENT, "var(--accent)")}
+_COLORS = {
+    "validation": (SECOND, "var(--second)"),
+    "validation, corrected": (SECOND, "var(--second)"),
+    "test": (ACCENT, "var(--accent)"),
+    "test, uncorrected": (MUTED, "var(--muted)"),
+}
 HEADS = ("split", "bin", "samples", "predicted", "observed", INTERVAL)
 
 
@@ -45,8 +50,8 @@ def _chart(label: str, lines: list[tuple[str, Mapping[str, Any]]]) -> Chart:
     axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
     axes.grid(color=LINE)
     legend = [(_COLORS[split][1], text) for (split, _), text in zip(lines, said, strict=True)]
-    note = f"{label}, intervals of 95 %" if label else "intervals of 95 %"
-    return Chart(title="Calibration", note=note, figure=figure, legend=legend)
+    title = f"Calibration, {label}" if label else "Calibration"
+    return Chart(title=title, note="intervals of 95 %", figure=figure, legend=legend)
 
 
 def table(splits: Splits) -> Table:

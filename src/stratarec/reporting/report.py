@@ -86,11 +86,16 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         yield "The model was not validated while it trained."
     if "test" not in result:
         yield "The data set has no test split."
+    if "valid" in result:
+        yield (
+            f"Probabilities are corrected (train.calibration = {recipe['train']['calibration']}), as fitted on the "
+            "validation split: what is said of that split, corrected, is of the very samples that it was fitted to."
+        )
 
 
 def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
     found = [("validation", entry["step"], entry) for entry in position["evaluations"]]
-    found += [("test", result["steps"], result["test"])] if "test" in result else []
+    found += [(split, result["steps"], entry) for split, entry in _outcome(result).items()]
     rows = [(name, step, figures) for split, step, entry in found for name, figures in by_label(split, entry)]
     names = shown(figures for _, _, figures in rows)
     return Table(
@@ -99,13 +104,23 @@ def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> Tabl
     )
 
 
+def _outcome(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What the end of the run evaluated."""
+    found = {
+        "validation, corrected": result.get("valid"),
+        "test, uncorrected": result.get("uncalibrated", {}).get("test"),
+        "test": result.get("test"),
+    }
+    return {split: figures for split, figures in found.items() if figures is not None}
+
+
 def _splits(position: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The evaluations of the checkpoint that was tested."""
     tested = [
         entry for entry in position["evaluations"] if entry["step"] == int(result["checkpoint"].removeprefix("step-"))
     ]
-    found = {"validation": tested[-1]} if tested else {}
-    return {**found, "test": result["test"]} if "test" in result else found
+    found = _outcome(result)
+    return found if "valid" in result or not tested else {"validation": tested[-1], **found}
 
 
 def _rates(dataset: Dataset) -> list[str]:

@@ -31,6 +31,7 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.errors import ExportError
 from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
+from stratarec.models.calibration import LogitMap
 from stratarec.tensors import Spec
 
 FORMAT: Literal[2] = 2
@@ -138,6 +139,8 @@ class Manifest(Model):
     """What follows: rows and mask of each."""
     tables: dict[str, ExportedTable]
     vocabularies: dict[str, ExportedVocabulary]
+    calibration: tuple[LogitMap, ...] = ()
+    """What becomes of each label's logit; none where no correction was fitted."""
     files: dict[str, ExportedFile]
     """All but this one, by path."""
 
@@ -177,6 +180,9 @@ class Manifest(Model):
                 yield (f"tables.{name}: {table.rows} rows of {table.width}, expected {rows} of {width}")
 
     def _inputs(self) -> Iterator[str]:
+        labels = len(self.columns.label_columns)
+        if len(self.calibration) not in (0, labels):
+            yield f"calibration: of {len(self.calibration)} labels, expected of {labels}"
         pooled, sequences = inputs(self.configs(), self.columns)
         if self.pooled != pooled or self.sequences != sequences:
             yield "pooled and sequences: other features, tables or pooling than model and schema give"

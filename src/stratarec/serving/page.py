@@ -103,6 +103,9 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
    Another "kind" is a model of another package, which says what it is.
    A model with "towers", "embedding_dims", several "labels", or sequences that the log gave is not told here: take
    Scorer, or network.onnx of `stratarec export --onnx`.
+   Where there is a "calibration", the logit x becomes, of its K "knots" k, "values" v and two "slopes" s, in float32:
+   v[0] + s[0] (x - k[0]) below k[0]; v[i] + (x - k[i]) (v[i+1] - v[i]) / (k[i+1] - k[i]) from k[i] to k[i+1];
+   v[K-1] + s[1] (x - k[K-1]) from k[K-1] on.
    The score is 1 / (1 + exp(-logit)).
    Sums are taken in another order elsewhere: expect the scores of `stratarec predict` to 2e-6 of themselves.
 """

@@ -18,6 +18,7 @@ from stratarec.jagged import KeyedJagged
 from stratarec.models import build_network
 from stratarec.models.averaging import averaged
 from stratarec.models.base import Network
+from stratarec.models.calibration import Calibration
 from stratarec.models.outputs import autocast, probabilities
 from stratarec.serving.features import FeatureEncoder
 from stratarec.serving.manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, Manifest
@@ -124,6 +125,7 @@ def _network(folder: Path, manifest: Manifest) -> Network:
     # Copies: what lies in a file is aligned otherwise, and may not be written.
     state = {name: torch.from_numpy(weights[name].copy()).view(spec.shape) for name, spec in specs.items()}
     network.load_state_dict(state, assign=True)
+    network.calibration = Calibration(manifest.calibration) if manifest.calibration else None
     return network.eval().requires_grad_(False)
 
 

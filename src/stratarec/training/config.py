@@ -149,6 +149,9 @@ class TrainConfig:
     else samples."""
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Label -> factor on its loss, where there are several; by default 1."""
+    calibration: Literal["none", "platt", "isotonic"] = "none"
+    """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a line of the
+    logit, ``isotonic`` any increasing curve. It is in the final test, in predictions and in exports."""
     deduplicate: bool = True
     """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
 

@@ -16,9 +16,10 @@ from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation import Scored, evaluate_split
+from stratarec.training.calibrating import corrected_by, fit
+from stratarec.training.evaluation import Scored, measured, whole_split
 from stratarec.training.memory import peak_rss_bytes
-from stratarec.training.metrics import Metrics, figures
+from stratarec.training.metrics import figures
 from stratarec.training.position import Position
 from stratarec.training.records import write_result
 from stratarec.training.stopping import Stopped
@@ -61,9 +62,7 @@ class Ending:
         }
         if self.mesh.ranks > 1:
             result["ranks"] = self.figures()
-        if self.dataset.samples("test"):
-            metrics, _ = self._test(path)
-            result["test"] = figures(metrics)
+        result |= self._outcome(path)
         result["peak_rss_bytes"] = peak_rss_bytes()
 
         def write() -> None:
@@ -76,12 +75,31 @@ class Ending:
         self.mesh.first(write)
         return result
 
-    def _test(self, path: Path) -> tuple[dict[str, Metrics], Scored]:
+    def _outcome(self, path: Path) -> dict[str, Any]:
+        """Metrics of the test split; with a correction, of validation too, and of both without it."""
+        kind = self.recipe.train.calibration
+        test = self._evaluated("test", path) if self.dataset.samples("test") else None
+        if kind == "none":
+            return {} if test is None else {"test": self._figures(test)}
+        valid = self._evaluated("valid", path)
+        maps = fit(kind, valid)
+        found = {"valid": valid, **({} if test is None else {"test": test})}
+        corrected = {split: corrected_by(maps, scored) for split, scored in found.items()}
+        return {
+            **{split: self._figures(scored) for split, scored in corrected.items()},
+            "uncalibrated": {split: self._figures(scored) for split, scored in found.items()},
+            "calibration": [each.to_dict() for each in maps],
+        }
+
+    def _figures(self, found: Scored) -> dict[str, Any]:
+        return figures(measured(self.dataset.schema.label_columns, found))
+
+    def _evaluated(self, split: str, path: Path) -> Scored:
         try:
-            return evaluate_split(
+            return whole_split(
                 self.model,
                 self.dataset,
-                "test",
+                split,
                 precision=self.recipe.train.precision,
                 progress=self.progress,
                 check=self.check,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +76,7 @@ def logits(
         model.train(training)
 
 
-def evaluate_split(
+def whole_split(
     model: CTRModel,
     dataset: Dataset,
     split: str,
@@ -85,23 +85,32 @@ def evaluate_split(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
     mesh: Mesh | None = None,
-) -> tuple[dict[str, Metrics], Scored]:
-    """Metrics of each label on a split, and its samples; see `logits`. Ranks have all of them: no metric is an
-    estimate."""
+) -> Scored:
+    """All samples of a split, on every rank; see `logits`."""
     parts = logits(
         model, dataset, split, precision=precision, progress=progress, check=check, mesh=mesh,
         portions=1 if mesh is None else mesh.ranks,
     )  # fmt: skip
     # A rank's parts follow one another in storage, so sums have the order that one process gives them.
-    found = Scored.joined(Scored.joined(of_rank) for of_rank in zip(*parts, strict=True))
-    metrics = evaluate_labels(
-        dataset.schema.label_columns,
+    return Scored.joined(Scored.joined(of_rank) for of_rank in zip(*parts, strict=True))
+
+
+def evaluate_split(model: CTRModel, dataset: Dataset, split: str, **options: Any) -> tuple[dict[str, Metrics], Scored]:
+    """Metrics of each label on a split, and its samples, with the options of `whole_split`. Ranks have all of them: no
+    metric is an estimate."""
+    found = whole_split(model, dataset, split, **options)
+    return measured(dataset.schema.label_columns, found), found
+
+
+def measured(names: Sequence[str], found: Scored) -> dict[str, Metrics]:
+    """Metrics of each label on samples."""
+    return evaluate_labels(
+        names,
         found.label,
         found.logit,
         found.user if len(found.user) else None,
         found.weight if len(found.weight) else None,
     )
-    return metrics, found
 
 
 def _scored(model: CTRModel, batch: Batch) -> Scored:

@@ -137,6 +137,7 @@ def _describe(trained: TrainedModel) -> dict[str, Any]:
         },
         "pooled": pooled,
         "sequences": sequences,
+        "calibration": () if (found := trained.model.network.calibration) is None else found.maps,
     }
 
 

@@ -21,10 +21,11 @@ from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
+from stratarec.models.calibration import Calibration
 from stratarec.ownership import kind_of
 from stratarec.planning.apply import tier_config
+from stratarec.planning.hot_rows import make_hot_plan
 from stratarec.planning.plan import Plan
-from stratarec.planning.planner import make_plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.directory import RECIPE
@@ -36,10 +37,23 @@ from stratarec.training.sharing import shared_collection
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint must be of: the model, its optimizers, and the data."""
     content = recipe.to_dict()
-    free = ("run", "epochs", "max_steps", "threads", "checkpoint", "log_every", "eval_every", "early_stopping")
+    free = (
+        "run",
+        "epochs",
+        "max_steps",
+        "threads",
+        "checkpoint",
+        "log_every",
+        "eval_every",
+        "early_stopping",
+        "calibration",
+    )
+    train = {key: value for key, value in content["train"].items() if key not in free}
+    if recipe.hot.apart:  # another order of samples
+        train["hot"] = content["hot"]
     return {
         "model": content["model"],
-        "train": {key: value for key, value in content["train"].items() if key not in free},
+        "train": train,
         "inputs": dataset.inputs(),
         "dataset": dataset.fingerprint,
     }
@@ -80,10 +94,17 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
     The budgets of the recipe are each rank's.
     """
     if recipe.memory.is_identity:
+        if recipe.hot.budget is not None:
+            raise ConfigError(
+                "hot.budget is set, and every table lies whole in DRAM: set memory.dram to less than they take, or "
+                "hot.budget to null"
+            )
         return None
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
-    return make_plan(tables, dataset, train.embedding, recipe.memory, batch_size=train.batch_size, ranks=ranks)
+    return make_hot_plan(
+        tables, dataset, train.embedding, recipe.memory, recipe.hot, batch_size=train.batch_size, ranks=ranks
+    )
 
 
 def new_model(
@@ -225,6 +246,9 @@ def _open(
         stack.enter_context(own.held())
         model = stack.enter_context(temporary_model(recipe, own, plan, mesh))
         checkpoint.load(found).into(model)
+        result = read_result(path)
+        if result is not None and result.calibration and result.checkpoint == found.name:
+            model.network.calibration = Calibration(result.calibration)
         resources = stack.pop_all()
     return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, mesh=mesh, resources=resources)
 

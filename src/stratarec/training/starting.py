@@ -17,7 +17,8 @@ from stratarec.training.records import read_recipe
 
 
 def check_validation(config: TrainConfig, dataset: Dataset) -> None:
-    """Refuse to heed a validation split that cannot tell better from worse."""
+    """Refuse to heed, or to be calibrated by, a validation split that cannot tell better from worse."""
+    _check_calibration(config, dataset)
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
     for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):
         known = first.known and (asked.metric != "auc" or 0 < first.positives < first.known)
@@ -36,6 +37,19 @@ def check_average(config: TrainConfig, mesh: Mesh) -> None:
             f"train.average.decay is {config.average.decay}, but each host trains a tower of its own: set it to 0, or "
             "distributed.exchange to flat"
         )
+
+
+def _check_calibration(config: TrainConfig, dataset: Dataset) -> None:
+    if config.calibration == "none":
+        return
+    for label, count in dataset.label_counts("valid").items():
+        if not 0 < count.positives < count.known:
+            what = f"samples of one class of {label!r} alone in its" if count.known else "no"
+            raise ConfigError(
+                f"train.calibration is {config.calibration}, which is fitted on the validation split, but "
+                f"{dataset.path} has {what} validation split: set data.split.valid and prepare again, or set "
+                "train.calibration to none"
+            )
 
 
 def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_steps: int, ranks: int) -> Iterator[str]:
@@ -103,7 +117,7 @@ def take_up(run: Path, found: Path, recipe: Recipe, total_steps: int) -> Positio
 def _check_asks_for_no_more(run: Path, recipe: Recipe, position: Position, total_steps: int) -> None:
     """Refuse a recipe whose change of length would do nothing: it would be written down as if it had."""
     before, now = (each.to_dict()["train"] for each in (read_recipe(run), recipe))
-    changed = [key for key in ("epochs", "max_steps", "early_stopping") if before[key] != now[key]]
+    changed = [key for key in ("epochs", "max_steps", "early_stopping", "calibration") if before[key] != now[key]]
     if changed:
         ended = "has all its steps" if position.step >= total_steps else "was ended by train.early_stopping"
         raise CheckpointError(

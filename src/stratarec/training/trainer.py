@@ -5,10 +5,11 @@ A run is a function of its recipe and data: resumed from any checkpoint it ends 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -19,7 +20,7 @@ from stratarec.data.matching import check_prepared
 from stratarec.data.portions import Share
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
-from stratarec.errors import TrainingError
+from stratarec.errors import ConfigError, TrainingError
 from stratarec.models.request import Request
 from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan
@@ -33,6 +34,7 @@ from stratarec.training.curves import Curves
 from stratarec.training.directory import RUN, RunDirectory, opened
 from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.ending import Ending
+from stratarec.training.hot_batches import hot_loader
 from stratarec.training.keeping import Keeper
 from stratarec.training.loop import Loop
 from stratarec.training.pipeline import InOrder, Pipeline, Stages
@@ -44,8 +46,10 @@ from stratarec.training.shared import SharedStages
 from stratarec.training.starting import check_average, check_validation, exchange_remarks, remarks, take_up
 from stratarec.training.stopping import StopRequest
 from stratarec.training.together import Peers, Together
-from stratarec.training.validation import Validation
+from stratarec.training.validation import Validation, Watch, nobody
 from stratarec.training.warmup import warm_up
+
+T = TypeVar("T")
 
 
 class Trainer:
@@ -104,8 +108,7 @@ class Trainer:
         self._identity = identity(recipe, dataset)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
-        share = Share(rank=self.mesh.place, ranks=self.mesh.ranks)
-        self.loader = Loader(dataset, "train", _loader_config(self.config), share)
+        self.loader = self._new_loader(Share(rank=self.mesh.place, ranks=self.mesh.ranks))
         self._together = (
             Together(self.mesh, self.model.network, recipe.distributed.dense_wire) if self.mesh.ranks > 1 else None
         )
@@ -134,6 +137,16 @@ class Trainer:
             return plan or read_plan(self.run, self.recipe, self.dataset) or new_plan(self.recipe, self.dataset)
         content = self.mesh.first(made)
         return None if content is None else Plan.from_dict(content)
+
+    def _new_loader(self, share: Share) -> Loader:
+        config = _loader_config(self.config)
+        if not self.recipe.hot.apart:
+            return Loader(self.dataset, "train", config, share)
+        if share.ranks > 1:
+            raise ConfigError(f"hot.batches are for one process, and there are {share.ranks}; set hot.budget to null")
+        return hot_loader(
+            self.recipe, self.dataset, config, self.plan, lambda: self.position.evaluations, self.progress
+        )
 
     def _new_stages(self) -> Stages:
         given = (self.model, self.optimizer, self.config, InOrder(self.loader))
@@ -178,6 +191,40 @@ class Trainer:
         Interrupted
             After SIGINT or SIGTERM, once a checkpoint is written.
         """
+        with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as found:
+            return self._train_and_test(found)
+
+    def fit(self, watch: Watch, *, resume: bool = False) -> Position:
+        """Train as `train` does, and end before the test: no file of the test split is read.
+
+        Parameters
+        ----------
+        watch : callable
+            Told of all evaluations of the run after each, and at first of those that it goes on from; what it raises
+            ends the run.
+        resume : bool
+            Go on from the run's last checkpoint.
+
+        Returns
+        -------
+        Position
+            At the end of the run, with its evaluations. Its checkpoint is the last, and the best one is there, too.
+
+        Raises
+        ------
+        Exception
+            What `train` raises but for its test, and what `watch` does.
+        """
+        with self._session(resume=resume) as found:
+            ended = found is not None and self._take_up(found, None)
+            watch(self.position.evaluations)
+            return self._train(ended, watch, lambda: self.position)
+
+    @contextmanager
+    def _session(
+        self, *, resume: bool, overwrite: bool = False, earlier: str | Path | None = None
+    ) -> Iterator[Path | None]:
+        """The run's directory, data and settings; gives the checkpoint to go on from."""
         if self._began:
             raise TrainingError("this trainer has been used: make another one, its tables are not as they began")
         self._began = True
@@ -192,7 +239,7 @@ class Trainer:
                     self.progress.say(f"{self.run} has no checkpoint to go on from; starting from the beginning")
                 if found is None and first is not None:
                     self._begin(first)
-                return self._train_and_test(found)
+                yield found
         finally:
             self.model.embeddings.close()
 
@@ -215,14 +262,18 @@ class Trainer:
         if ended and earlier is not None and earlier.steps == self.position.step:
             self.progress.say(f"{self.run} has ended; this is its result")
             return earlier.model_dump(mode="json", exclude_unset=True, exclude={"format"})
+        return self._train(ended, nobody, self._finish)
+
+    def _train(self, ended: bool, watch: Watch, then: Callable[[], T]) -> T:
+        """Train to the end, unless the run has `ended`, and do what follows; stops where the user asks for it."""
         if not ended:
             self._introduce()
             # Kernels are compiled by one rank and loaded by the others.
             self.mesh.first_then_others(lambda: warm_up(self.recipe, self.loader, self.plan, self.progress))
         with self._board() as board, self._stop.listening():
             if not ended:
-                self._loop(Curves(board, self.model, self.optimizer, self.config.log_every)).run()
-            return self._finish()
+                self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()
+            return then()
 
     def _board(self) -> AbstractContextManager[SummaryWriter | None]:
         """TensorBoard's file, which one rank writes."""
@@ -257,7 +308,7 @@ class Trainer:
         if difference:
             self.progress.say(f"{difference}: from here on the bits may differ")
 
-    def _loop(self, curves: Curves) -> Loop:
+    def _loop(self, curves: Curves, watch: Watch) -> Loop:
         validation = Validation(
             model=self.model,
             dataset=self.dataset,
@@ -267,6 +318,7 @@ class Trainer:
             mesh=self.mesh,
             averaging=self.stages.averaging,
             evaluated=self._pace,
+            watch=watch,
         )
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position
@@ -278,7 +330,10 @@ class Trainer:
 
     def _pace(self) -> None:
         """Train at the rates that the evaluations so far ask for."""
-        self.stages.rate_factor = rate_factor(self.position.regular, self.config.plateau)
+        factor = rate_factor(self.position.regular, self.config.plateau)
+        if factor != self.stages.rate_factor:
+            self.progress.say(f"learning rates are {factor:g} of what they would be without a plateau")
+        self.stages.rate_factor = factor
 
     def _finish(self) -> dict[str, Any]:
         """The one test evaluation, of the best checkpoint where validation chose one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stratarec.data.dataset import Dataset
@@ -15,8 +15,14 @@ from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.metrics import figures
-from stratarec.training.position import Position, best, is_over
+from stratarec.training.position import Evaluation, Position, best, is_over
 from stratarec.training.stopping import Stopped
+
+Watch = Callable[[Sequence[Evaluation]], None]
+
+
+def nobody(evaluations: Sequence[Evaluation]) -> None:
+    """Watches nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,8 @@ class Validation:
     """Of the model's network."""
     evaluated: Callable[[], None]
     """Called when an evaluation is noted."""
+    watch: Watch = nobody
+    """Told of all evaluations after each; what it raises ends the run."""
 
     def run(self, position: Position, curves: Curves, *, closing: bool = False) -> bool:
         """Evaluate and note it in `position`, and whether training is over; whether it is the best one so far.
@@ -71,4 +79,5 @@ class Validation:
         curves.validation(entry)
         self.evaluated()
         position.finished = is_over(position.evaluations, stopping)
+        self.watch(position.evaluations)
         return best(position.evaluations, stopping) is position.evaluations[-1]

@@ -1,0 +1,165 @@
+"""The fields of a recipe that are searched, and what values they may have: ``field=uniform(0, 0.5)``.
+
+uniform(LOW, HIGH)     a number between the two, evenly; a whole one where the field is of whole numbers
+log(LOW, HIGH)         likewise, evenly by its logarithm
+choice(A, B, ...)      one of some values, which may be lists: choice([64], [256, 64])
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stratarec import limited_yaml
+from stratarec.errors import ConfigError
+from stratarec.opening import open_regular
+from stratarec.recipe import Recipe, with_values
+
+Values = Mapping[str, Any]
+"""Field -> value."""
+
+_FORM = re.compile(r"(uniform|log|choice)\((.*)\)", re.DOTALL)
+_EXPECTED = "expected uniform(low, high), log(low, high) or choice(a, b, ...)"
+# What is one for all trials, and why.
+_FIXED = {
+    "name": "it names the recipe",
+    "data": "all trials are of one prepared data set",
+    "distributed": "a study is of one process",
+    "train.run": "each trial has a run of its own",
+    "train.early_stopping.metric": "it is what trials are compared by",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Numbers between two."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value of the recipe lies in it."""
+        return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Some values, each as JSON."""
+
+    values: tuple[str, ...]
+
+    def holds(self, value: Any) -> bool:
+        """Whether it is one of them."""
+        return json.dumps(value) in self.values
+
+
+Dimension = Range | Choice
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched: fields in the order in which they were named."""
+
+    dimensions: Mapping[str, Dimension]
+    text: Mapping[str, str]
+    """As it was written, for the study's files."""
+
+    @classmethod
+    def read(cls, items: Sequence[str], content: Mapping[str, Any], origin: str) -> Space:
+        """From files and ``field=...``, for the recipe `content`, which was read from `origin`.
+
+        Raises
+        ------
+        ConfigError
+            For what is no space, a field that there is not, and values that the recipe would refuse, before anything is
+            trained.
+        """
+        text: dict[str, str] = {}
+        for item in items:
+            for field, form in _entries(item).items():
+                if field in text:
+                    raise ConfigError(f"--space names {field} twice: leave one of them out")
+                text[field] = form
+        return cls({field: _dimension(field, form, content, origin) for field, form in text.items()}, text)
+
+    def own(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that the recipe itself has, of the fields for which they lie in the space."""
+        plain = Recipe.from_dict(dict(content)).to_dict()
+        found = {field: _at(plain, field) for field in self.dimensions}
+        return {field: value for field, value in found.items() if self.dimensions[field].holds(value)}
+
+
+def _entries(item: str) -> dict[str, str]:
+    """Field -> form, of a file or of one ``field=form``."""
+    field, equals, form = item.partition("=")
+    if equals and _FORM.fullmatch(form.strip()):
+        return {field.strip(): form.strip()}
+    if not Path(item).is_file():
+        raise ConfigError(f"--space {item[:80]}: no such file, and no field=...: {_EXPECTED}")
+    with open_regular(Path(item)) as file:
+        raw = file.read(limited_yaml.LARGEST + 1)
+    try:
+        content = limited_yaml.load(raw.decode("utf-8-sig"))
+    except ValueError as error:
+        raise ConfigError(f"{item} is not valid YAML: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(part, str) for part in (*content, *content.values())):
+        raise ConfigError(f"{item}: expected a line for each field, such as train.batch_size: choice(1024, 4096)")
+    return content
+
+
+def _dimension(field: str, form: str, content: Mapping[str, Any], origin: str) -> Dimension:
+    for fixed, why in _FIXED.items():
+        if field == fixed or field.startswith(f"{fixed}."):
+            raise ConfigError(f"--space {field}: it cannot be searched: {why}")
+    match = _FORM.fullmatch(form.strip())
+    if match is None or "" in field.split("."):
+        raise ConfigError(f"--space {field}: got {form[:80]!r}, {_EXPECTED}")
+    kind, inside = match.groups()
+    try:
+        given = limited_yaml.load(f"[{inside}]")
+    except ValueError as error:
+        raise ConfigError(f"--space {field}: {form[:80]!r} cannot be read: {error}") from error
+    return _choice(field, given, content, origin) if kind == "choice" else _range(field, kind, given, content, origin)
+
+
+def _choice(field: str, given: list[Any], content: Mapping[str, Any], origin: str) -> Choice:
+    if not given:
+        raise ConfigError(f"--space {field}: choice() names no values")
+    values = tuple(dict.fromkeys(json.dumps(_checked(field, value, content, origin)) for value in given))
+    return Choice(values=values)
+
+
+def _range(field: str, kind: str, given: list[Any], content: Mapping[str, Any], origin: str) -> Range:
+    try:
+        # YAML takes 1e-4 for text.
+        low, high = (float(value) for value in given if not isinstance(value, bool))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--space {field}: {kind} takes two numbers, got {str(given)[:80]}") from error
+    if not low < high or (kind == "log" and low <= 0):
+        above = ", above 0" if kind == "log" else ""
+        raise ConfigError(f"--space {field}: {kind}({low:g}, {high:g}), expected a lower and a higher number{above}")
+    ends = [_checked(field, int(end) if end.is_integer() else end, content, origin) for end in (low, high)]
+    for end in ends:
+        if isinstance(end, bool) or not isinstance(end, int | float):
+            raise ConfigError(f"--space {field}: it is no number; name its values by choice(...)")
+    return Range(low=low, high=high, log=kind == "log", whole=all(isinstance(end, int) for end in ends))
+
+
+def _checked(field: str, value: Any, content: Mapping[str, Any], origin: str) -> Any:
+    """A value as the recipe has it; `ConfigError` where it refuses it."""
+    try:
+        return _at(Recipe.from_dict(with_values(content, {field: value}), origin).to_dict(), field)
+    except ConfigError as error:
+        raise ConfigError(f"--space {field}: {error}") from error
+
+
+def _at(content: Any, field: str) -> Any:
+    for name in field.split("."):
+        content = content[name]
+    return content

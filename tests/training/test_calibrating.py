@@ -1,0 +1,200 @@
+"""Corrections of probabilities: what they must find, that they are applied everywhere, and fitted on validation."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pydantic
+import pytest
+import torch
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from recipes import tiny
+from stratarec import Scorer
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.errors import CheckpointError, ConfigError
+from stratarec.models.calibration import Calibration, LogitMap
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training.calibrating import IDENTITY, corrected_by, fit
+from stratarec.training.evaluation import Scored, evaluate_split
+from stratarec.training.export import export
+from stratarec.training.metrics import evaluate_logits
+from stratarec.training.predict import predict
+from stratarec.training.run import open_run
+from stratarec.training.trainer import Trainer
+
+EMPTY = np.zeros(0, dtype=np.float32)
+KINDS = ("platt", "isotonic")
+
+
+def overconfident(samples: int, seed: int = 0) -> Scored:
+    """Samples of which the right logit is half of what is given, and 0.3 less."""
+    draws = np.random.default_rng(seed)
+    logit = draws.normal(-1.0, 2.0, samples)
+    right = logit / 2 - 0.3
+    label = (draws.random(samples) < 1 / (1 + np.exp(-right))).astype(np.float32)
+    return Scored(label, logit.astype(np.float32), np.zeros(0, np.int64), EMPTY)
+
+
+def test_platt_is_logistic_regression_on_the_logit() -> None:
+    found = overconfident(20_000)
+    (mine,) = fit("platt", found)
+    peer = LogisticRegression(C=1e12, tol=1e-10).fit(found.logit[:, None].astype(float), found.label)
+    assert mine.slopes == pytest.approx([peer.coef_[0, 0]] * 2, rel=2e-3)
+    assert mine.values == pytest.approx([peer.intercept_[0]], rel=2e-3)
+    assert mine.slopes[0] == pytest.approx(0.5, abs=0.03)
+
+
+def test_isotonic_has_the_rates_of_isotonic_regression() -> None:
+    found = overconfident(20_000)
+    (mine,) = fit("isotonic", found)
+    cells = np.floor(found.logit.astype(float) * 256)
+    peer = IsotonicRegression().fit_transform(cells, found.label)
+    rates = 1 / (1 + np.exp(-np.array(mine.values)))
+    # Knots that are too close to one another are left out.
+    assert np.isin(np.round(rates[1:-1], 6), np.round(np.unique(peer), 6)).all()
+    assert len(rates) > 0.5 * len(np.unique(peer)) > 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_correction_leaves_other_samples_calibrated_and_in_their_order(kind: Any) -> None:
+    maps = fit(kind, overconfident(100_000))
+    other = overconfident(50_000, seed=1)
+    before, after = (evaluate_logits(each.label, each.logit) for each in (other, corrected_by(maps, other)))
+    assert before.calibration_error > 8 * before.calibration_noise
+    assert after.calibration_error < 1.6 * after.calibration_noise
+    assert after.log_loss < before.log_loss - 0.03
+    assert after.auc == pytest.approx(before.auc, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_is_so_many_samples_and_each_label_has_its_own_correction(kind: Any) -> None:
+    found, other = overconfident(4_000), overconfident(4_000, seed=1)
+    weight = np.random.default_rng(2).integers(0, 3, 4_000)
+    both = found._replace(
+        label=np.stack([found.label, np.where(weight > 1, np.nan, other.label)], 1),
+        logit=np.stack([found.logit, other.logit], 1),
+        weight=weight.astype(np.float32),
+    )
+    maps = fit(kind, both)
+    chosen = weight == 1
+    expected = (
+        fit(kind, found._replace(label=np.repeat(found.label, weight), logit=np.repeat(found.logit, weight)))[0],
+        fit(kind, other._replace(label=other.label[chosen], logit=other.logit[chosen]))[0],
+    )
+    for mine, whole in zip(maps, expected, strict=True):
+        inside = torch.linspace(-4, 2, 50)
+        np.testing.assert_allclose(Calibration([mine])(inside), Calibration([whole])(inside), rtol=0.02, atol=0.02)
+    corrected = corrected_by(maps, both).logit
+    np.testing.assert_array_equal(corrected[:, 1], Calibration(maps[1:])(torch.from_numpy(other.logit)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_validation_splits_give_finite_maps_that_rise(kind: Any) -> None:
+    logit = np.linspace(-3, 3, 200).astype(np.float32)
+    for label in (logit > 0, logit < 0, np.arange(200) % 2, np.arange(200) == 7):
+        found = Scored(label.astype(np.float32), logit, np.zeros(0, np.int64), EMPTY)
+        for scores in (logit, np.zeros_like(logit), logit * 1e4):
+            (mine,) = fit(kind, found._replace(logit=scores))
+            corrected = Calibration([mine])(torch.tensor([-1e30, -5, 0, 5, 1e30]))
+            assert (corrected.diff() >= 0).all()
+            assert corrected[1:4].isfinite().all()
+    assert fit(kind, found._replace(label=np.zeros(200, np.float32))) == (IDENTITY,)
+
+
+WRONG: list[dict[str, Any]] = [
+    {"knots": (0.0, 0.0)},
+    {"knots": (0.0, math.inf)},
+    {"values": (1.0, 0.0)},
+    {"values": (1.0,)},
+    {"slopes": (-1.0, 1.0)},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_map_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(pydantic.ValidationError):
+        LogitMap(**{"knots": (0.0, 1.0), "values": (0.0, 1.0), "slopes": (1.0, 1.0), **wrong})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
+    root = tmp_path_factory.mktemp("home")
+    return root, prepare(Recipe.from_dict(tiny(root)).data)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def run(request: pytest.FixtureRequest, home: tuple[Path, Dataset]) -> tuple[Recipe, dict[str, Any]]:
+    root, dataset = home
+    train = {"run": str(root / request.param), "max_steps": 40, "eval_every": 0, "calibration": request.param}
+    recipe = Recipe.from_dict(tiny(root, **train))
+    return recipe, Trainer(recipe, dataset).train()
+
+
+def test_it_is_fitted_on_validation_and_told_before_and_after(run: tuple[Recipe, dict[str, Any]]) -> None:
+    recipe, result = run
+    with open_run(recipe.run) as trained:
+        maps, trained.model.network.calibration = trained.model.network.calibration.maps, None
+        splits = {
+            split: evaluate_split(
+                trained.model, trained.dataset, split, precision="float32", progress=SilentProgress()
+            )[1]
+            for split in ("valid", "test")
+        }
+    assert maps == fit(recipe.train.calibration, splits["valid"])
+    for split, found in splits.items():
+        before, after = (evaluate_logits(each.label, each.logit) for each in (found, corrected_by(maps, found)))
+        assert result["uncalibrated"][split]["log_loss"] == pytest.approx(before.log_loss, rel=1e-6)
+        assert result[split]["log_loss"] == pytest.approx(after.log_loss, rel=1e-6)
+    assert result["valid"]["log_loss"] < result["uncalibrated"]["valid"]["log_loss"]
+    page = (recipe.run / "report.html").read_text()
+    assert "test, uncorrected" in page
+
+
+def test_predictions_and_exports_have_it(run: tuple[Recipe, dict[str, Any]], tmp_path: Path) -> None:
+    recipe, result = run
+    with open_run(recipe.run) as trained:
+        predict(trained, "test", tmp_path / "scores.parquet", SilentProgress())
+        export(trained, tmp_path / "export", program=True)
+        network, schema = trained.model.network.eval(), trained.dataset.schema
+        pooled = torch.randn(5, sum(table.embedding_dim for table in trained.model.embeddings.tables))
+        dense = torch.randn(5, len(schema.dense))
+        expected = torch.sigmoid(network(dense, pooled.clone()))
+        # A part of no checkpoint.
+        assert not any("calibration" in name for name in network.state_dict())
+    scores = pl.read_parquet(tmp_path / "scores.parquet")
+    loss = -np.log(np.where(scores["label"], scores["score"], 1 - scores["score"]).astype(float)).mean()
+    assert loss == pytest.approx(result["test"]["log_loss"], rel=1e-5)
+    program = torch.export.load(tmp_path / "export" / "program.pt2").module()
+    torch.testing.assert_close(program(dense, pooled), expected, rtol=1e-5, atol=1e-6)
+    assert Scorer.open(tmp_path / "export").manifest.calibration == tuple(
+        LogitMap(**each) for each in as_tuples(result)
+    )
+
+
+def as_tuples(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{name: tuple(values) for name, values in each.items()} for each in result["calibration"]]
+
+
+def test_an_ended_run_takes_no_other_correction(run: tuple[Recipe, dict[str, Any]], home: tuple[Path, Dataset]) -> None:
+    recipe, _ = run
+    content = recipe.to_dict()
+    content["train"]["calibration"] = "none"
+    with pytest.raises(CheckpointError, match=r"train\.calibration = 'none' asks for no more"):
+        Trainer(Recipe.from_dict(content), home[1]).train(resume=True)
+
+
+def test_it_needs_a_validation_split(tmp_path: Path) -> None:
+    content = tiny(tmp_path, calibration="platt")
+    content["data"]["split"]["valid"] = 0.0
+    content["data"]["source"]["samples"] = 500
+    recipe = Recipe.from_dict(content)
+    with pytest.raises(ConfigError, match=r"train\.calibration is platt, .* has no validation split: set data\.split"):
+        Trainer(recipe, prepare(recipe.data))

@@ -1,0 +1,100 @@
+"""Spaces of `stratarec tune`: what may be searched, and what is refused before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import tiny
+from stratarec.errors import ConfigError
+from stratarec.recipe import Recipe, with_values
+from stratarec.tuning.space import Choice, Range, Space
+from stratarec.tuning.trial import Trial
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> dict[str, Any]:
+    return tiny(tmp_path)
+
+
+def test_forms_give_numbers_whole_numbers_and_values(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text("train.batch_size: log(64, 1024)\nmodel.top_mlp: choice([16], [32, 16])\n")
+    space = Space.read(
+        [str(tmp_path / "space.yaml"), "train.dense.learning_rate=log(1e-4,1e-2)", "model.dropout = uniform(0, 0.5)"],
+        content,
+        "r.yaml",
+    )
+    assert space.dimensions == {
+        "train.batch_size": Range(low=64, high=1024, log=True, whole=True),
+        "model.top_mlp": Choice(values=("[16]", "[32, 16]")),
+        "train.dense.learning_rate": Range(low=1e-4, high=1e-2, log=True, whole=False),
+        "model.dropout": Range(low=0, high=0.5, log=False, whole=False),
+    }
+    # The recipe's own values begin, where they lie in the space.
+    assert space.own(content) == {
+        "train.batch_size": 128, "model.top_mlp": [16], "train.dense.learning_rate": 0.001, "model.dropout": 0.0,
+    }  # fmt: skip
+    narrow = Space.read(["train.batch_size=choice(256,512)", "model.dropout=uniform(0,0.1)"], content, "r.yaml")
+    assert narrow.own(content) == {"model.dropout": 0.0}
+
+
+def test_values_are_set_in_a_copy(content: dict[str, Any]) -> None:
+    found = with_values(content, {"train.dense.learning_rate": 0.5, "train.batch_size": 64})
+    assert (found["train"]["dense"], found["train"]["batch_size"]) == ({"learning_rate": 0.5}, 64)
+    assert (content["train"]["batch_size"], "dense" in content["train"]) == (128, False)
+    Recipe.from_dict(found)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("train.batch_sise=choice(1,2)", r"train\.batch_sise.*batch_size"),
+        ("train.batch_size=choice(1,x)", r"train\.batch_size.*'?x'?"),
+        ("train.batch_size=uniform(0,64)", r"train\.batch_size is 0, expected at least 1"),
+        ("train.batch_size=uniform(32,64.5)", r"train\.batch_size"),
+        ("train.dense.kind=uniform(1,2)", r"train\.dense\.kind"),
+        ("train.deduplicate=uniform(0,1)", r"train\.deduplicate"),
+        ("train.dense.learning_rate=log(0,1)", r"expected a lower and a higher number, above 0"),
+        ("train.dense.learning_rate=log(1,1)", r"expected a lower and a higher number"),
+        ("train.dense.learning_rate=log(1)", r"takes two numbers, got \[1\]"),
+        ("train.dense.learning_rate=log(nan,1)", r"expected a lower and a higher number|takes two numbers"),
+        ("train.dense.learning_rate=normal(0,1)", r"no such file, and no field=\.\.\.: expected uniform"),
+        ("train.dense.learning_rate=choice()", r"names no values"),
+        ("train.dense.learning_rate=choice([)", r"cannot be read"),
+        ("train.seed.x=choice(1)", r"train\.seed"),
+        ("data.shard_samples=choice(10,20)", r"all trials are of one prepared data set"),
+        ("train.run=choice(a,b)", r"each trial has a run of its own"),
+        ("nothing.yaml", r"no such file"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_and_named(content: dict[str, Any], item: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"--space .*{message}"):
+        Space.read([item], content, "r.yaml")
+
+
+def test_a_field_has_one_range(content: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"names train\.epochs twice"):
+        Space.read(["train.epochs=choice(1,2)", "train.epochs=uniform(1,4)"], content, "r.yaml")
+
+
+@pytest.mark.parametrize("text", ["- a", "train.epochs: 3", "a: [", "3: choice(1)"])
+def test_a_file_that_is_no_space_is_refused(content: dict[str, Any], tmp_path: Path, text: str) -> None:
+    (tmp_path / "space.yaml").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"space\.yaml|train\.epochs: got '3'" if "epochs" not in text else "expected"
+    ):
+        Space.read([str(tmp_path / "space.yaml")], content, "r.yaml")
+
+
+def test_evaluations_come_after_as_many_samples_whatever_the_batch(content: dict[str, Any], tmp_path: Path) -> None:
+    def steps(**values: int) -> Any:
+        fields = {f"train.{name}": value for name, value in values.items()}
+        return Trial(content=content, values=fields, run=tmp_path).overrides.get("train.eval_every")
+
+    assert (content["train"]["batch_size"], content["train"]["eval_every"]) == (128, 20)
+    assert steps(batch_size=64) == 40
+    assert steps(batch_size=5000) == 1
+    assert steps(batch_size=64, eval_every=7) == 7
+    assert steps(epochs=3) is None

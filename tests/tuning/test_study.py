@@ -1,0 +1,213 @@
+"""`stratarec tune`: trials by validation alone, that go on where they were stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
+from stratarec.holding import held
+from stratarec.ownership import claim
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training.directory import RUN
+from stratarec.training.trainer import Trainer
+from stratarec.tuning.space import Space
+from stratarec.tuning.trial import Trial
+
+if TYPE_CHECKING:
+    from stratarec.tuning.study import Best
+
+optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'stratarec[tune]'")
+
+SPACE = ("train.dense.learning_rate=log(1e-4,1e-1)", "train.batch_size=choice(64,128)")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set whose files of the test split are gone: reading any of them is an error."""
+    root = tmp_path_factory.mktemp("home")
+    dataset = prepare(Recipe.from_dict(content(root)).data)
+    for entry in dataset.manifest.files("test"):
+        (dataset.path / entry.path).unlink()
+    return root
+
+
+def content(root: Path, **train: Any) -> dict[str, Any]:
+    made = tiny(root, **{"eval_every": 5, "max_steps": 15, "checkpoint": {"every_steps": 5}, **train})
+    made["data"]["source"]["samples"] = 2500
+    return made
+
+
+def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE, **train: Any) -> Best:
+    from stratarec.tuning.study import tune
+
+    made = content(root, **train)
+    return tune(made, Space.read(items, made, "r.yaml"), folder, trials, SilentProgress(), "r.yaml")
+
+
+def history(folder: Path) -> list[tuple[Any, ...]]:
+    """Of the trials that were not interrupted: values, end, and what validation said."""
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study' / 'study.db'}")
+    return [
+        (each.params, each.state.name, each.intermediate_values)
+        for each in study.trials
+        if "interrupted" not in each.user_attrs and each.state.is_finished()
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path) -> tuple[Path, Best]:
+    """A study of four trials."""
+    return home / "whole", tuned(home, home / "whole", 4)
+
+
+def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Best]) -> None:
+    folder, best = whole
+    with pytest.raises(DatasetError, match="test"):
+        Dataset.open(home / "data")
+    untested = Dataset.open(home / "data", verify="used", untouched=("test",))
+    with pytest.raises(DatasetError, match="opened without its split 'test'"):
+        untested.reader("test")
+    assert not list(folder.rglob("result.json"))
+    # The recipe's own values are the first trial.
+    first = history(folder)[0][0]
+    assert first == {"train.dense.learning_rate": 0.001, "train.batch_size": "128"}
+    assert best.value == max(list(told.values())[-1] for _, state, told in history(folder) if state == "COMPLETE")
+
+
+def test_the_best_recipe_trains_to_what_the_trial_said(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:
+    folder, best = whole
+    assert [path.parent for path in folder.glob("trial-*/checkpoints")] == [best.run]
+    found = yaml.safe_load(best.recipe.read_text())
+    assert found["train"]["batch_size"] == best.values["train.batch_size"]
+    assert found["train"]["eval_every"] == 5 * 128 // found["train"]["batch_size"]
+    found["train"]["run"] = str(tmp_path / "run")
+    dataset = Dataset.open(home / "data", verify="used", untouched=("test",))
+    position = Trainer(Recipe.from_dict(found), dataset).fit(lambda evaluations: None)
+    assert position.evaluations[-1]["auc"] == best.value
+
+
+def test_the_same_call_goes_on_and_then_has_nothing_to_do(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:
+    folder, best = whole
+    shutil.copytree(folder, tmp_path / "copy")
+    before = history(folder)
+    assert tuned(home, folder, 3).value == best.value
+    assert history(folder) == before
+    tuned(home, tmp_path / "copy", 5)
+    assert history(tmp_path / "copy")[:4] == before
+    assert len(history(tmp_path / "copy")) == 5
+
+
+def at_evaluation(number: int, trial: str, what: Callable[[], None]) -> Any:
+    """`Trial.train` that does something when a trial has so many evaluations."""
+    real = Trial.train
+
+    def train(self: Trial, dataset: Dataset, watch: Callable[[int, float], None]) -> float:
+        def watched(step: int, value: float) -> None:
+            watch(step, value)
+            if (self.run.name, step) == (trial, number):
+                what()
+
+        return real(self, dataset, watched)
+
+    return train
+
+
+def test_a_study_that_was_stopped_is_the_one_that_was_not(
+    home: Path, whole: tuple[Path, Best], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, best = whole
+    with monkeypatch.context() as patch:
+        patch.setattr(Trial, "train", at_evaluation(1, "trial-0001", lambda: os.kill(os.getpid(), signal.SIGINT)))
+        with pytest.raises(Interrupted, match="the same command goes on"):
+            tuned(home, tmp_path, 4)
+    assert len(history(tmp_path)) == 1
+    # Killed outright: the trial is as its last checkpoint has it.
+    with monkeypatch.context() as patch:
+        patch.setattr(Trial, "train", at_evaluation(3, "trial-0001", lambda: (_ for _ in ()).throw(SystemExit)))  # type: ignore[arg-type]
+        with pytest.raises(SystemExit):
+            tuned(home, tmp_path, 4)
+    found = tuned(home, tmp_path, 4)
+    assert history(tmp_path) == history(folder)
+    assert (found.values, found.value) == (best.values, best.value)
+    # What was stopped went on in its own run.
+    assert sorted(path.name for path in tmp_path.glob("trial-*"))[:2] == ["trial-0000", "trial-0001"]
+
+
+def test_trials_that_do_worse_end_early(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    def train(self: Trial, dataset: Dataset, watch: Callable[[int, float], None]) -> float:
+        told.append(0)
+        value = 0.7 - 0.01 * len(told)
+        for step in (1, 2, 3):
+            watch(step, value)
+            told[-1] = step
+        return value
+
+    monkeypatch.setattr(Trial, "train", train)
+    assert tuned(home, tmp_path, 8).value == pytest.approx(0.69)
+    assert [state for _, state, _ in history(tmp_path)] == ["COMPLETE"] * 5 + ["PRUNED"] * 3
+    assert told == [3] * 5 + [0] * 3
+
+
+def test_a_trial_that_fails_is_one_trial_and_all_are_an_error(home: Path, tmp_path: Path) -> None:
+    best = tuned(home, tmp_path / "some", 4, ("train.dense.learning_rate=choice(0.001,1.0e+30)",))
+    states = {params["train.dense.learning_rate"]: state for params, state, _ in history(tmp_path / "some")}
+    assert states["0.001"] == "COMPLETE"
+    assert best.values == {"train.dense.learning_rate": 0.001}
+    with pytest.raises(TrainingError, match=r"none of 1 trials was trained to its end; the last: .*change --space"):
+        tuned(home, tmp_path / "none", 1, ("train.dense.learning_rate=choice(1.0e+30)",))
+
+
+def test_one_study_a_directory_and_one_process_a_study(home: Path, whole: tuple[Path, Best]) -> None:
+    folder, _ = whole
+    with pytest.raises(
+        ConfigError, match=r"is a study with recipe\.train\.max_steps 15, which is 16 now: name another"
+    ):
+        tuned(home, folder, 9, max_steps=16)
+    with pytest.raises(ConfigError, match=r"is a study with space\.train\.batch_size"):
+        tuned(home, folder, 9, SPACE[:1])
+    with held(folder / "study"), pytest.raises(StorageError, match="in use"):
+        tuned(home, folder, 9)
+    claim(home / "odd" / "study", RUN)
+    with pytest.raises(StorageError, match="is a run, expected a study"):
+        tuned(home, home / "odd", 1)
+
+
+def test_it_needs_a_validation_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = content(tmp_path)
+    made["data"]["split"]["valid"] = 0.0
+    prepare(Recipe.from_dict(made).data)
+    monkeypatch.setitem(globals(), "content", lambda root: made)
+    with pytest.raises(DatasetError, match=r"no validation split, by which trials are compared"):
+        tuned(tmp_path, tmp_path / "study", 1)
+
+
+def test_the_command_says_what_it_found(
+    home: Path, whole: tuple[Path, Best], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, best = whole
+    (home / "r.yaml").write_text(yaml.safe_dump(content(home)))
+    command = ["tune", str(home / "r.yaml"), "--space", *SPACE, "--trials", "4", "-o", str(folder)]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert f"validation AUC {best.value:.6f}, of {best.run}" in out
+    assert f"train.batch_size={best.values['train.batch_size']}" in out
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "stratarec.tuning.study")
+    assert main(command) == 2
+    assert "pip install 'stratarec[tune]'" in capsys.readouterr().err
