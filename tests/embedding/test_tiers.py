@@ -193,6 +193,21 @@ def test_reading_changes_nothing_and_sees_every_row(kind):
         assert (tables.directory.state.tags == tags).all()
 
 
+def test_records_of_rows_that_missed_steps_are_not_exported_as_they_are():
+    model = Model(tiers(0.01, CodecConfig(kind="int8")), "adam of all rows")
+    train(model, batches(40), 0)
+    for tables in cached_tables(model):
+        name, rows = tables.configs[0].name, tables.configs[0].num_embeddings
+        there = tables.store.written(np.arange(rows)) & (tables.directory.locate(np.arange(rows)) < 0)
+        records, home = tables.at_home(name, 0, rows)
+        clocks = np.ascontiguousarray(records[:, tables.codec.layout.clock_at :]).view(np.int32)[:, 0]
+        assert (clocks[home] == 40).all()
+        assert (clocks[there & ~home] < 40).all()
+        assert (there & ~home).any()
+    # Whoever reads them sees the steps that they missed.
+    assert (model.tables.rows("item", 0, ROWS["item"])["clock"] == 40).all()
+
+
 def test_reading_many_rows_takes_no_memory_for_good(tmp_path):
     model = Model(tiers(0.01, home="log", log_path=tmp_path), "sgd")
     train(model, batches(20), 0)

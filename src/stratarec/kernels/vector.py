@@ -28,7 +28,7 @@ _I16 = ir.IntType(16)
 @cache
 def blocks(width: int) -> tuple[int, bool]:
     """The constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the row."""
-    whole = (width % LANES == 0 and width <= _WIDEST) or width in (1, 2, 4, 8)
+    whole = (width % LANES == 0 and width <= _WIDEST) or width < LANES
     lanes = width if whole else next(lanes for lanes in (256, 128, 64, 32, 16, 8, 4, 2, 1) if width % lanes == 0)
     return lanes, whole
 
