@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
-from stratarec.errors import ConfigError
+from stratarec.embedding.engine import Engine
+from stratarec.errors import ConfigError, TrainingError
 from stratarec.jagged import KeyedJagged
 
 ROWS, WIDTH, STEPS = 12, 10, 60
@@ -153,3 +155,64 @@ def test_all_rows_without_anything_to_change_them_are_refused() -> None:
     with pytest.raises(ConfigError, match="rows is 'table', expected batch or all"):
         RowOptimizerConfig(rows="table")  # type: ignore[arg-type]
     assert RowOptimizerConfig(kind="adam", rows="all").clocked
+
+
+# Gradients that are scaled before they are applied
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_held_gradients_have_their_norm_and_are_applied_scaled(mean: bool) -> None:
+    lengths, ids = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 3, 3, 3, 5, 0, 4, 4, 1])
+    features = KeyedJagged(
+        keys=("x", "s"), values=ids, offsets=torch.tensor([0, 2, 2, 5, 6, 7, 7, 8, 9]), batch_size=len(lengths)
+    )
+    module = TieredEmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(
+                name="t", num_embeddings=ROWS, embedding_dim=WIDTH, feature_names=("x",), sequence_features=("s",),
+                pooling="mean" if mean else "sum",
+            )
+        ],
+        optimizer=RowOptimizerConfig(kind="sgd", learning_rate=0.1),
+    )  # fmt: skip
+    start = module.table("t")["weight"].clone()
+    weight = start.clone().requires_grad_()
+    mode = "mean" if mean else "sum"
+    bags = torch.nn.functional.embedding_bag(ids[:6], weight, torch.tensor([0, 2, 2, 5]), mode=mode)
+    (bags * targets(0, 4)).sum().backward()
+    (weight[ids[6:]] * targets(1, 3)).sum().backward()
+    assert weight.grad is not None
+    engine = module.engine
+    assert isinstance(engine, Engine)
+    engine.hold_updates()
+    found = module(features)
+    ((found.pooled * targets(0, 4)).sum() + (found.sequences["s"].values * targets(1, 3)).sum()).backward()
+    assert torch.equal(module.table("t")["weight"], start)
+    assert engine.gradient_norm() == pytest.approx(float(weight.grad.norm()), rel=1e-6)
+    with pytest.raises(TrainingError, match="gradients of their rows wait: call apply first"):
+        engine.load(Path(), {})
+    engine.apply(0.25)
+    torch.testing.assert_close(module.table("t")["weight"], start - 0.1 * 0.25 * weight.grad)
+    assert module.step == 1
+    assert engine.gradient_norm() == 0
+
+
+@pytest.mark.parametrize("rows", [40, 200_000])
+def test_the_norm_has_the_same_bits_at_any_number_of_threads_and_in_any_row(rows: int) -> None:
+    draws, before, norms = torch.Generator().manual_seed(3), torch.get_num_threads(), []
+    ids = torch.randint(0, 40, (3000,), generator=draws)
+    gradient = torch.randn(3000, WIDTH, generator=draws)
+    try:
+        for threads, shift in ((1, 0), (2, 0), (2, rows - 40)):
+            torch.set_num_threads(threads)
+            module = TieredEmbeddingBagCollection(
+                [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=WIDTH, feature_names=("x",))]
+            )
+            assert isinstance(module.engine, Engine)
+            module.engine.hold_updates()
+            module(looked_up(ids + shift)).pooled.backward(gradient)
+            norms.append(module.engine.gradient_norm())
+    finally:
+        torch.set_num_threads(before)
+    assert norms[0] > 0
+    assert len(set(norms)) == 1

@@ -77,10 +77,11 @@ def cached(trainer: Trainer) -> int:
 
 
 def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Path) -> None:
-    """Rows that a step changes without looking them up, too."""
-    plain = train(recipe(home, tmp_path / "plain", {}, embedding=EVERY_ROW))
+    """Rows that a step changes without looking them up, too, and gradients that are clipped with the rows'."""
+    options: dict[str, Any] = {"embedding": EVERY_ROW, "clip_norm": 0.05, "clip_rows": True}
+    plain = train(recipe(home, tmp_path / "plain", {}, **options))
     block = {"path": str(tmp_path / "rows"), "budget": "64MiB"}
-    made = recipe(home, tmp_path / "log", {**INT8, "block": block}, embedding=EVERY_ROW)
+    made = recipe(home, tmp_path / "log", {**INT8, "block": block}, **options)
     tiered = train(made, plan=in_log(made, "fp32"))
     assert cached(tiered) > 0
     assert plain.position.losses == tiered.position.losses

@@ -9,6 +9,7 @@ it lies and whoever looks at it in between.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -51,6 +52,10 @@ class Course:
     def rule(self) -> RowUpdate:
         """What the next step does to the rows of its batch."""
         return self._rule(self.step)
+
+    def scaled_rule(self, scale: float) -> RowUpdate:
+        """As `rule` with gradients that are multiplied by `scale`."""
+        return replace(self.rule, scale=scale)
 
     @property
     def rate_factor(self) -> float:

@@ -9,11 +9,12 @@ rows that go home, are the same in every run.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Handle, Part, Prepared
 from stratarec.embedding.saving import begin_tables, lie_alike, load_tables, save_tables
-from stratarec.embedding.tables import Moment, Tables
+from stratarec.embedding.tables import Ids, Moment, Tables
 from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
@@ -143,6 +144,7 @@ class Engine:
         self.flight = Flight()
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
         self._preparing, self._stepping = threading.Lock(), threading.Lock()
+        self.holding, self._held = False, list[_Backward]()
 
     # A step
 
@@ -268,20 +270,48 @@ class Engine:
             self.health.require()
             prepared.finish()
             try:
-                with self.health.changing("an optimizer step"):
-                    self._update(prepared, pooled, rows, weights)
-            finally:
+                if weights is not None:
+                    for tables, ids in zip(self.tables, prepared.ids, strict=True):
+                        tables.weight_gradient(prepared.features, ids, pooled, weights)
+            except BaseException:
                 prepared.release()
+                raise
+            self._held.append(_Backward(prepared, pooled, rows))
+            if not self.holding:
+                self._apply(1.0)
 
-    def _update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        rule, start, features = self.course.rule, 0, prepared.features
-        for tables, ids in zip(self.tables, prepared.ids, strict=True):
-            if weights is not None:
-                tables.weight_gradient(features, ids, pooled, weights)
-            end = start + len(tables.sequence_keys)
-            tables.update(features, ids, Gradients(pooled, rows[start:end]), rule)
-            start = end
-        self.course.step += 1
+    def hold_updates(self) -> None:
+        """Let `update` keep the gradients until `apply`, so that their norm can be known before."""
+        self.holding = True
+
+    def gradient_norm(self) -> float:
+        """Of the summed gradients of all rows that wait for `apply`."""
+        squares = [
+            square
+            for held in self._held
+            for tables, ids, gradients in held.by_tables(self.tables)
+            for square in tables.square_norms(held.prepared.features, ids, gradients)
+        ]
+        # Rounded once: which tables lie together changes no bit.
+        return math.sqrt(math.fsum(squares))
+
+    def apply(self, scale: float) -> None:
+        """The optimizer steps that wait, with gradients multiplied by `scale`."""
+        with self._stepping:
+            self.health.require()
+            self._apply(scale)
+
+    def _apply(self, scale: float) -> None:
+        while self._held:
+            held = self._held.pop(0)
+            try:
+                with self.health.changing("an optimizer step"):
+                    rule = self.course.scaled_rule(scale)
+                    for tables, ids, gradients in held.by_tables(self.tables):
+                        tables.update(held.prepared.features, ids, gradients, rule)
+                    self.course.step += 1
+            finally:
+                held.prepared.release()
 
     @property
     def step(self) -> int:
@@ -396,6 +426,8 @@ class Engine:
 
     def _require_nothing_ahead(self, what: str) -> None:
         waiting = self.flight.unused()
+        if self._held:
+            raise TrainingError(f"tables cannot be {what} while gradients of their rows wait: call apply first")
         if waiting is not None:
             raise TrainingError(
                 f"tables cannot be {what} while batch {waiting} is prepared and not looked up: train or release() it "
@@ -439,6 +471,22 @@ class Engine:
             self.health.require()
         for tables in self.tables:
             yield tables, tables.nbytes
+
+
+class _Backward(NamedTuple):
+    """A batch whose backward pass is done, and the gradients of what it looked up."""
+
+    prepared: Prepared
+    pooled: Tensor
+    rows: Sequence[Tensor]
+
+    def by_tables(self, groups: Sequence[Tables]) -> Iterator[tuple[Tables, Ids, Gradients]]:
+        """Each group of tables with its ids and its gradients."""
+        start = 0
+        for tables, ids in zip(groups, self.prepared.ids, strict=True):
+            end = start + len(tables.sequence_keys)
+            yield tables, ids, Gradients(self.pooled, self.rows[start:end])
+            start = end
 
 
 def _slots_for(features: KeyedJagged) -> NDArray[np.int32]:

@@ -54,6 +54,9 @@ class SlotMemory(Protocol):
     ) -> None:
         """One step of the row optimizer."""
 
+    def square_norms(self, layout: GroupLayout, bags: BagBatch, gradients: Gradients) -> NDArray[np.float64]:
+        """Of the summed gradients of a batch's rows, ``[tables]``."""
+
     def catch_up(self, layout: GroupLayout, bags: BagBatch, missed: Missed) -> None:
         """Let the rows of a batch take the steps that they missed; ids outside their table are passed over."""
 
@@ -137,6 +140,9 @@ class CpuSlots:
         self, layout: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None
     ) -> None:
         update.update(self._slots, layout, bags, gradients, rule, self._workspace, missed)
+
+    def square_norms(self, layout: GroupLayout, bags: BagBatch, gradients: Gradients) -> NDArray[np.float64]:
+        return update.square_norms(layout, bags, gradients, self._workspace)
 
     def catch_up(self, layout: GroupLayout, bags: BagBatch, missed: Missed) -> None:
         update.catch_up(self._slots, layout, bags, missed, self._workspace)

@@ -171,6 +171,11 @@ class Tables(ABC):
         """Apply the row optimizer, given the gradients of what `pool` returned."""
         self.memory.update(self.layout, self.bags(features, ids), gradients, rule, self.course.missed)
 
+    def square_norms(self, features: KeyedJagged, ids: Ids, gradients: Gradients) -> list[float]:
+        """Sum of squares of the summed gradients of a batch's rows, of each table."""
+        found: list[float] = self.memory.square_norms(self.layout, self.bags(features, ids), gradients).tolist()
+        return found
+
     def weight_gradient(self, features: KeyedJagged, ids: Ids, pooled: Tensor, out: Tensor) -> None:
         """Add the gradients of per-sample weights to `out`."""
         self.memory.weight_gradient(self.layout, self.bags(features, ids), pooled, out)

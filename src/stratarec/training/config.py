@@ -122,6 +122,9 @@ class TrainConfig:
     """Row optimizer of the tables."""
     clip_norm: float = 0.0
     """Scale the network's gradient down to this norm; 0 for none."""
+    clip_rows: bool = False
+    """Let the norm be that of the network's gradients and of the summed gradients of the batch's rows together, and
+    scale both. Weight decay is added to gradients afterwards, and is in no norm."""
     eval_every: int = 0
     """Evaluate on the validation split every so many steps; 0 at the end of each epoch."""
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
@@ -160,6 +163,8 @@ class TrainConfig:
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}, expected at least {least}")
+        if self.clip_rows and not self.clip_norm:
+            raise ConfigError("train.clip_rows is true, but train.clip_norm is 0: give the norm to scale gradients to")
         if self.portions > self.batch_size:
             raise ConfigError(
                 f"train.portions is {self.portions}, expected at most train.batch_size, which is {self.batch_size}: "

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from stratarec.batch import Batch
 from stratarec.data.loader import Loader, run_ahead
 from stratarec.embedding import Handle, Prefetcher
-from stratarec.errors import TrainingError
+from stratarec.embedding.engine import Engine
+from stratarec.errors import ConfigError, TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel
 from stratarec.models.outputs import autocast
@@ -134,6 +135,7 @@ class Stages:
         self.averaging = Averaging(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor = 1.0
+        self._holding = _holding(model) if config.clip_rows else None
 
     @property
     def epoch_steps(self) -> int:
@@ -185,7 +187,7 @@ class Stages:
         return self.objective.mean(logits, batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the network, and one optimizer step of the rows."""
+        """Gradients of the network, and one optimizer step of the rows, or their gradients where they are clipped."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -195,12 +197,22 @@ class Stages:
         weights = [weight for group in groups for weight in group["params"]]
         self._reduction.reduce(weights)
         if self._config.clip_norm:
-            norm = self._reduction.norm(weights)
-            nn.utils.clip_grads_with_norm_(weights, self._config.clip_norm, norm)
+            self._clip(weights, self._config.clip_norm)
         for group in groups:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
         self.optimizer.step()
         self.averaging.update(step)
+
+    def _clip(self, weights: Sequence[nn.Parameter], limit: float) -> None:
+        """Scale gradients down to a norm of `limit`: those of the network, and with them those of rows that are held."""
+        norm = self._reduction.norm(weights)
+        if self._holding is None:
+            nn.utils.clip_grads_with_norm_(weights, limit, norm)
+            return
+        norm = torch.hypot(norm, torch.tensor(self._holding.gradient_norm(), dtype=norm.dtype))
+        nn.utils.clip_grads_with_norm_(weights, limit, norm)
+        # By torch's own formula.
+        self._holding.apply(min(limit / (norm.item() + 1e-6), 1.0))
 
     def figures(self) -> list[dict[str, float]]:
         """What each of several processes did, as `records.RankFigures`; nothing where there is one."""
@@ -222,6 +234,18 @@ class Stages:
         self.backward(loss)
         self.update(step)
         return Trained(value, batch.size)
+
+
+def _holding(model: CTRModel) -> Engine:
+    """The engine of a model's tables, which from now on holds gradients until they are scaled."""
+    engine = model.embeddings.engine
+    if not isinstance(engine, Engine):
+        raise ConfigError(
+            "train.clip_rows needs the gradients of all rows in one process, and these tables are shared among ranks: "
+            "set it to false (train.clip_norm then clips the network alone), or train in one process"
+        )
+    engine.hold_updates()
+    return engine
 
 
 def gradient_norm(weights: Iterable[nn.Parameter]) -> Tensor:

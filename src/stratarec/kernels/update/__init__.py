@@ -143,6 +143,18 @@ def update(
     backend(_BACKENDS, gradients.pooled).update(slots, group, bags, gradients, rule, missed, workspace)
 
 
+def square_norms(group: GroupLayout, bags: BagBatch, gradients: Gradients, workspace: Workspace) -> NDArray[np.float64]:
+    """``[tables]`` sum of squares of the summed gradients of a batch's rows, of each table.
+
+    Notes
+    -----
+    The bits depend neither on the number of threads nor on where rows lie: a table's rows are added in the order of
+    their first lookups, in float64.
+    """
+    found: NDArray[np.float64] = backend(_BACKENDS, gradients.pooled).square_norms(group, bags, gradients, workspace)
+    return found
+
+
 def pace_of(rule: RowUpdate) -> tuple[np.float32, ...]:
     """What `Missed.paces` says of a step: its own numbers."""
     return tuple(rules.pace_of(rule))  # type: ignore[no-untyped-call]

@@ -25,11 +25,11 @@ from stratarec.kernels.bags.cpu import Bags, Features
 from stratarec.kernels.rows import U, ahead_of, prefetch_row
 from stratarec.kernels.team import BODY, run_team, take, team_of
 from stratarec.kernels.threads import threads_for
-from stratarec.kernels.update.lists import Given, Scratch, group, list_lookups, list_singles, sort_by_row
+from stratarec.kernels.update.lists import Given, Scratch, group, is_simple, list_table, sort_by_row
 from stratarec.kernels.update.missed import course_of
 from stratarec.kernels.update.rules import Course, Pace, Rule, Step, compiled, prefetch_state, train_row
 from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, Tasks, kept_for
-from stratarec.kernels.vector import add, blocks, broadcast, load, multiply, store
+from stratarec.kernels.vector import add, blocks, broadcast, load, multiply, store, total
 
 
 class Sources(NamedTuple):
@@ -148,17 +148,10 @@ def update_tables(
         these = table_features[table_start[table] : table_start[table + 1]]
         f = these[0]
         origin, limit, lookups = U(features.base[f]), features.rows[f], U(table_lookups[table])
-        simple = bags.singles and not bags.weighted and len(these) == 1 and not features.sequence[f]
-        plain, first = simple and part[1] == 1, features.key[f] * bags.batch
-        ids = bags.values[first : first + bags.batch] if plain else own.listed
-        scaled = bags.weighted
+        plain, first = is_simple(these, bags, features) and part[1] == 1, features.key[f] * bags.batch
+        ids, scaled = bags.values[first : first + bags.batch] if plain else own.listed, False
         if not plain:
-            if simple:
-                lookups = list_singles(bags, first, features.column[f], part, gradients, own)
-            else:
-                for g in these:
-                    scaled |= features.mean[g] != 0
-                lookups = list_lookups(these, part, scaled, bags, features, gradients, width, own)
+            lookups, scaled = list_table(these, part, bags, features, gradients, width, own)
         if lookups == 0:
             continue
         sources = Sources(
@@ -176,6 +169,45 @@ def update_tables(
         apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
 
 
+@njit(**BODY)
+def norm_sorted(lanes, distinct, D, own, sources):
+    """Sum of squares of the summed gradients of all distinct rows, in the order of their first lookups."""
+    literally(lanes)
+    found, begin = np.float64(0.0), U(0)
+    for u in range(distinct):
+        end = U(own.count_of[u])
+        sum_row(lanes, (begin, end), D, own, sources)
+        begin = end
+        for block in range(U(0), D, U(lanes)):
+            part = load(own.row_sum, block, lanes)
+            found += np.float64(total(multiply(part, part)))
+    return found
+
+
+@njit(**BODY)
+def norm_tables(member, lanes, whole, counter, width, bags, features, tables, gradients, work, out):
+    """Take tables until none is left: the order of a table's sum is that of its lookups, whoever does it."""
+    literally(lanes)
+    D, own = U(lanes if whole else width), own_part(work, member)
+    table_start, table_features, table_lookups = tables
+    while True:
+        table = take(counter)
+        if table >= len(table_lookups):
+            break
+        if table_lookups[table] == 0:
+            continue
+        these = table_features[table_start[table] : table_start[table + 1]]
+        f = these[0]
+        lookups, scaled = list_table(these, (0, 1), bags, features, gradients, width, own)
+        sources = Sources(
+            False, scaled, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
+            gradients.pooled, gradients.rows,
+        )  # fmt: skip
+        distinct = group(own.listed, lookups, features.rows[f], own)
+        sort_by_row(lookups, distinct, own)
+        out[table] = norm_sorted(lanes, distinct, D, own, sources)
+
+
 @cache
 def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """The update for rows in blocks of `lanes`, compiled at its first call and kept on disk."""
@@ -188,7 +220,15 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
         )  # fmt: skip
         run_team(team, update_tables, given)
 
-    return SimpleNamespace(update=run_update)
+    @njit(nogil=True, cache=True)
+    def run_norms(team, width, bags, features, tables, gradients, work, out):
+        given = (
+            lanes, whole, np.zeros(1, np.int64), width, Bags(*bags), Features(*features), tables, Given(*gradients),
+            Scratch(*work), out,
+        )  # fmt: skip
+        run_team(team, norm_tables, given)
+
+    return SimpleNamespace(update=run_update, norms=run_norms)
 
 
 def update(slots, layout, bags, gradients, rule, missed, workspace):
@@ -209,6 +249,21 @@ def update(slots, layout, bags, gradients, rule, missed, workspace):
 
 
 _NO_ROWS = np.zeros(1, dtype=np.float32)
+
+
+def square_norms(layout, bags, gradients, workspace):
+    """`update.square_norms` for arrays."""
+    kept, found = kept_for(workspace), np.zeros(len(layout.table_start) - 1)
+    load = kept.load(layout, bags)
+    if load.total:
+        threads = threads_for(load.total)
+        tables = (layout.table_start, layout.table_features, load.counts)
+        work = kept.arrays.fit(threads, load.most, layout.width, bags.values.dtype)
+        kernels(*blocks(layout.width)).norms(
+            team_of(threads), layout.width, bags.compiled, layout.features(bags), tables, _given(layout, gradients),
+            tuple(work), found,
+        )  # fmt: skip
+    return found
 
 
 def _given(layout, gradients):

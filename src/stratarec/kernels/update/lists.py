@@ -89,6 +89,24 @@ def list_lookups(these, part, scaled, bags, features, given, width, own):
 
 
 @njit(**BODY)
+def is_simple(these, bags, features):
+    """Whether `these` features of a table are one, pooled, of one unweighted id a bag."""
+    return bags.singles and not bags.weighted and len(these) == 1 and not features.sequence[these[0]]
+
+
+@njit(**BODY)
+def list_table(these, part, bags, features, given, width, own):
+    """`list_singles` or `list_lookups`: the number of lookups, and whether they have scales."""
+    if is_simple(these, bags, features):
+        f = these[0]
+        return list_singles(bags, features.key[f] * bags.batch, features.column[f], part, given, own), False
+    scaled = bags.weighted
+    for f in these:
+        scaled |= features.mean[f] != 0
+    return list_lookups(these, part, scaled, bags, features, given, width, own), scaled
+
+
+@njit(**BODY)
 def group(ids, lookups, limit, own):
     """Number the distinct rows in order of first lookup: ``slot_of[i]``, ``row_of[u]``, ``count_of[u]``.
 

@@ -1,0 +1,58 @@
+"""Gradients of network and rows that are clipped by one norm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes import tiny
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.errors import ConfigError
+from stratarec.recipe import Recipe
+from stratarec.training.config import TrainConfig
+from stratarec.training.run import new_model, open_run
+from stratarec.training.trainer import Trainer
+
+
+def values(model: Any) -> dict[str, torch.Tensor]:
+    rows = {table.name: model.embeddings.table(table.name)["weight"] for table in model.embeddings.tables}
+    return {name: value.detach().clone() for name, value in (*model.network.named_parameters(), *rows.items())}
+
+
+def test_a_step_is_as_long_as_the_norm_allows_and_no_longer(tmp_path: Path) -> None:
+    """Plain gradient descent at a rate of 1: how far all weights moved together is the norm."""
+    plain = {"kind": "sgd", "learning_rate": 1.0}
+    content = tiny(tmp_path, max_steps=1, dense=plain, embedding=plain)
+    prepare(Recipe.from_dict(content).data)
+    moved = []
+    for limit, rows in ((0.0, False), (0.01, False), (0.01, True), (1e6, True)):
+        content["train"] |= {"clip_norm": limit, "clip_rows": rows, "run": str(tmp_path / f"run-{len(moved)}")}
+        made = Recipe.from_dict(content)
+        dataset = Dataset.open(made.data.path)
+        trainer = Trainer(made, dataset)
+        before = values(new_model(made, dataset, None, "untrained"))
+        trainer.train()
+        with open_run(made.train.run) as trained:
+            moved.append({name: value - before[name] for name, value in values(trained.model).items()})
+    tables = set(moved[0]) - {name for name, _ in trainer.model.network.named_parameters()}
+
+    def norm(found: dict[str, torch.Tensor], names: Any = None) -> float:
+        return float(torch.stack([found[name].double().norm() for name in names or found]).norm())
+
+    whole, network, both, loose = moved
+    assert norm(whole) > 0.02
+    assert norm(network, set(network) - tables) == pytest.approx(0.01, rel=1e-3)
+    assert all(torch.equal(network[name], whole[name]) for name in tables)
+    assert norm(both) == pytest.approx(0.01, rel=1e-3)
+    for name, value in both.items():
+        torch.testing.assert_close(value, whole[name] * 0.01 / norm(whole), rtol=2e-3, atol=1e-7)
+    assert all(torch.equal(loose[name], value) for name, value in whole.items())
+
+
+def test_rows_are_clipped_by_a_norm_only() -> None:
+    with pytest.raises(ConfigError, match=r"clip_rows is true, but train\.clip_norm is 0"):
+        TrainConfig(clip_rows=True)
