@@ -45,6 +45,16 @@ class TorchRecDLRM(nn.Module):
             over_arch_layer_sizes=top,
         )
 
+    def regularize(self, dropout: float) -> None:
+        """Give every hidden layer torch's batch normalization and dropout, as `MLP` has them."""
+        perceptron = import_peer("torchrec.modules.mlp").Perceptron
+        *bottom, _ = [layer for layer in self.dlrm.dense_arch.modules() if isinstance(layer, perceptron)]
+        for layer in (*bottom, *self.dlrm.over_arch.modules()):
+            if isinstance(layer, perceptron):
+                layer._activation_fn = nn.Sequential(
+                    nn.BatchNorm1d(layer._out_size), nn.ReLU(inplace=True), nn.Dropout(dropout)
+                )
+
     def forward(self, batch: Batch) -> Tensor:
         logits: Tensor = self.dlrm(batch.dense, to_torchrec(batch.sparse))
         return logits.squeeze(-1).float()

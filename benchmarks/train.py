@@ -2,7 +2,8 @@
 
 Both sides read the same prepared data set through the same loader (TorchRec's side converts each batch to a
 `KeyedJaggedTensor`, which copies nothing), at the same batch size, threads and precision, with dense Adagrad in torch's
-fused form and exact row-wise Adagrad on the tables. They take turns, a stretch of steps each.
+fused form and exact row-wise Adagrad on the tables. They take turns, a stretch of steps each. Then the same again with
+batch normalization and dropout in all hidden layers of both.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +34,18 @@ from stratarec.models.base import build_tables
 
 RATE, EPS = 0.02, 1e-8
 BOTTOM, TOP = (512, 256), (512, 256)
+DROPOUT = 0.2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is trained in a line of the table."""
+
+    width: int
+    batch: int
+    precision: str
+    regularized: bool = False
+    """With batch normalization and dropout."""
 
 
 class Side:
@@ -83,7 +97,10 @@ def copy_dense(ours: CTRModel, theirs: TorchRecDLRM) -> None:
     with torch.no_grad():
         for one, other in zip(source, target, strict=True):
             other.weight.copy_(one.weight)
-            other.bias.copy_(one.bias)
+            if one.bias is None:  # before a normalization
+                other.bias.zero_()
+            else:
+                other.bias.copy_(one.bias)
         # TorchRec lists the pairs of the upper triangle, we those of the lower one.
         vectors = len(ours.embeddings.pooled_keys) + 1
         rows, columns = torch.triu_indices(vectors, vectors, offset=1)
@@ -94,10 +111,14 @@ def copy_dense(ours: CTRModel, theirs: TorchRecDLRM) -> None:
 
 
 def sides(
-    dataset: Dataset, width: int, batch: int, precision: str, dense_optimizer: type[torch.optim.Optimizer]
+    dataset: Dataset, shape: Shape, dense_optimizer: type[torch.optim.Optimizer], dropout: float = 0.0
 ) -> dict[str, Side]:
     """Both models with the same weights."""
-    config = DLRMConfig(embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
+    width = shape.width
+    config = DLRMConfig(
+        embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum", dropout=dropout,
+        batch_norm=shape.regularized,
+    )  # fmt: skip
     ours = build_model(
         config, dataset.schema, dataset.table_rows(), optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS)
     )
@@ -106,28 +127,30 @@ def sides(
     collection = fused_collection(tables, rate=RATE, eps=EPS, initial=initial)
     theirs = TorchRecDLRM(collection, len(dataset.schema.dense), [*BOTTOM, width], [*TOP, 1])
     copy_dense(ours, theirs)
-    loader = Loader(dataset, "train", LoaderConfig(batch_size=batch))
+    if shape.regularized:
+        theirs.regularize(dropout)
+    loader = Loader(dataset, "train", LoaderConfig(batch_size=shape.batch))
     dense = [*theirs.dlrm.dense_arch.parameters(), *theirs.dlrm.over_arch.parameters()]
 
     def make(weights: Any) -> torch.optim.Optimizer:
         return dense_optimizer(weights, lr=0.01, fused=True)  # type: ignore[call-arg]
 
     return {
-        "ours": Side(ours, make(ours.network.parameters()), loader, precision),
-        "torchrec": Side(theirs, make(dense), loader, precision),
+        "ours": Side(ours, make(ours.network.parameters()), loader, shape.precision),
+        "torchrec": Side(theirs, make(dense), loader, shape.precision),
     }
 
 
-def gate(dataset: Dataset, width: int, batch: int, precision: str, steps: int = 20) -> float:
-    """Both train to the same losses with plain SGD on the network.
+def gate(dataset: Dataset, shape: Shape, steps: int = 20) -> float:
+    """Both train to the same losses with plain SGD on the network, and without dropout, whose masks differ.
 
     Adagrad's first step is the sign of the gradient, so weights whose gradient is rounding noise part at once: the gate
     leaves it out of the network, and allows for it in the rows. Models that differed would part by far more; that the
     engines agree to 1e-5 is a test of the suite.
     """
-    pair = sides(dataset, width, batch, precision, torch.optim.SGD)
+    pair = sides(dataset, shape, torch.optim.SGD)
     difference = max(abs(pair["ours"].step() - pair["torchrec"].step()) for _ in range(steps))
-    limit = 1e-3 if precision == "float32" else 2e-2
+    limit = 1e-3 if shape.precision == "float32" else 2e-2
     if difference > limit:
         raise AssertionError(f"losses differ by {difference}, expected at most {limit}")
     return difference
@@ -177,18 +200,16 @@ def loader_speed(dataset: Dataset, batch: int, seconds: float = 5.0) -> float:
     return samples / (time.perf_counter() - began)
 
 
-def cell(dataset: Dataset, width: int, batch: int, precision: str, rounds: int, stretch: int) -> dict[str, Any]:
+def cell(dataset: Dataset, shape: Shape, rounds: int, stretch: int) -> dict[str, Any]:
     """One line of the table."""
-    difference = gate(dataset, width, batch, precision)
-    pair = sides(dataset, width, batch, precision, torch.optim.Adagrad)
+    difference, batch = gate(dataset, shape), shape.batch
+    pair = sides(dataset, shape, torch.optim.Adagrad, DROPOUT if shape.regularized else 0.0)
     seconds = take_turns(pair, rounds, stretch, warmup=3)
     for side in pair.values():
         side.close()
     ours, theirs = median(seconds["ours"]), median(seconds["torchrec"])
     return {
-        "width": width,
-        "batch": batch,
-        "precision": precision,
+        **asdict(shape),
         "ours_ms": 1e3 * ours,
         "torchrec_ms": 1e3 * theirs,
         "ours_samples_s": batch / ours,
@@ -211,17 +232,23 @@ def run(quick: bool) -> dict[str, Any]:
         )
         dataset = prepare(config)
         rows = [
-            cell(dataset, width, batch, precision, rounds=4 if quick else 10, stretch=5 if quick else 10)
+            cell(dataset, Shape(width, batch, precision, regularized), 4 if quick else 10, stretch=5 if quick else 10)
+            for regularized in (False, True)
             for width, batch in ((16, 2048), (64, 4096))
             for precision in ("float32", "bf16")
         ]
         tables = dataset.table_rows()
+    plain, regularized = ([row for row in rows if row["regularized"] == each] for each in (False, True))
     return {
         "config": {"bottom": BOTTOM, "top": TOP, "tables": tables, "samples": samples, "dense_optimizer": "Adagrad"},
         "metrics": {
-            "ratio_torchrec": min(row["ratio"] for row in rows),
-            "ratio_torchrec_float32": min(row["ratio"] for row in rows if row["precision"] == "float32"),
-            "ratio_torchrec_bf16": min(row["ratio"] for row in rows if row["precision"] == "bf16"),
+            "ratio_torchrec": min(row["ratio"] for row in plain),
+            "ratio_torchrec_float32": min(row["ratio"] for row in plain if row["precision"] == "float32"),
+            "ratio_torchrec_bf16": min(row["ratio"] for row in plain if row["precision"] == "bf16"),
+            "ratio_torchrec_regularized": min(row["ratio"] for row in regularized),
+            "ratio_regularized_plain": min(
+                one["ratio"] / other["ratio"] for one, other in zip(regularized, plain, strict=True)
+            ),
             "loader_headroom": min(row["loader_headroom"] for row in rows),
         },
         "samples": {"rows": rows},

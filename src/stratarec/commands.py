@@ -94,10 +94,21 @@ def plan(args: argparse.Namespace) -> None:
     with joined(recipe.distributed, recipe.towers) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
-            mesh.first(lambda: _plan_cluster(args, recipe, network))
+            mesh.first(lambda: _plan_cluster(args, _sized(args), network))
         else:
             hosts = (recipe.distributed.hosts or 1) if args.ranks else mesh.hosts
-            mesh.first(lambda: run(args, recipe, args.ranks or mesh.ranks, hosts))
+            mesh.first(lambda: run(args, _sized(args), args.ranks or mesh.ranks, hosts))
+
+
+def _sized(args: argparse.Namespace) -> Recipe:
+    """The recipe with what it leaves to the size of its data set, which is prepared."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.recipe import Recipe, read_content
+    from stratarec.training.sizing import sized
+
+    content = read_content(args.recipe, args.overrides)
+    path = Recipe.from_dict(content, args.recipe).data.path
+    return Recipe.from_dict(sized(content, Dataset.open(path, verify="used"))[0], args.recipe)
 
 
 def _check_kind(args: argparse.Namespace) -> None:
@@ -202,7 +213,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
     from stratarec.data.matching import check_prepared
     from stratarec.files import check_output
     from stratarec.models.base import build_tables
-    from stratarec.planning.planner import make_plan
+    from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.placement import print_plan, write_plan_report
     from stratarec.training.sharing import sharding_plan
@@ -215,9 +226,10 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.held():
-        made = make_plan(
-            tables, dataset, config.embedding, recipe.memory, batch_size=config.batch_size, tiers=tiers, ranks=ranks
-        )
+        made = make_hot_plan(
+            tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
+            ranks=ranks,
+        )  # fmt: skip
         by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts)
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:
@@ -277,13 +289,15 @@ def _profile_hot(args: argparse.Namespace, dataset: Dataset, output: Path) -> Ho
 def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, beside: Path) -> list[str]:
     """How many inputs of each split are hot, counted; counts are kept `beside`."""
     from stratarec.hot.classifier import classify
+    from stratarec.hot.parts import parts_of
     from stratarec.reporting.progress import make_progress
 
-    lines = []
+    parts, lines = parts_of(dataset, profile.row_bytes), []
+    hot = profile.hot(parts)
     for split in dataset.splits:
         if samples := dataset.samples(split):
             path = beside.with_suffix(f".hot-{split}.json")
-            found = classify(dataset, profile, split, path, make_progress(quiet=args.quiet)).inputs
+            found = classify(dataset, parts, hot, split, path, make_progress(quiet=args.quiet)).inputs
             lines.append(f"{split:6} {found:>12,} of {samples:,} inputs are hot, {found / samples:.2%}")
     return lines
 
@@ -293,16 +307,22 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.data.dataset import Dataset
     from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
-    from stratarec.recipe import Recipe
+    from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.progress import make_progress
     from stratarec.training.keeping import SETTLED
+    from stratarec.training.sizing import sized
     from stratarec.training.trainer import Trainer
 
-    recipe = Recipe.load(args.recipe, args.overrides)
+    content = read_content(args.recipe, args.overrides)
+    recipe = Recipe.from_dict(content, args.recipe)
     with joined(recipe.distributed, recipe.towers) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
-        trainer = Trainer(recipe, dataset, make_progress(quiet=args.quiet), plan=made, mesh=mesh)
+        content, said = sized(content, dataset)
+        recipe, progress = Recipe.from_dict(content, args.recipe), make_progress(quiet=args.quiet)
+        if said and mesh.is_first:
+            progress.say(said)
+        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh)
         # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
         settled = mesh.noted(SETTLED)
         result = trainer.train(

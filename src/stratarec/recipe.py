@@ -5,6 +5,7 @@ Every unknown key is refused, with the key that was probably meant. Relative pat
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.explaining import explain, mistaken_truth, odd_value, short
 from stratarec.finite import check_finite
+from stratarec.hot.config import HotConfig
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.naming import file_name, visible
 from stratarec.opening import open_regular
@@ -43,6 +45,8 @@ class Recipe:
     """How it is trained."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Where its tables live; by default float32 in DRAM."""
+    hot: HotConfig = field(default_factory=HotConfig)
+    """Whether popular rows of tables that DRAM does not hold stay in it."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """How several processes share it."""
 
@@ -112,6 +116,21 @@ def read_content(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     for override in overrides if isinstance(content, dict) else ():
         _apply(content, override)
     return content
+
+
+def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a recipe's content with other values of some fields, such as ``train.batch_size``."""
+    found = copy.deepcopy(dict(content))
+    for place, value in values.items():
+        *path, last = place.split(".")
+        section = found
+        for name in path:
+            inner = section.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{place}: {name} is not a section of the recipe")
+            section = inner
+        section[last] = value
+    return found
 
 
 @cache

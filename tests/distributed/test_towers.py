@@ -42,18 +42,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(
     home: Path, run: Path, compression: float | None = 2.0, memory: Any = None, kind: str = "dlrm",
-    pooling: str = "mean", distributed: Any = None, **train: Any,
+    pooling: str = "mean", distributed: Any = None, network: Any = None, **train: Any,
 ) -> Recipe:  # fmt: skip
     made = content(home, run=str(run), **{"max_steps": 30, "eval_every": 20, **train})
     names = [feature.name for feature in Dataset.open(made["data"]["path"]).schema.sparse]
     ends = [name for name in names if name.startswith(("item", "history"))]
     others = [name for name in names if name not in ends]
     towers = {"plan": [[*ends, *others[::2]], others[1::2]], "compression": compression}
-    section = {"embedding_dim": 8, "towers": towers, "history": {"pooling": pooling}}
+    section = {"embedding_dim": 8, "towers": towers, "history": {"pooling": pooling}, **(network or {})}
     given = {**made["model"], **section} if kind == "dlrm" else {"kind": kind, "deep_mlp": [16], **section}
     return Recipe.from_dict({**made, "memory": memory or {}, "model": given, "distributed": distributed or {}})
 
 
+REGULARIZED = {"dropout": 0.2, "batch_norm": True}
 CASES: list[dict[str, Any]] = [
     {"pooling": "target_attention", "dense": {"kind": "adam", "learning_rate": 0.003}, "clip_norm": 0.05},
     {"kind": "dcnv2", "deduplicate": False, "compression": 4.0},
@@ -85,7 +86,7 @@ def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
 ) -> None:
     found = []
     for name, towers in (("flat", 0), ("sptt", 2)):
-        made = recipe(home, tmp_path / name, None, deduplicate=False, batch_size=118)
+        made = recipe(home, tmp_path / name, None, deduplicate=False, batch_size=118, network=REGULARIZED)
         found += ranks.run(4, pooled, made, local=2, towers=towers)
     assert found[1:] == found[:1] * 7
     assert_near(model(tmp_path / "sptt"), model(tmp_path / "flat"), 0)
@@ -97,14 +98,16 @@ def test_a_run_by_towers_resumes_to_the_bit(ranks: Ranks, home: Path, tmp_path: 
     for name, parts in (("whole", (30,)), ("cut", (13, 30))):
         memory = {"block": {"path": str(tmp_path / f"rows-{name}"), "budget": "64MiB"}, **TIERED}
         for steps in parts:
-            made = recipe(home, tmp_path / name, memory=memory, distributed=wires, max_steps=steps)
+            made = recipe(
+                home, tmp_path / name, memory=memory, distributed=wires, max_steps=steps, network=REGULARIZED
+            )  # fmt: skip
             found = ranks.run(4, train, made, steps == 30 and name == "cut", local=2, towers=2)
         runs.append(found[0])
     assert runs[0]["cached"] > 0
     assert [tuple(point) for point in runs[1]["losses"]] == runs[0]["losses"]
     assert_near(model(tmp_path / "cut"), model(tmp_path / "whole"), 0)
     # One process goes on from what two hosts wrote.
-    train(Mesh.alone(), recipe(home, tmp_path / "cut", max_steps=35), True)
+    train(Mesh.alone(), recipe(home, tmp_path / "cut", max_steps=35, network=REGULARIZED), True)
 
 
 def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:

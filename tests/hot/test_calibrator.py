@@ -46,6 +46,12 @@ def bytes_of(dataset: Dataset) -> dict[str, int]:
     return dict.fromkeys(dataset.vocabularies, ROW_BYTES)
 
 
+def rows_of(dataset: Dataset, profile: HotProfile) -> tuple[list[Part], np.ndarray]:
+    """Parts, and their hot rows."""
+    parts = parts_of(dataset, bytes_of(dataset))
+    return parts, profile.hot(parts)
+
+
 def total(dataset: Dataset) -> int:
     return sum(dataset.table_rows().values()) * ROW_BYTES
 
@@ -85,7 +91,7 @@ def test_inputs_that_lack_one_table_do_not_hold_up_the_rest(dataset: Dataset) ->
     assert profile.chosen.accesses > 2 * profile.chosen.row_share
     assert not without_skew(profile)
     samples = dataset.samples("train")
-    exact = classify(dataset, profile, "train").inputs / samples
+    exact = classify(dataset, *rows_of(dataset, profile), "train").inputs / samples
     assert profile.chosen.inputs.low <= exact <= profile.chosen.inputs.high
 
 
@@ -103,15 +109,15 @@ def test_the_interval_holds_the_true_share_at_least_95_times_in_100() -> None:
 def test_counting_goes_on_where_it_stopped_and_begins_anew_for_other_rows(dataset: Dataset, tmp_path: Path) -> None:
     profile = calibrate(dataset, bytes_of(dataset), total(dataset) // 5, curve=())
     path = tmp_path / "counts.json"
-    whole = classify(dataset, profile, "train", path)
+    whole = classify(dataset, *rows_of(dataset, profile), "train", path)
     assert set(whole.shards) == {shard.path for shard in dataset.shards("train")}
     first, *others = whole.shards
     planted = {first: tuple(0 for _ in whole.shards[first])}
     write_sealed(path, Classification(key=whole.key, shards=planted).to_dict())
-    resumed = classify(dataset, profile, "train", path)
+    resumed = classify(dataset, *rows_of(dataset, profile), "train", path)
     assert resumed.shards == {**{name: whole.shards[name] for name in others}, **planted}
     other = calibrate(dataset, bytes_of(dataset), total(dataset) // 10, curve=())
-    assert classify(dataset, other, "train", path).inputs < whole.inputs
+    assert classify(dataset, *rows_of(dataset, other), "train", path).inputs < whole.inputs
 
 
 def test_a_profile_is_of_one_data_set(dataset: Dataset, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from recipes import tiny
 from stratarec.errors import ConfigError
-from stratarec.recipe import Recipe
-from stratarec.tuning.space import Choice, Range, Space, applied
+from stratarec.recipe import Recipe, with_values
+from stratarec.tuning.space import Choice, Range, Space
 from stratarec.tuning.trial import Trial
 
 
@@ -41,7 +41,7 @@ def test_forms_give_numbers_whole_numbers_and_values(content: dict[str, Any], tm
 
 
 def test_values_are_set_in_a_copy(content: dict[str, Any]) -> None:
-    found = applied(content, {"train.dense.learning_rate": 0.5, "train.batch_size": 64})
+    found = with_values(content, {"train.dense.learning_rate": 0.5, "train.batch_size": 64})
     assert (found["train"]["dense"], found["train"]["batch_size"]) == ({"learning_rate": 0.5}, 64)
     assert (content["train"]["batch_size"], "dense" in content["train"]) == (128, False)
     Recipe.from_dict(found)

@@ -113,7 +113,7 @@ class Loader:
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """As `epoch`, made when they are asked for instead of ahead; shuffle buffers are read ahead all the same."""
-        portions, row_groups = self.config.portions, self._row_groups(epoch)
+        portions, row_groups = self.config.portions, self.row_groups(epoch)
         with (
             self.dataset.reader(self.split, unused=False) as files,
             ThreadPoolExecutor(1, thread_name_prefix="stratarec-shuffle") as thread,
@@ -141,11 +141,15 @@ class Loader:
         low, high = bounds(config.batch_size, config.portions, portion)
 
         def read(number: int) -> ShuffleBuffer:
-            # The first portion is drawn as an epoch of one portion is.
-            entropy = [config.seed, epoch, 1, number, *([portion] if portion else [])]
-            return self._read(files, buffers[number], np.random.default_rng(entropy) if config.shuffle else None)
+            return self._read(files, buffers[number], self.draws(epoch, number, portion))
 
         return parts(buffers, read, thread, size=high - low, start=start_batch)
+
+    def draws(self, epoch: int, number: int, portion: int = 0) -> np.random.Generator | None:
+        """What permutes a shuffle buffer; None where nothing does."""
+        # The first portion is drawn as an epoch of one portion is.
+        entropy = [self.config.seed, epoch, 1, number, *([portion] if portion else [])]
+        return np.random.default_rng(entropy) if self.config.shuffle else None
 
     def _read(self, files: RowGroupReader, pieces: Sequence[Piece], draws: np.random.Generator | None) -> ShuffleBuffer:
         row_groups = [files.read(piece.shard, piece.row_group) for piece in pieces]
@@ -154,7 +158,7 @@ class Loader:
             [(piece.first, piece.last) for piece in pieces], [group.samples.num_rows for group in row_groups]
         )
 
-    def _row_groups(self, epoch: int) -> list[tuple[int, int, int]]:
+    def row_groups(self, epoch: int) -> list[tuple[int, int, int]]:
         """(shard, row group, samples) in the order of an epoch."""
         groups = [
             (number, group, size)

@@ -45,7 +45,7 @@ def parts(
         begin = position - (int(ends[number]) - len(buffer.order)) if number == first else 0
         held.append((buffer, buffer.order[begin:]))
         while count(held) >= size:
-            yield _take(held, size)
+            yield take(held, size)
         held = [(buffer, rows) for buffer, rows in held if len(rows)]
     if held:
         yield held
@@ -65,7 +65,7 @@ def between(held: Rows, first: int, last: int) -> Rows:
     return [(buffer, rows) for buffer, rows in found if len(rows)]
 
 
-def _take(held: Rows, size: int) -> Rows:
+def take(held: Rows, size: int) -> Rows:
     """Take `size` rows off the front of `held`."""
     taken = []
     for place, (buffer, rows) in enumerate(held):

@@ -24,8 +24,6 @@ _DAY = 86_400
 # A row and its optimizer state are float32; of memory, tables may have this share.
 _STATE_FLOATS, _SHARE = 1, 0.25
 _WIDTHS = (16, 8)
-# Samples -> batch size and passes: what is small needs more steps.
-_SIZES = ((20_000, 256, 3), (200_000, 1024, 2), (2_000_000, 2048, 1))
 
 
 def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple[Path, Sample, Guesses]:
@@ -162,15 +160,13 @@ def _training(sample: Sample, guesses: Guesses) -> Iterator[str]:
     budget = int(memory * _SHARE)
     fitting = [width for width in _WIDTHS if _table_bytes(rows, width) <= budget]
     width = fitting[0] if fitting else _WIDTHS[-1]
-    batch, epochs = next(((batch, epochs) for most, batch, epochs in _SIZES if sample.total < most), (4096, 1))
     yield "model:"
     yield "  kind: dlrm"
     yield f"  embedding_dim: {width}  # about {rows:,} values: {readable(_table_bytes(rows, width))} of tables at most"
     yield "  bottom_mlp: [64]"
     yield "  top_mlp: [128, 64]"
     yield "train:"
-    yield f"  batch_size: {batch}  # for about {sample.total:,} rows"
-    yield f"  epochs: {epochs}"
+    yield "  # batch_size, epochs and early_stopping: left out, they are chosen by the number of samples"
     yield "  dense: {kind: adam, learning_rate: 0.001}"
     yield "  embedding: {kind: rowwise_adagrad, learning_rate: 0.02}"
     if not fitting:

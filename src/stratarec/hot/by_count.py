@@ -21,6 +21,7 @@ def hottest_rows(parts: Sequence[Part], budget: int, floor: Counts | None = None
 
     Parameters
     ----------
+        Rows that take no bytes are hot, too.
     floor : ndarray
         ``[parts]`` rows that are hot in any case, and fit.
     """
@@ -29,12 +30,15 @@ def hottest_rows(parts: Sequence[Part], budget: int, floor: Counts | None = None
 
     def hot(rate: float) -> Counts:
         taken = [
-            len(counts) - int(np.searchsorted(counts[::-1], rate * part.row_bytes))
+            len(counts) - int(np.searchsorted(counts[::-1], rate * part.row_bytes)) if part.row_bytes else part.rows
             for part, counts in zip(parts, falling, strict=True)
         ]
         return np.maximum(np.array(taken, dtype=np.int64), least)
 
-    low, high = 0.0, max(float(counts[0]) / part.row_bytes for part, counts in zip(parts, falling, strict=True)) + 1
+    low, high = (
+        0.0,
+        max(float(counts[0]) / max(part.row_bytes, 1) for part, counts in zip(parts, falling, strict=True)) + 1,
+    )
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if used_bytes(parts, hot(middle)) <= budget else (middle, high)
@@ -52,11 +56,8 @@ def _fill(parts: Sequence[Part], hot: Counts, budget: int) -> Counts:
     """Rows as popular as those that just fitted, then any, part by part where they fit; smallest rest first."""
     found = hot.copy()
     spare = budget - used_bytes(parts, found)
-    rest = [
-        (part.nbytes - int(rows) * part.row_bytes, place)
-        for place, (part, rows) in enumerate(zip(parts, found, strict=True))
-    ]
-    for _, place in sorted(rest):
+    lacking = [part.nbytes - int(rows) * part.row_bytes for part, rows in zip(parts, found, strict=True)]
+    for place in sorted((place for place, size in enumerate(lacking) if size), key=lambda place: lacking[place]):
         part = parts[place]
         more = min(part.rows - int(found[place]), spare // part.row_bytes)
         if part.whole and more < part.rows:

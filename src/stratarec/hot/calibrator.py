@@ -36,7 +36,7 @@ def calibrate(
     Parameters
     ----------
     row_bytes : mapping of str to int
-        Vocabulary -> weights and optimizer state of a row.
+        Vocabulary -> weights and optimizer state of a row; 0 for tables that are hot at no cost.
     budget : int
         Bytes of all hot rows.
     curve : sequence of float
@@ -52,7 +52,7 @@ def calibrate(
     began = time.perf_counter()
     parts = parts_of(dataset, row_bytes)
     total = sum(part.nbytes for part in parts)
-    if budget < min(part.row_bytes for part in parts):
+    if budget < min(part.row_bytes for part in parts if part.row_bytes):
         raise ConfigError(f"{field} is {budget:,} bytes, which hold no row; expected less than {readable(total)}")
     if budget >= total:
         raise ConfigError(

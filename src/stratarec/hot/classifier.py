@@ -18,8 +18,7 @@ from stratarec.artifacts import Count, Hash, Model, digest, read_sealed, write_s
 from stratarec.data.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.hot.needs import NeedsReader, are_hot
-from stratarec.hot.parts import Part, parts_of
-from stratarec.hot.profile import HotProfile
+from stratarec.hot.parts import Counts, Part
 from stratarec.progress import Progress, SilentProgress
 
 
@@ -40,7 +39,8 @@ class Classification(Model):
 
 def classify(
     dataset: Dataset,
-    profile: HotProfile,
+    parts: Sequence[Part],
+    hot: Counts,
     split: str,
     path: Path | None = None,
     progress: Progress | None = None,
@@ -49,6 +49,8 @@ def classify(
 
     Parameters
     ----------
+    hot : ndarray
+        ``[parts]`` first rows of each part that are hot.
     path : Path
         Where counts are kept; those of the same data set, split and hot rows that stand there are gone on from.
 
@@ -56,16 +58,16 @@ def classify(
     -----
     Reads the whole split, as many shards at a time as there are cores.
     """
-    key = digest({"data": dataset.fingerprint, "split": split, "tables": [each.to_dict() for each in profile.tables]})
+    rows = [[part.table, part.first, int(number)] for part, number in zip(parts, hot, strict=True)]
+    key = digest({"data": dataset.fingerprint, "split": split, "hot": rows})
     found = _begun(path, key)
     shards = dataset.shards(split)
     left = [number for number, shard in enumerate(shards) if shard.path not in found]
-    parts = parts_of(dataset, profile.row_bytes)
     told = progress or SilentProgress()
     known = sum(shard.samples for shard in shards if shard.path in found)
     told.start(f"classify {split}", dataset.samples(split), "samples", known)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="stratarec-hot") as threads:
-        done = {threads.submit(_counts, dataset, parts, profile, split, number): shards[number] for number in left}
+        done = {threads.submit(_counts, dataset, parts, hot, split, number): shards[number] for number in left}
         for future in as_completed(done):
             shard = done[future]
             found[shard.path] = future.result()
@@ -83,8 +85,8 @@ def _begun(path: Path | None, key: str) -> dict[str, tuple[int, ...]]:
     return dict(kept.shards) if kept.key == key else {}
 
 
-def _counts(dataset: Dataset, parts: Sequence[Part], profile: HotProfile, split: str, number: int) -> tuple[int, ...]:
-    reader, hot = NeedsReader(dataset, parts), profile.hot(parts)
+def _counts(dataset: Dataset, parts: Sequence[Part], hot: Counts, split: str, number: int) -> tuple[int, ...]:
+    reader = NeedsReader(dataset, parts)
     with dataset.reader(split, unused=False) as files:
         groups = range(len(dataset.shards(split)[number].row_groups))
         return tuple(int(np.count_nonzero(are_hot(reader.of(files.read(number, group)), hot))) for group in groups)

@@ -20,7 +20,12 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
     """
     tables = {
         placed.table: TableTier(
-            home=placed.tier, codec=placed.codec, cache_rows=placed.cache_rows, level1_rows=placed.level1_rows
+            home=placed.tier,
+            codec=placed.codec,
+            cache_rows=placed.cache_rows,
+            level1_rows=placed.level1_rows,
+            hot_head=placed.hot_head,
+            hot_tail=placed.hot_tail,
         )
         for placed in plan.tables
         if placed.tier != "level0"

@@ -90,6 +90,10 @@ class TablePlacement:
     """Those of them that no second level holds either: rows that are read from home."""
     seconds: Seconds
     """Of a step."""
+    hot_head: _Rows = 0
+    """First rows that have slots of their own beside the cache's."""
+    hot_tail: _Rows = 0
+    """Last rows that have."""
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
@@ -103,6 +107,11 @@ class TablePlacement:
                     f"table {self.table!r}: {name} is {getattr(self, name):,}, expected at most {most:,} for "
                     f"{self.rows:,} rows"
                 )
+        if self.hot_head + self.hot_tail > (self.rows if cached else 0):
+            raise ConfigError(
+                f"table {self.table!r}: {self.hot_head + self.hot_tail:,} hot rows, expected at most its rows where "
+                "it is cached, and none where it is not"
+            )
         if "dram" not in self.bytes or "slot weights" not in self.bytes["dram"]:
             raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in dram")
 
@@ -115,6 +124,11 @@ class TablePlacement:
     def slots(self) -> Slots | None:
         """Sets, ways and overflow of a cached table; None for ``level0``."""
         return Slots.within(self.cache_rows, self.ways) if self.ways else None
+
+    @property
+    def all_slots(self) -> int:
+        """Of the cache and of hot rows."""
+        return self.cache_rows + self.hot_head + self.hot_tail
 
     @property
     def hit_rate(self) -> float:
@@ -179,7 +193,7 @@ class Plan:
         """What the tables would take with every row whole in level 0."""
         parts = [placement.bytes["dram"] for placement in self.tables]
         return sum(
-            placement.rows * (part["slot weights"] + part.get("slot state", 0)) // placement.cache_rows
+            placement.rows * (part["slot weights"] + part.get("slot state", 0)) // placement.all_slots
             for placement, part in zip(self.tables, parts, strict=True)
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stratarec.data.dataset import Dataset
 from stratarec.embedding.config import EmbeddingBagConfig
@@ -23,6 +23,7 @@ def make_plan(
     batch_size: int,
     tiers: Tiers | None = None,
     ranks: int = 1,
+    hot: Mapping[str, tuple[int, int]] | None = None,
 ) -> Plan:
     """Where the tables of a model live on this machine.
 
@@ -42,6 +43,8 @@ def make_plan(
         What the memories give; from `measure_tiers` by default.
     ranks : int
         Processes that share the tables.
+    hot : mapping of str to tuple of int
+        Table -> how many of its first and of its last rows are hot: no cache is asked for them.
 
     Raises
     ------
@@ -49,5 +52,5 @@ def make_plan(
         When nothing fits; names the budget and the least number that would do.
     """
     memory.check_tables(table.name for table in tables)
-    described = describe_tables(tables, dataset, optimizer, batch_size=batch_size)
+    described = describe_tables(tables, dataset, optimizer, batch_size=batch_size, hot=hot)
     return place(described, memory.times(ranks), tiers or measure_tiers(memory), batch_size=batch_size, ranks=ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,10 @@ class Popularity:
         if not total:
             return cls.uniform(len(counts))
         return cls(rows=rows, share=lookups / rows / total, by_id=by_id)
+
+    def times(self, factor: float) -> Popularity:
+        """Of lookups of which only that share goes to these rows: the others ask for none."""
+        return replace(self, share=self.share * factor)
 
     @classmethod
     def zipf(cls, rows: int, exponent: float) -> Popularity:

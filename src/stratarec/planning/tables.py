@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.schema import SparseFeature
@@ -14,9 +17,16 @@ from stratarec.planning.popularity import Popularity
 
 
 def describe_tables(
-    tables: Sequence[EmbeddingBagConfig], dataset: Dataset, optimizer: RowOptimizerConfig, *, batch_size: int
+    tables: Sequence[EmbeddingBagConfig],
+    dataset: Dataset,
+    optimizer: RowOptimizerConfig,
+    *,
+    batch_size: int,
+    hot: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[TableSpec]:
     """The tables of a model on `dataset`, with the training split's counts.
+
+    `hot` are tables whose so many first and last rows no cache is asked for.
 
     A table's name is its vocabulary's. Where a vocabulary has no counts (ids that came from outside), every row is
     taken to be as popular as the next, and a bag to be as long as it may be.
@@ -36,11 +46,21 @@ def describe_tables(
                 rows=table.num_embeddings,
                 shape=RowShape.of(table.embedding_dim, optimizer),
                 lookups=batch_size * each,
-                popularity=Popularity.from_counts(counts),
+                popularity=cold_popularity(counts, *(hot or {}).get(table.name, (0, 0))),
                 outputs=table.embedding_dim * (batch_size * len(table.feature_names) + unpooled),
             )
         )
     return found
+
+
+def cold_popularity(counts: NDArray[np.int64], head: int, tail: int) -> Popularity:
+    """Of the rows between the first and the last, as shares of all lookups."""
+    if not head + tail:
+        return Popularity.from_counts(counts)
+    cold = counts.copy()
+    cold[:head] = 0
+    cold[len(cold) - tail :] = 0
+    return Popularity.from_counts(cold).times(float(cold.sum() / max(counts.sum(), 1)))
 
 
 def _longest(feature: SparseFeature) -> int:

@@ -133,9 +133,14 @@ def _line(table: Content) -> tuple[str, ...]:
     whole = table["tier"] == "level0"
     return (
         table["table"], f"{table['rows']:,}", "level 0" if whole else table["tier"], table["codec"]["kind"],
-        "-" if whole else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})",
+        "-" if whole else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})" + _hot(table),
         f"{table['level1_rows']:,}" if table["level1_rows"] else "-", *_rates([table]), *_sizes([table]),
     )  # fmt: skip
+
+
+def _hot(table: Content) -> str:
+    hot = table["hot_head"] + table["hot_tail"]
+    return f" + {hot:,} hot" if hot else ""
 
 
 def _fold(tables: Sequence[Content]) -> tuple[str, ...]:

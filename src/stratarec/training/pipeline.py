@@ -204,7 +204,7 @@ class Stages:
         self.averaging.update(step)
 
     def _clip(self, weights: Sequence[nn.Parameter], limit: float) -> None:
-        """Scale gradients down to a norm of `limit`: those of the network, and with them those of rows that are held."""
+        """Scale gradients of the network, and of rows that are held, down to one norm of `limit`."""
         norm = self._reduction.norm(weights)
         if self._holding is None:
             nn.utils.clip_grads_with_norm_(weights, limit, norm)

@@ -113,7 +113,13 @@ def read_result(run: Path) -> Result | None:
 def write_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
     """Write the plan into the run, beside what it was made for."""
     if plan is not None:
-        write_sealed(run / PLAN, {"format": FORMAT, "memory": recipe.to_dict()["memory"], "plan": plan.to_dict()})
+        write_sealed(run / PLAN, {"format": FORMAT, "memory": _asked(recipe), "plan": plan.to_dict()})
+
+
+def _asked(recipe: Recipe) -> Json:
+    """What a plan is made for."""
+    content = recipe.to_dict()
+    return {**content["memory"], **({} if recipe.hot.budget is None else {"hot": recipe.hot.budget})}
 
 
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
@@ -122,7 +128,7 @@ def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
     if not path.exists() and not path.is_symlink():
         return None
     found = read_sealed(path, RunPlan, "restore it, or start anew with --overwrite")
-    if found.memory != recipe.to_dict()["memory"]:
+    if found.memory != _asked(recipe):
         return None
     plan = Plan.from_dict(found.plan, str(path))
     return plan if {placed.table: placed.rows for placed in plan.tables} == dataset.table_rows() else None

@@ -24,8 +24,8 @@ from stratarec.models.base import build_tables
 from stratarec.models.calibration import Calibration
 from stratarec.ownership import kind_of
 from stratarec.planning.apply import tier_config
+from stratarec.planning.hot_rows import make_hot_plan
 from stratarec.planning.plan import Plan
-from stratarec.planning.planner import make_plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.directory import RECIPE
@@ -48,9 +48,12 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "early_stopping",
         "calibration",
     )
+    train = {key: value for key, value in content["train"].items() if key not in free}
+    if recipe.hot.apart:  # another order of samples
+        train["hot"] = content["hot"]
     return {
         "model": content["model"],
-        "train": {key: value for key, value in content["train"].items() if key not in free},
+        "train": train,
         "inputs": dataset.inputs(),
         "dataset": dataset.fingerprint,
     }
@@ -91,10 +94,17 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
     The budgets of the recipe are each rank's.
     """
     if recipe.memory.is_identity:
+        if recipe.hot.budget is not None:
+            raise ConfigError(
+                "hot.budget is set, and every table lies whole in DRAM: set memory.dram to less than they take, or "
+                "hot.budget to null"
+            )
         return None
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
-    return make_plan(tables, dataset, train.embedding, recipe.memory, batch_size=train.batch_size, ranks=ranks)
+    return make_hot_plan(
+        tables, dataset, train.embedding, recipe.memory, recipe.hot, batch_size=train.batch_size, ranks=ranks
+    )
 
 
 def new_model(

@@ -20,7 +20,7 @@ from stratarec.data.matching import check_prepared
 from stratarec.data.portions import Share
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
-from stratarec.errors import TrainingError
+from stratarec.errors import ConfigError, TrainingError
 from stratarec.models.request import Request
 from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan
@@ -34,6 +34,7 @@ from stratarec.training.curves import Curves
 from stratarec.training.directory import RUN, RunDirectory, opened
 from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.ending import Ending
+from stratarec.training.hot_batches import hot_loader
 from stratarec.training.keeping import Keeper
 from stratarec.training.loop import Loop
 from stratarec.training.pipeline import InOrder, Pipeline, Stages
@@ -107,8 +108,7 @@ class Trainer:
         self._identity = identity(recipe, dataset)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
-        share = Share(rank=self.mesh.place, ranks=self.mesh.ranks)
-        self.loader = Loader(dataset, "train", _loader_config(self.config), share)
+        self.loader = self._new_loader(Share(rank=self.mesh.place, ranks=self.mesh.ranks))
         self._together = (
             Together(self.mesh, self.model.network, recipe.distributed.dense_wire) if self.mesh.ranks > 1 else None
         )
@@ -137,6 +137,16 @@ class Trainer:
             return plan or read_plan(self.run, self.recipe, self.dataset) or new_plan(self.recipe, self.dataset)
         content = self.mesh.first(made)
         return None if content is None else Plan.from_dict(content)
+
+    def _new_loader(self, share: Share) -> Loader:
+        config = _loader_config(self.config)
+        if not self.recipe.hot.apart:
+            return Loader(self.dataset, "train", config, share)
+        if share.ranks > 1:
+            raise ConfigError(f"hot.batches are for one process, and there are {share.ranks}; set hot.budget to null")
+        return hot_loader(
+            self.recipe, self.dataset, config, self.plan, lambda: self.position.evaluations, self.progress
+        )
 
     def _new_stages(self) -> Stages:
         given = (self.model, self.optimizer, self.config, InOrder(self.loader))
@@ -320,7 +330,10 @@ class Trainer:
 
     def _pace(self) -> None:
         """Train at the rates that the evaluations so far ask for."""
-        self.stages.rate_factor = rate_factor(self.position.regular, self.config.plateau)
+        factor = rate_factor(self.position.regular, self.config.plateau)
+        if factor != self.stages.rate_factor:
+            self.progress.say(f"learning rates are {factor:g} of what they would be without a plateau")
+        self.stages.rate_factor = factor
 
     def _finish(self) -> dict[str, Any]:
         """The one test evaluation, of the best checkpoint where validation chose one."""

@@ -88,7 +88,7 @@ def _scratch(recipe: Recipe, plan: Plan | None) -> Iterator[tuple[Path, TierConf
 def _small_tiers(recipe: Recipe, plan: Plan) -> TierConfig:
     tiers = tier_config(plan, recipe.memory, f"{recipe.place}-warm-up-{uuid.uuid4().hex[:12]}")
     tables = {
-        name: replace(tier, cache_rows=_SLOTS, level1_rows=min(tier.level1_rows, _SECOND_LEVEL))
+        name: replace(tier, cache_rows=_SLOTS, level1_rows=min(tier.level1_rows, _SECOND_LEVEL), hot_head=0, hot_tail=0)
         for name, tier in tiers.tables.items()
     }
     return replace(tiers, tables=tables, log_budget_bytes=None)

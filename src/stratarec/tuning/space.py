@@ -7,7 +7,6 @@ choice(A, B, ...)      one of some values, which may be lists: choice([64], [256
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from stratarec import limited_yaml
 from stratarec.errors import ConfigError
 from stratarec.opening import open_regular
-from stratarec.recipe import Recipe
+from stratarec.recipe import Recipe, with_values
 
 Values = Mapping[str, Any]
 """Field -> value."""
@@ -96,21 +95,6 @@ class Space:
         return {field: value for field, value in found.items() if self.dimensions[field].holds(value)}
 
 
-def applied(content: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """A copy of a recipe's content with other values."""
-    found = copy.deepcopy(dict(content))
-    for field, value in values.items():
-        *path, last = field.split(".")
-        section = found
-        for name in path:
-            inner = section.setdefault(name, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(f"--space {field}: {name} is not a section of the recipe")
-            section = inner
-        section[last] = value
-    return found
-
-
 def _entries(item: str) -> dict[str, str]:
     """Field -> form, of a file or of one ``field=form``."""
     field, equals, form = item.partition("=")
@@ -170,7 +154,7 @@ def _range(field: str, kind: str, given: list[Any], content: Mapping[str, Any], 
 def _checked(field: str, value: Any, content: Mapping[str, Any], origin: str) -> Any:
     """A value as the recipe has it; `ConfigError` where it refuses it."""
     try:
-        return _at(Recipe.from_dict(applied(content, {field: value}), origin).to_dict(), field)
+        return _at(Recipe.from_dict(with_values(content, {field: value}), origin).to_dict(), field)
     except ConfigError as error:
         raise ConfigError(f"--space {field}: {error}") from error
 

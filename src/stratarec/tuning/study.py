@@ -33,9 +33,10 @@ from stratarec.files import make_directory, write_text
 from stratarec.holding import held
 from stratarec.ownership import Kind, claim, named_directory
 from stratarec.progress import Progress
-from stratarec.recipe import Recipe
+from stratarec.recipe import Recipe, with_values
 from stratarec.reporting.metrics import LABELS
-from stratarec.tuning.space import Dimension, Range, Space, Values, applied
+from stratarec.training.sizing import sized
+from stratarec.tuning.space import Dimension, Range, Space, Values
 from stratarec.tuning.trial import Pruned, Trial
 
 FORMAT: Literal[1] = 1
@@ -187,7 +188,7 @@ class Study:
         if earlier is not None and earlier.run != trial.run:
             Trial(content=self._content, values={}, run=earlier.run).remove_checkpoints()
         head = f"# `stratarec tune`: validation {LABELS[self._metric]} {found.value:.5f}, {trial.run.name}\n"
-        write_text(found.recipe, head + yaml.safe_dump(applied(self._content, trial.overrides), sort_keys=False))
+        write_text(found.recipe, head + yaml.safe_dump(with_values(self._content, trial.overrides), sort_keys=False))
 
     def _trial(self, frozen: FrozenTrial) -> Trial:
         values = {field: self._decoded(field, value) for field, value in frozen.params.items()}
@@ -234,6 +235,9 @@ def tune(
     dataset = Dataset.open(recipe.data.path, verify="used", untouched=("test",))
     check_prepared(recipe.data, dataset)
     _check_validation(dataset)
+    content, said = sized(content, dataset)
+    if said:
+        progress.say(said)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = Study(content, space, dataset, named_directory(folder))
     with study.opened():

@@ -12,11 +12,11 @@ from typing import Any
 from stratarec.data.dataset import Dataset
 from stratarec.errors import TrainingError
 from stratarec.progress import SilentProgress
-from stratarec.recipe import Recipe
+from stratarec.recipe import Recipe, with_values
 from stratarec.training import checkpoint
 from stratarec.training.position import Evaluation, best
 from stratarec.training.trainer import Trainer
-from stratarec.tuning.space import Values, applied
+from stratarec.tuning.space import Values
 
 
 class Pruned(Exception):
@@ -57,7 +57,7 @@ class Trial:
         Exception
             What `Trainer.fit` raises; `TrainingError` where validation gives no number.
         """
-        recipe = Recipe.from_dict(applied(self.content, {**self.overrides, "train.run": str(self.run)}))
+        recipe = Recipe.from_dict(with_values(self.content, {**self.overrides, "train.run": str(self.run)}))
         stopping, seen = recipe.train.early_stopping, 0
 
         def watched(evaluations: Sequence[Evaluation]) -> None:

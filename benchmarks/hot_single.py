@@ -1,0 +1,168 @@
+"""Hot rows and hot batches in one process: what budgets are worth, and the speed of tables larger than DRAM with them.
+
+Shares: rows chosen for 2, 6.8 and 12.4 % of all bytes (D = 16, row-wise Adagrad): lookups that go to them, inputs that
+need no others, estimated and counted, against rows with most lookups per byte; with ``--data`` of a prepared data set
+instead of the synthetic log's.
+
+Speed: as `tiers`, the same tables on an append-only log within an 8th and a 37th of their float32 bytes, once as
+planned and once with a part of the same budget for hot rows, with and without batches of their own. Steps are averaged
+over stretches that hold both kinds of batches in proportion.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.precision_quality import criteo_shape
+from benchmarks.tiers import BATCH, WIDTH, check_budget, fill, float32_bytes
+from benchmarks.train import BOTTOM, EPS, RATE, TOP, Side, take_turns
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.hot.calibrator import CURVE, calibrate
+from stratarec.hot.classifier import classify
+from stratarec.hot.config import HotConfig
+from stratarec.hot.loader import HotLoader
+from stratarec.hot.parts import parts_of, row_bytes_of
+from stratarec.models import CTRModel, DLRMConfig, build_model
+from stratarec.models.base import build_tables
+from stratarec.planning.apply import tier_config
+from stratarec.planning.config import BlockConfig, MemoryConfig
+from stratarec.planning.hot_rows import hot_rows, make_hot_plan
+
+SHARES_WIDTH = 16
+# Of few rows: a batch must use a small part of them.
+QUICK_BATCH = 128
+OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
+# Cells: how much smaller than float32 in DRAM, batches staged ahead, share of the budget for hot rows.
+CELLS = ((8, 2, 0.5), (37, 1, 0.3))
+
+
+def shares(dataset: Dataset) -> list[dict[str, Any]]:
+    """A line for each budget; the gate is that what was estimated is what is counted."""
+    row_bytes = row_bytes_of(dataset, SHARES_WIDTH, OPTIMIZER)
+    parts = parts_of(dataset, row_bytes)
+    total, samples = sum(part.nbytes for part in parts), dataset.samples("train")
+    found = []
+    for share in CURVE:
+        profile = calibrate(dataset, row_bytes, int(share * total), curve=())
+        point, counted = profile.chosen, classify(dataset, parts, profile.hot(parts), "train").inputs / samples
+        found.append(
+            {
+                "data": dataset.name,
+                "bytes_share": share,
+                "accesses": point.accesses,
+                "inputs": counted,
+                "inputs_estimated": point.inputs.share,
+                "inside_interval": point.inputs.low <= counted <= point.inputs.high,
+                "inputs_by_count_estimated": point.counted.share,
+                "method": profile.method,
+                "calibration_seconds": profile.seconds,
+            }
+        )
+    return found
+
+
+def side(
+    dataset: Dataset, times: int, lookahead: int, hot: HotConfig, *, path: Path, batch: int
+) -> Side:  # fmt: skip
+    """The model within a `times`-th of the float32 bytes."""
+    config = DLRMConfig(embedding_dim=WIDTH, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
+    tables = build_tables(config, dataset.schema, dataset.table_rows())
+    memory = MemoryConfig(
+        dram=int(float32_bytes(dataset) / times) if times > 1 else None,
+        block=BlockConfig(path=str(path)) if times > 1 else None,
+        precision="int8" if times > 1 else "fp32",
+        state="bf16",
+        lookahead=lookahead,
+    )
+    loading, tiers = LoaderConfig(batch_size=batch), None
+    loader = Loader(dataset, "train", loading)
+    if times > 1:
+        plan = make_hot_plan(tables, dataset, OPTIMIZER, memory, hot, batch_size=batch)
+        tiers = tier_config(plan, memory, f"{times}-{hot.budget}-{hot.batches}")
+        if hot.apart:
+            given = hot_rows(plan, dataset)
+            counts = classify(dataset, *given, "train").shards
+            loader = HotLoader(dataset, "train", loading, *given, counts, lambda epoch: None)
+    model = build_model(config, dataset.schema, dataset.table_rows(), optimizer=OPTIMIZER, tiers=tiers)
+    dense = torch.optim.Adagrad(model.network.parameters(), lr=0.01, fused=True)
+    return Side(model, dense, loader, "float32", lookahead if tiers else 0)
+
+
+def speeds(dataset: Dataset, folder: Path, quick: bool) -> list[dict[str, Any]]:
+    """A line for each way of holding the tables."""
+    made = partial(side, path=folder, batch=QUICK_BATCH if quick else BATCH)
+    makers: dict[str, Any] = {"dram": partial(made, dataset, 1, 0, HotConfig())}
+    for times, lookahead, share in CELLS:
+        budget = int(share * float32_bytes(dataset) / times)
+        for name, hot in (
+            ("planned", HotConfig()),
+            ("hot_rows", HotConfig(budget=budget, batches="none")),
+            ("hot_batches", HotConfig(budget=budget)),
+        ):
+            makers[f"{times}x_{name}"] = partial(made, dataset, times, lookahead, hot)
+    pair: Mapping[str, Side] = {name: make() for name, make in makers.items()}
+    for name, each in pair.items():
+        if name != "dram":
+            fill(each)
+    seconds = take_turns(pair, rounds=4 if quick else 8, stretch=8 if quick else 25, warmup=20 if quick else 100)
+    found = [_row(name, each, median(seconds[name]), median(seconds["dram"])) for name, each in pair.items()]
+    for row in found[1:]:
+        check_budget(row, float32_bytes(dataset) / int(row["tables"].split("x")[0]))
+    for each in pair.values():
+        each.close()
+        each.model.embeddings.close()  # type: ignore[operator,union-attr]
+    return found
+
+
+def _row(name: str, each: Side, seconds: float, in_dram: float) -> dict[str, Any]:
+    model = each.model
+    assert isinstance(model, CTRModel)
+    hot = each.loader.hot_samples / each.loader.samples if isinstance(each.loader, HotLoader) else None
+    moved = sum(tables.traffic.rows_in for tables in model.embeddings.engine.tables)
+    return {
+        "tables": name,
+        "step_ms": 1e3 * seconds,
+        "speed": in_dram / seconds,
+        "dram_mib": model.embeddings.nbytes / 2**20,
+        "hot_inputs": hot,
+        "rows_in_a_step": moved / max(model.embeddings.step, 1),
+    }
+
+
+def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
+    """Shares alone with real `data`; both with the synthetic log."""
+    if data is not None:
+        rows = shares(Dataset.open(data))
+        return {"config": {"data": data.name, "width": SHARES_WIDTH}, "metrics": {}, "samples": {"shares": rows}}
+    samples, cap = (600_000, 400_000) if quick else (6_000_000, 40_000_000)
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        dataset = Dataset.open(criteo_shape(Path(folder) / "data", samples, cap).path)
+        found = shares(dataset)
+        rows = speeds(dataset, Path(folder) / "rows", quick)
+        tables = dataset.table_rows()
+    speed = {row["tables"]: row["speed"] for row in rows}
+    return {
+        "config": {
+            "width": WIDTH,
+            "batch": QUICK_BATCH if quick else BATCH,
+            "tables": tables,
+            "cells": CELLS,
+            "precision": "int8",
+        },
+        "metrics": {
+            "speed_at_8x_hot": max(speed["8x_hot_rows"], speed["8x_hot_batches"]),
+            "speed_at_37x_hot": max(speed["37x_hot_rows"], speed["37x_hot_batches"]),
+            "speed_at_8x_planned": speed["8x_planned"],
+            "speed_at_37x_planned": speed["37x_planned"],
+        },
+        "samples": {"shares": found, "speeds": rows},
+    }

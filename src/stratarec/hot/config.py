@@ -1,0 +1,48 @@
+"""The ``hot:`` section of a recipe: whether popular rows stay in fast memory, and batches of them alone are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import BeforeValidator
+
+from stratarec.errors import ConfigError
+from stratarec.sizes import parse_bytes
+
+Batches: TypeAlias = Literal["proportional", "adaptive", "none"]
+
+
+def _bytes(value: Any) -> int | None:
+    return None if value is None else parse_bytes(value, "hot.budget")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotConfig:
+    """Rows that never leave level 0, and how inputs that need no others are trained."""
+
+    budget: Annotated[int | None, BeforeValidator(_bytes)] = None
+    """Bytes of memory.dram for hot rows of tables that do not lie whole in it, weights and optimizer state; null for
+    none."""
+    batches: Batches = "proportional"
+    """Inputs all of whose rows are hot or lie whole in DRAM make batches of their own. ``proportional`` trains these
+    evenly among the others; ``adaptive`` in turns, whose length follows the validation loss from epoch to epoch (FAE,
+    arXiv 2103.00686); ``none`` leaves batches as they are."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", _bytes(self.budget))
+        if self.batches not in get_args(Batches):
+            raise ConfigError(f"hot.batches is {self.batches!r}, expected one of {', '.join(get_args(Batches))}")
+
+    @property
+    def apart(self) -> bool:
+        """Whether hot inputs have batches of their own."""
+        return self.budget is not None and self.batches != "none"
+
+    def leave(self, dram: int | None) -> int | None:
+        """What is left of a budget of DRAM."""
+        if dram is None or self.budget is None:
+            return dram
+        if self.budget >= dram:
+            raise ConfigError(f"hot.budget is {self.budget:,} bytes of memory.dram, which is {dram:,}; give it less")
+        return dram - self.budget

@@ -1,0 +1,112 @@
+"""Hot rows in a plan: beside the caches, out of the same DRAM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stratarec.data.dataset import Dataset
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.errors import ConfigError
+from stratarec.hot.calibrator import calibrate
+from stratarec.hot.config import HotConfig
+from stratarec.hot.parts import Counts, Part, parts_of
+from stratarec.hot.profile import HotProfile
+from stratarec.planning.bytes import add_parts
+from stratarec.planning.config import MemoryConfig
+from stratarec.planning.plan import Plan, TablePlacement
+from stratarec.planning.planner import make_plan
+from stratarec.planning.tiers import Tiers
+
+
+def make_hot_plan(
+    tables: Sequence[EmbeddingBagConfig],
+    dataset: Dataset,
+    optimizer: RowOptimizerConfig,
+    memory: MemoryConfig,
+    hot: HotConfig,
+    *,
+    batch_size: int,
+    tiers: Tiers | None = None,
+    ranks: int = 1,
+) -> Plan:
+    """As `make_plan`; of the DRAM, what `hot` asks for is for hot rows, and the rest for what others ask of it.
+
+    Which tables lie whole in level 0 decides which rows are worth budget, and the other way round: they are planned
+    without hot rows first, then with those, until no table leaves level 0 again.
+
+    Raises
+    ------
+    ConfigError
+        When there is nothing to be hot: all tables lie whole in DRAM, or several ranks share them.
+    """
+    rest = replace(memory, dram=hot.leave(memory.dram))
+    plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
+    if hot.budget is None:
+        return plan
+    if ranks > 1:
+        raise ConfigError(f"hot.budget is for one process, and {ranks} are to share the tables; set it to null")
+    whole = _whole(plan)
+    while True:
+        if len(whole) == len(plan.tables):
+            raise ConfigError(
+                "hot.budget is set, and every table lies whole in DRAM: no row is hotter than others; set it to null, "
+                "or memory.dram to less"
+            )
+        row_bytes = {table.name: _row_bytes(table, optimizer) * (table.name not in whole) for table in tables}
+        found = calibrate(dataset, row_bytes, hot.budget, curve=(), field="hot.budget")
+        rows = {table.name: (table.head, table.tail) for table in found.tables if table.name not in whole}
+        plan = make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, hot=rows)
+        if whole <= _whole(plan):
+            return _with_hot_rows(plan, found, hot.budget, row_bytes)
+        whole &= _whole(plan)
+
+
+def _whole(plan: Plan) -> set[str]:
+    return {placed.table for placed in plan.tables if placed.tier == "level0"}
+
+
+def _row_bytes(table: EmbeddingBagConfig, optimizer: RowOptimizerConfig) -> int:
+    return RecordCodec.of(CodecConfig(), table.embedding_dim, optimizer).record_bytes
+
+
+def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[Part], Counts]:
+    """The parts of the tables, and how many first rows of each are hot or lie whole in level 0."""
+    parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, 1))
+    rows = [
+        part.rows if plan[part.table].tier == "level0"
+        else plan[part.table].hot_tail if part.whole else plan[part.table].hot_head
+        for part in parts
+    ]  # fmt: skip
+    return parts, np.array(rows, dtype=np.int64)
+
+
+def _with_hot_rows(plan: Plan, profile: HotProfile, budget: int, row_bytes: Mapping[str, int]) -> Plan:
+    found = {table.name: table for table in profile.tables}
+
+    def with_rows(placed: TablePlacement) -> TablePlacement:
+        if placed.tier == "level0" or not row_bytes[placed.table]:
+            return placed
+        table = found[placed.table]
+        each = {part: placed.bytes["dram"].get(part, 0) // placed.cache_rows for part in ("slot weights", "slot state")}
+        more = {part: size * table.hot for part, size in each.items()}
+        return replace(
+            placed, hot_head=table.head, hot_tail=table.tail, bytes=add_parts([placed.bytes, {"dram": more}])
+        )  # fmt: skip
+
+    point = profile.chosen
+    note = (
+        f"hot rows take {point.accesses:.1%} of the lookups, tables whole in DRAM included; "
+        f"{point.inputs.share:.2%} of the inputs need no others"
+    )
+    dram = plan.budgets.get("dram")
+    return replace(
+        plan,
+        tables=tuple(map(with_rows, plan.tables)),
+        budgets={**plan.budgets, **({} if dram is None else {"dram": dram + budget})},
+        notes=(*plan.notes, note),
+    )

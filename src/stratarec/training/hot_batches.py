@@ -1,0 +1,63 @@
+"""The loader of a run whose hot inputs have batches of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import LoaderConfig
+from stratarec.errors import ConfigError
+from stratarec.hot.classifier import classify
+from stratarec.hot.loader import HotLoader
+from stratarec.hot.order import rate_after, validation_losses
+from stratarec.planning.hot_rows import hot_rows
+from stratarec.planning.plan import Plan
+from stratarec.progress import Progress
+from stratarec.recipe import Recipe
+
+
+def hot_loader(
+    recipe: Recipe,
+    dataset: Dataset,
+    config: LoaderConfig,
+    plan: Plan | None,
+    evaluations: Callable[[], list[dict[str, object]]],
+    progress: Progress,
+) -> HotLoader:
+    """Read the training split once, to count its hot inputs, and make the loader.
+
+    Parameters
+    ----------
+    plan : Plan
+        With the hot rows.
+    evaluations : callable
+        Those of the run so far.
+
+    Raises
+    ------
+    ConfigError
+        Where the plan has no hot rows, or the recipe asks for what cannot be with hot batches.
+    """
+    if plan is None or not any(placed.hot_head or placed.hot_tail for placed in plan.tables):
+        raise ConfigError("hot.budget is set, and the plan has no hot rows: plan again with it, or set it to null")
+    if recipe.hot.batches == "adaptive" and not dataset.samples("valid"):
+        raise ConfigError(
+            "hot.batches is adaptive and follows the validation loss, and there is no validation split; set "
+            "data.split.valid, or hot.batches to proportional"
+        )
+    parts, hot = hot_rows(plan, dataset)
+    counted = classify(dataset, parts, hot, "train", progress=progress)
+    loader: HotLoader
+
+    def rate(epoch: int) -> float | None:
+        if recipe.hot.batches == "proportional":
+            return None
+        return rate_after(validation_losses(evaluations(), epoch * len(loader)))
+
+    loader = HotLoader(dataset, "train", config, parts, hot, counted.shards, rate)
+    samples = dataset.samples("train")
+    progress.say(
+        f"{loader.hot_samples:,} of {samples:,} inputs are hot, {loader.hot_samples / samples:.2%}: "
+        f"{-(-loader.hot_samples // config.batch_size):,} of {len(loader):,} batches"
+    )
+    return loader

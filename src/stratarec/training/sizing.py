@@ -1,0 +1,70 @@
+"""Values that a recipe leaves out, chosen by how many training samples there are.
+
+Batches grow with the data, to twice their size where there are ten times as many samples: small data need steps, large
+ones speed. One pass is best, as rows that are seen a second time are learned by heart, but for a few thousand samples,
+which end before the network has begun. `docs/log.md` has the measurements. A value that the recipe names is never
+changed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from stratarec.data.dataset import Dataset
+from stratarec.recipe import with_values
+
+# A batch that was best, of how many training samples, and how it grows with them.
+_BATCH, _SAMPLES, _GROWTH = 512, 80_000, 0.3
+_SMALLEST, _LARGEST = 128, 4096
+# With fewer samples there are more epochs.
+_FEW, _EPOCHS = 20_000, 3
+_EVALUATIONS = 4
+
+
+def chosen(samples: int, *, validated: bool) -> dict[str, Any]:
+    """Field -> value for so many training samples.
+
+    Parameters
+    ----------
+    validated : bool
+        Whether there is a validation split, which more epochs than one need: they may do harm.
+    """
+    best = _BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH
+    batch = min(max(2 ** round(math.log2(best)), _SMALLEST), _LARGEST)
+    several = validated and samples < _FEW
+    return {
+        "train.batch_size": batch,
+        "train.epochs": _EPOCHS if several else 1,
+        "train.eval_every": 0 if several else max(samples // (batch * _EVALUATIONS), 1),
+        "train.early_stopping.patience": 2 if validated else 0,
+    }
+
+
+# Who says how long a run is has these in mind.
+_LENGTH = ("train.epochs", "train.max_steps")
+
+
+def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any], str]:
+    """A copy of a recipe's content with the values that it leaves out, and what they are, in words; empty where there
+    are none. Of a recipe that says how long it trains, the size of batches alone is chosen."""
+    samples = dataset.samples("train")
+    values = chosen(samples, validated=dataset.samples("valid") > 0)
+    named = _leaves(content)
+    if any(field in named for field in _LENGTH):
+        values = {"train.batch_size": values["train.batch_size"]}
+    values = {field: value for field, value in values.items() if field not in named}
+    told = " ".join(f"{field}={json.dumps(value)}" for field, value in values.items())
+    return with_values(
+        content, values
+    ), f"for {samples:,} training samples, as the recipe does not say: {told}" if values else ""
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """Paths of everything that a recipe names."""
+    found: set[str] = set()
+    for key, value in content.items():
+        found |= {f"{prefix}{key}"} | (_leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else set())
+    return found

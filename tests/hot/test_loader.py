@@ -1,0 +1,146 @@
+"""Batches are of one kind, every sample is in one of them once an epoch, and an epoch is taken up anywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hot.popular import ROW_BYTES, prepared
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratarec.batch import Batch
+from stratarec.data.dataset import Dataset
+from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.errors import ConfigError
+from stratarec.hot.by_count import hottest_rows
+from stratarec.hot.classifier import classify
+from stratarec.hot.loader import HotLoader
+from stratarec.hot.order import batches_of, evenly, in_turns, rate_after, validation_losses
+from stratarec.hot.parts import Counts, Part, parts_of
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Six shards of a row group, the last one smaller."""
+    return prepared(tmp_path_factory.mktemp("hot"), "auto", place=False)
+
+
+@pytest.fixture(scope="module")
+def rows(dataset: Dataset) -> tuple[list[Part], Counts]:
+    parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, ROW_BYTES))
+    return parts, hottest_rows(parts, 200 * ROW_BYTES)
+
+
+def loader(dataset: Dataset, rows: tuple[list[Part], Counts], rate: float | None = None, **config: object) -> HotLoader:
+    options = {"batch_size": 64, "shuffle_row_groups": 2, "seed": 3, "expand": True, **config}
+    counts = classify(dataset, *rows, "train").shards
+    return HotLoader(dataset, "train", LoaderConfig(**options), *rows, counts, lambda epoch: rate)
+
+
+def is_hot(batch: Batch, parts: list[Part], hot: Counts, dataset: Dataset) -> np.ndarray:
+    """``[B]``, by a loop over its bags."""
+    found = np.ones(batch.size, dtype=bool)
+    for feature in dataset.schema.sparse:
+        bag = batch.sparse[feature.name]
+        values, offsets = bag.values.numpy(), bag.offsets.numpy()
+        for part, number in zip(parts, hot, strict=True):
+            if part.table == feature.vocabulary:
+                cold = (values >= part.first + number) & (values < part.first + part.rows)
+                for sample in np.searchsorted(offsets, np.flatnonzero(cold), side="right") - 1:
+                    found[sample] = False
+    return found
+
+
+def lines(batches: list[Batch]) -> list[tuple[object, ...]]:
+    """Every sample."""
+    found = []
+    for batch in batches:
+        columns = [
+            (bag.values.tolist(), bag.offsets.tolist()) for bag in map(batch.sparse.__getitem__, batch.sparse.keys)
+        ]
+        for place in range(batch.size):
+            bags = (tuple(values[offsets[place] : offsets[place + 1]]) for values, offsets in columns)
+            found.append((float(batch.label[place]), *bags))
+    return found
+
+
+@pytest.mark.parametrize(("size", "buffers", "rate"), [(64, 2, None), (700, 3, None), (64, 8, 30.0), (5000, 1, 50.0)])
+def test_every_sample_is_in_one_batch_of_its_kind(dataset, rows, size, buffers, rate) -> None:
+    made = loader(dataset, rows, rate, batch_size=size, shuffle_row_groups=buffers)
+    batches = list(made.batches(0))
+    kinds = made.kinds(0)
+    assert len(batches) == len(made) == len(kinds)
+    for batch, kind in zip(batches, kinds, strict=True):
+        assert (is_hot(batch, *rows, dataset) == kind).all()
+    assert 0.1 < made.hot_samples / made.samples < 0.9
+    partial = [batch.size for batch in batches if batch.size != size]
+    assert len(partial) <= 2
+    plain = Loader(dataset, "train", made.config)
+    assert sorted(lines(batches)) == sorted(lines(list(plain.batches(0))))
+
+
+def test_an_epoch_is_taken_up_at_any_batch(dataset, rows) -> None:
+    made = loader(dataset, rows, shuffle_row_groups=1)
+    whole = [lines([batch]) for batch in made.batches(1)]
+    assert whole != [lines([batch]) for batch in made.batches(0)]
+    for first in [*range(0, len(whole), 11), len(whole) - 1, len(whole)]:
+        assert [lines([batch]) for batch in made.batches(1, first)] == whole[first:]
+
+
+def test_buffers_before_the_first_batch_are_not_read(dataset, rows, monkeypatch) -> None:
+    made = loader(dataset, rows, shuffle_row_groups=1)
+    read: list[int] = []
+    inner = HotLoader._classified
+    monkeypatch.setattr(HotLoader, "_classified", lambda self, *given: read.append(given[3]) or inner(self, *given))
+    list(made.batches(0, len(made) - 3))
+    assert read == [5]
+
+
+def test_no_input_or_every_input_hot_leaves_one_kind(dataset, rows) -> None:
+    parts, _ = rows
+    for hot in (np.zeros(len(parts), dtype=np.int64), np.array([part.rows for part in parts])):
+        made = loader(dataset, (parts, hot))
+        assert made.hot_samples in (0, made.samples)
+        assert sum(batch.size for batch in made.batches(0)) == made.samples
+
+
+def test_portions_are_refused(dataset, rows) -> None:
+    with pytest.raises(ConfigError, match="portions"):
+        loader(dataset, rows, portions=2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(samples=st.lists(st.integers(0, 50), max_size=8), size=st.integers(1, 20))
+def test_batches_are_filled_when_there_are_samples_for_them(samples: list[int], size: int) -> None:
+    found = batches_of(samples, size)
+    assert sum(found) == -(-sum(samples) // size)
+    assert all(done * size <= held for done, held in zip(np.cumsum(found)[:-1], np.cumsum(samples)[:-1], strict=True))
+
+
+@settings(max_examples=30, deadline=None)
+@given(hot=st.integers(0, 40), mixed=st.integers(0, 40), rate=st.floats(1, 100))
+def test_kinds_alternate(hot: int, mixed: int, rate: float) -> None:
+    for kinds in (evenly(hot, mixed), in_turns(hot, mixed, rate)):
+        assert len(kinds) == hot + mixed
+        assert kinds.sum() == hot
+    even = evenly(hot, mixed)
+    expected = np.arange(1, hot + mixed + 1) * hot / max(hot + mixed, 1)
+    assert not len(even) or np.abs(even.cumsum() - expected).max() <= 1
+
+
+def test_turns_are_as_long_as_the_rate_says() -> None:
+    assert in_turns(4, 8, 50).astype(int).tolist() == [1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert in_turns(2, 3, 100).astype(int).tolist() == [1, 1, 0, 0, 0]
+
+
+def test_the_rate_halves_when_the_loss_rises_and_doubles_after_four_falls() -> None:
+    assert rate_after([]) == rate_after([0.5, 0.4, 0.3, 0.2]) == 50
+    assert rate_after([0.5, 0.6]) == 25
+    assert rate_after([0.5, 0.4, 0.3, 0.2, 0.1]) == 100
+    assert rate_after([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]) == 100
+    assert rate_after([0.1, 0.2, 0.15, 0.14, 0.13, 0.12]) == 50
+    assert rate_after(list(range(20))) == 1
+    entries = [{"step": 5, "log_loss": 1.0}, {"step": 9, "log_loss": None}, {"step": 10, "log_loss": 2.0}]
+    closing = [{"step": 7, "log_loss": 3.0, "closing": True}]
+    assert validation_losses([*entries, *closing], 10) == [1.0, 2.0]
+    assert validation_losses(entries, 9) == [1.0]

@@ -1,0 +1,118 @@
+"""Whole runs with hot rows and hot batches: the bits of tables in memory, the same after a resume."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training.test_tiered_runs import INT8, content, train
+
+from recipes import assert_same_model, last
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.errors import ConfigError
+from stratarec.hot.loader import HotLoader
+from stratarec.planning.plan import Plan
+from stratarec.recipe import Recipe
+from stratarec.training.pipeline import InOrder, Stages
+from stratarec.training.run import new_model, new_plan, open_run
+from stratarec.training.settings import torch_settings
+from stratarec.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set."""
+    root = tmp_path_factory.mktemp("hot-runs")
+    prepare(Recipe.from_dict(content(root)).data)
+    return root
+
+
+def recipe(home: Path, run: Path, hot: dict[str, Any], **train: Any) -> Recipe:
+    return Recipe.from_dict({**content(home, run=str(run), **train), "memory": INT8, "hot": hot})
+
+
+def exact(plan: Plan | None) -> Plan:
+    """With float32 homes."""
+    assert plan is not None
+    return replace(
+        plan,
+        tables=tuple(
+            placed if placed.tier == "level0" else replace(placed, codec=CodecConfig()) for placed in plan.tables
+        ),
+    )
+
+
+def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, tmp_path / "hot", {"budget": "256KiB"})
+    plan = exact(new_plan(made, Dataset.open(made.data.path)))
+    assert any(placed.hot_head for placed in plan.tables)
+    trainer = Trainer(made, Dataset.open(made.data.path), plan=plan)
+    loader = trainer.loader
+    assert isinstance(loader, HotLoader)
+    assert 0 < loader.hot_samples < loader.samples
+    assert 0 < loader.kinds(0).sum() < len(loader)
+    plain = new_model(replace(made, memory=type(made.memory)()), trainer.dataset, None, "")
+    optimizer = made.train.dense.build(plain.network)
+    stages = Stages(plain, optimizer, made.train, InOrder(loader))
+    with torch_settings(threads=made.train.threads, seed=made.train.seed):
+        steps = (batch for epoch in range(made.train.epochs) for batch in loader.batches(epoch))
+        for step, batch in enumerate(steps):
+            stages.train(step, batch)
+    trainer.train()
+    trained = open_run(tmp_path / "hot")
+    with trained:
+        for name in trainer.dataset.vocabularies:
+            for part, values in plain.embeddings.table(name).items():
+                assert torch.equal(values, trained.model.embeddings.table(name)[part]), (name, part)
+        for name, values in plain.network.state_dict().items():
+            assert torch.equal(values, trained.model.network.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("batches", ["proportional", "adaptive", "none"])
+def test_a_resumed_run_ends_with_the_same_bits(home: Path, tmp_path: Path, batches: str) -> None:
+    hot = {"budget": "256KiB", "batches": batches}
+    whole = train(recipe(home, tmp_path / "whole", hot, eval_every=0))
+    part = recipe(home, tmp_path / "part", hot, eval_every=0, max_steps=len(whole.loader) + 13)
+    train(part)
+    resumed = train(recipe(home, tmp_path / "part", hot, eval_every=0), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "part"))
+    assert list(map(tuple, resumed.position.losses)) == whole.position.losses
+    assert isinstance(whole.loader, HotLoader) == (batches != "none")
+
+
+def test_a_plan_keeps_to_the_budget_and_what_was_used_is_what_it_said(home: Path, tmp_path: Path) -> None:
+    hot = {"budget": "128KiB", "batches": "none"}
+    made = recipe(home, tmp_path / "run", hot, max_steps=5)
+    dataset = Dataset.open(made.data.path)
+    made = replace(made, memory=replace(made.memory, dram=8 << 20))
+    plan = new_plan(made, dataset)
+    assert plan is not None
+    assert plan.used("dram") <= 8 << 20
+    assert plan.budgets["dram"] == 8 << 20
+    assert "inputs need no others" in plan.notes[-1]
+    assert Plan.from_dict(plan.to_dict()) == plan
+    parts = Trainer(made, dataset).model.embeddings.bytes_by_part()
+    predicted = plan.bytes["dram"]
+    assert parts["level0"] == predicted["slot weights"] + predicted["slot state"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"memory": {}}, "every table lies whole in DRAM"),
+        ({"memory": {**INT8, "dram": "100KiB"}}, "give it less"),
+        ({"hot": {"budget": "1GiB"}}, "every row fits"),
+        ({"hot": {"budget": 1}}, "hold no row"),
+        ({"hot": {"budget": "256KiB", "batches": "some"}}, "hot.batches"),
+        ({"hot": {"budget": 0}}, "at least one byte"),
+    ],
+)
+def test_what_cannot_be_is_refused(home: Path, tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    base = {**content(home, run=str(tmp_path / "x")), "memory": INT8, "hot": {"budget": "256KiB"}}
+    with pytest.raises(ConfigError, match=said):
+        new_plan(Recipe.from_dict({**base, **changed}), Dataset.open(home / "data"))
