@@ -44,7 +44,7 @@ class Published:
     model: dict[str, Any] = field(default_factory=dict)
 
 
-SHARED = {"embedding_dim": 10, "initialization": "xavier", "initial_rows": 0.00017}
+SHARED = {"embedding_dim": 10, "initialization": "xavier", "initial_logit": "zero", "initial_rows": 0.00017}
 """Rows uniform with the deviation of the published normal ones, 1e-4."""
 DEEP = {"batch_norm": True, "deep_mlp": [400, 400, 400]}
 PUBLISHED = {

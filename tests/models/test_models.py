@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,6 +188,8 @@ def test_data_without_dense_features_or_histories(config: ModelConfig) -> None:
 def test_a_new_model_starts_at_the_click_rate() -> None:
     model = build_model(CONFIGS[0], schema(), ROWS, click_rates=[0.1])
     assert model.network.score.out.bias.sigmoid().item() == pytest.approx(0.1)  # type: ignore[union-attr, operator]
+    zero = build_model(replace(CONFIGS[0], initial_logit="zero"), schema(), ROWS, click_rates=[0.1])
+    assert zero.network.score.out.bias.item() == 0  # type: ignore[union-attr, operator]
 
 
 @pytest.mark.parametrize(

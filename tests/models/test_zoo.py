@@ -148,7 +148,8 @@ def finalmlp(score: Any, config: Any, rows: Tensor) -> Tensor:
     logit = score.out.linear.weight @ torch.cat(found) + score.out.bias
     heads = config.fusion_heads
     left, right = x.view(heads, -1), y.view(heads, -1)
-    return logit + sum(left[k] @ score.forms[k].weight @ right[k] for k in range(heads))
+    forms = score.forms.weight.view(heads, left.shape[1], right.shape[1])
+    return logit + sum(left[k] @ forms[k] @ right[k] for k in range(heads))
 
 
 def din(score: Any, config: Any, rows: Tensor) -> Tensor:

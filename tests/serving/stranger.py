@@ -198,7 +198,8 @@ class Stranger:
                 g = 2 * torch.sigmoid(self.linear(self.mlp(context, f"{n}.gate.0"), f"{n}.gate.1"))
             found.append(self.mlp(g * e.flatten(), f"{n}.deep"))
         x, y = (part.chunk(model["fusion_heads"]) for part in found)
-        pairs = [x[k] @ self.linear(y[k], f"score.forms.{k}") for k in range(model["fusion_heads"])]
+        forms = self.n["score.forms.weight"].view(len(x), len(x[0]), len(y[0]))
+        pairs = [x[k] @ forms[k] @ y[k] for k in range(len(x))]
         return torch.cat(found) @ self.n["score.out.linear.weight"][0] + sum(pairs)
 
     def sequence(self, n: str, rows: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

@@ -356,7 +356,7 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
         "schema.sparse", "schema.sparse.kind", "schema.sparse.of", "schema.sparse.vocabulary", "schema.dense.transform",
         "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history",
         "model.pooling", "model", "model.dropout", "model.batch_norm", "model.interaction", "model.initialization",
-            "model.initial_rows",
+            "model.initial_rows", "model.initial_logit", "calibration",
         "moments.price.mean", "moments.price.deviation", "model.towers", "tables.city.float32_rows",
         "tables.item.float32_rows", "files.README.txt.bytes", "files.README.txt.hash", "files.program.pt2",
         "files.program.pt2.bytes", "files.program.pt2.hash",

@@ -90,7 +90,7 @@ def build_model(
     optimizer : RowOptimizerConfig
         For the embedding tables.
     click_rates : sequence of float
-        Share of positives of each label; the model starts at their log-odds.
+        Share of positives of each label; the model starts at their log-odds, unless `config` says otherwise.
     tiers : TierConfig
         Tables whose rows are at home outside level 0; by default none.
     collection : callable
@@ -109,7 +109,9 @@ def build_model(
     assert isinstance(network.score, Score)
     with torch.no_grad():
         for rate, bias in zip(click_rates, last_biases(network.score.out), strict=False):
-            if 0 < rate < 1:
+            if config.initial_logit == "zero":
+                bias.zero_()
+            elif 0 < rate < 1:
                 bias.fill_(math.log(rate / (1 - rate)))
     return CTRModel(embeddings, network)
 

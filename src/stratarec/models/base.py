@@ -55,6 +55,9 @@ class VectorsConfig:
     none."""
     initialization: Initialization = "dlrm"
     """First weights of linear layers: Xavier's normal ones, with random biases (``dlrm``) or zeros (``xavier``)."""
+    initial_logit: Literal["click_rate", "zero"] = "click_rate"
+    """The bias of the last layer of a new model: the log-odds of the click rate, or 0. From 0 all rows first learn the
+    rate together, by which products of small rows find a way that they may not find otherwise."""
     initial_rows: float = 0.0
     """First weights of rows are uniform within plus and minus this; 0 for 1 / sqrt(rows of a table), which gives
     small tables rows many times as large as those of large ones."""

@@ -29,7 +29,8 @@ class FinalMLPConfig(VectorsConfig):
     second_mlp: tuple[int, ...] = (512,)
     """Hidden sizes of the second."""
     gate_features: tuple[tuple[str, ...], ...] = ()
-    """For each network the features by which its gate goes, such as [[user], [item]]; empty for no gates."""
+    """For each network the features by which its gate goes, as [[user], [item]]; empty for no gates. A gate takes the
+    vectors that the networks take; FuxiCTR learns vectors of its own for it."""
     gate_mlp: tuple[int, ...] = (64,)
     """Hidden sizes of a gate, which has neither dropout nor batch normalization."""
     fusion_heads: int = 1
@@ -89,9 +90,8 @@ class FinalMLPScore(Score):
             for sizes, given in zip((config.first_mlp, config.second_mlp), gated_by, strict=True)
         )
         first, second = config.first_mlp[-1], config.second_mlp[-1]
-        self.forms = nn.ModuleList(
-            nn.Linear(second // self.heads, first // self.heads, bias=False) for _ in range(self.heads)
-        )
+        # A layer over all products x_ki y_kj, whose first weights are as small as so many inputs ask for.
+        self.forms = nn.Linear(first * second // self.heads, 1, bias=False)
         self.out = Terms(first + second, 1)
 
     def take_features(self, names: tuple[str, ...]) -> None:
@@ -115,5 +115,6 @@ class FinalMLPScore(Score):
 
     def fused(self, x: Tensor, y: Tensor) -> Tensor:
         """``[B, 1]``: the bilinear forms, added up."""
-        pairs = zip(x.chunk(self.heads, dim=1), y.chunk(self.heads, dim=1), self.forms, strict=True)
-        return torch.stack([(left * form(right)).sum(1) for left, right, form in pairs]).sum(0).unsqueeze(1)
+        left, right = (part.view(part.shape[0], self.heads, -1) for part in (x, y))
+        forms = self.forms.weight.view(self.heads, left.shape[2], right.shape[2])
+        return (torch.einsum("bki,kij->bkj", left, forms) * right).sum((1, 2)).unsqueeze(1)
