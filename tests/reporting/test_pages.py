@@ -79,7 +79,7 @@ def few(root: Path) -> dict[str, Any]:
             "vocabulary": {"min_count": 1},
         },
         "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4]},
-        "train": {"run": str(root / "short"), "batch_size": 128},
+        "train": {"run": str(root / "short"), "batch_size": 128, "epochs": 1},
     }
 
 

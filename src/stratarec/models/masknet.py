@@ -5,6 +5,7 @@ Shapes: B samples, V all fields side by side, H width of a block.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -43,8 +44,8 @@ class MaskNetConfig(VectorsConfig):
         for name in ("blocks", "block_width"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
-        if not self.reduction > 0:
-            raise ConfigError(f"model.reduction is {self.reduction}, expected more than 0")
+        if not 0 < self.reduction < math.inf:
+            raise ConfigError(f"model.reduction is {self.reduction}, expected a finite number of more than 0")
 
 
 class MaskBlock(nn.Module):
