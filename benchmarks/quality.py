@@ -116,7 +116,12 @@ class Watch(SilentProgress):
             self.seconds[int(message.split(":")[0].removeprefix("step "))] = self.now
 
 
-FILES = {split: LOGS / "frappe_x1" / f"{split}.parquet" for split in ("train", "valid", "test")}
+def files() -> dict[str, Path]:
+    """Of each split; `PeerMissing` where one is not there."""
+    found = {split: LOGS / "frappe_x1" / f"{split}.parquet" for split in ("train", "valid", "test")}
+    if not all(file.is_file() for file in found.values()):
+        raise PeerMissing(f"no {LOGS}/frappe_x1/*.parquet; set STRATAREC_TEST_DATA to the directory of the logs")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +139,7 @@ class Setting:
 
 def recipe(name: str, seed: int, setting: Setting, codec: str = "") -> Recipe:
     """The shipped recipe with a model of `PUBLISHED`; with rows at home in `codec` behind a cache."""
-    if not all(file.is_file() for file in FILES.values()):
-        raise PeerMissing(f"no {LOGS}/frappe_x1/*.parquet; set STRATAREC_TEST_DATA to the directory of the logs")
-    paths = ",".join(map(str, FILES.values()))
+    paths = ",".join(map(str, files().values()))
     made = Recipe.load(
         ROOT / "src" / "stratarec" / "recipes" / "frappe_x1.yaml",
         [f"data.source.paths=[{paths}]", f"data.path={DATA}", "data.keep_rows=false"],
@@ -239,7 +242,7 @@ def run(
                 rows.append(told(f"{name} {codec}", seed, one(recipe(name, seed, setting, codec), kept)))
             if name in beside and seed in draws[:peer_seeds]:
                 kept, decay = WORK / setting.name(f"fuxictr-{name}", seed), PUBLISHED[name].decay
-                found = fuxictr.trained(name, decay, seed, FILES, threads=threads, epochs=setting.epochs, kept=kept)
+                found = fuxictr.trained(name, decay, seed, files(), threads=threads, epochs=setting.epochs, kept=kept)
                 rows.append(told(f"{name} of FuxiCTR", seed, found))
     of = {title: [row for row in rows if row["model"] == title] for title in {row["model"] for row in rows}}
     metrics = {key: value for name in names for key, value in summary(name, of[name]).items()}
