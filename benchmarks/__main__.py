@@ -38,7 +38,7 @@ def main() -> int:
     run.add_argument("--threads", type=int, help="of quality: threads of training, by default 1")
     run.add_argument("--precision", choices=("float32", "bf16"), help="of quality: of the network")
     run.add_argument("--peer-seeds", type=int, help="of quality: seeds of FuxiCTR, where it is installed; 1 by default")
-    run.add_argument("--codecs", type=lambda text: text.split(","), help="of quality: also rows in these, as int8,int4")
+    run.add_argument("--codecs", type=lambda text: text.split(","), help="of quality: rows in these beside float32")
     show = commands.add_parser("show", help="print a result file")
     show.add_argument("result", help="name of a benchmark, or a result file")
     commands.add_parser("readme", help="rewrite the figures in README.md and docs from the result files")
