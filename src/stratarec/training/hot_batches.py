@@ -58,6 +58,6 @@ def hot_loader(
     samples = dataset.samples("train")
     progress.say(
         f"{loader.hot_samples:,} of {samples:,} inputs are hot, {loader.hot_samples / samples:.2%}: "
-        f"{-(-loader.hot_samples // config.batch_size):,} of {len(loader):,} batches"
+        f"{int(loader.kinds(0).sum()):,} of {len(loader):,} batches"
     )
     return loader
