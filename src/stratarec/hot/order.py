@@ -38,7 +38,7 @@ def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int, rate: float | 
         for each in numbers:
             each[-1] -= 1
     pairs = zip(*(each.tolist() for each in numbers), strict=True)
-    found = [evenly(*pair) if rate is None else in_turns(*pair, rate) for pair in pairs]
+    found = [evenly(one, other) if rate is None else in_turns(one, other, rate) for one, other in pairs]
     return np.concatenate([*found, np.zeros(int(together), dtype=bool)])
 
 
