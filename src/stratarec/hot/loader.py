@@ -70,10 +70,17 @@ class HotLoader(Loader):
         self._needs = NeedsReader(dataset, parts)
         self._counts = [counts[shard.path] for shard in dataset.shards(split)]
         self.hot_samples = sum(sum(each) for each in self._counts)
+        self._known: tuple[int, Kinds] | None = None
 
     def kinds(self, epoch: int) -> Kinds:
         """``[batches]`` which batches of an epoch are hot."""
         return kinds_of(*self._samples(self._buffers(epoch)), self.config.batch_size, self._rate(epoch))
+
+    def is_hot(self, epoch: int, batch: int) -> bool:
+        """Whether a batch of an epoch that has begun is hot."""
+        if self._known is None or self._known[0] != epoch:
+            self._known = epoch, self.kinds(epoch)
+        return bool(self._known[1][batch])
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """See `Loader.batches`."""
