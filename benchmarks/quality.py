@@ -86,7 +86,7 @@ PUBLISHED = {
         auc=0.98607, log_loss=0.14842, decay=0.05,
         model={
             "kind": "finalmlp", "first_mlp": [400], "second_mlp": [100], "gate_features": [["user"], ["item"]],
-            "gate_mlp": [400], "fusion_heads": 5, "dropout": 0.4, "batch_norm": True,
+            "gate_vectors": "own", "gate_mlp": [400], "fusion_heads": 5, "dropout": 0.4, "batch_norm": True,
         },
     ),
 }  # fmt: skip
