@@ -21,14 +21,17 @@ from stratarec.distributed.buffers import Buffer, grouped
 from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.halves import Flags, Half, Streams, by_rank, packed, packed_bytes, unpacked
 from stratarec.distributed.legs import Leg
+from stratarec.distributed.replicas import Replicas
 from stratarec.distributed.requests import DistinctRows, Requests, joined
-from stratarec.distributed.sharding import Sharding, Stream
+from stratarec.distributed.sharding import Rows, Sharding, Stream
 from stratarec.distributed.wire import Wire
 from stratarec.embedding.prepared import Prepared
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.memory import RECYCLER
+
+_NONE: Rows = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,13 @@ class Routed:
     """Of the arrays of `answering`."""
     counts: Sequence[Sequence[int]]
     """Rows that each rank asks this one for, of each of its streams."""
+    idle: bool
+    """Whether no rank asks any for a row: all that are looked up are hot."""
+
+    @property
+    def hot(self) -> Rows:
+        """Ascending numbers of the hot rows that this rank looks up."""
+        return np.concatenate([_NONE, *(buffer.hot for buffer in self.buffers)])
 
 
 class FlatExchange:
@@ -73,15 +83,17 @@ class FlatExchange:
         First column of each pooled feature in the output of this rank's own tables, and how many there are.
     own_rows : sequence of str
         Its sequence features in the order in which it gives their rows.
+    replicas : Replicas or None
+        Hot rows, which do not travel.
     """
 
     def __init__(
         self, sharding: Sharding, rank: int, wires: tuple[Wire, Wire], own_columns: dict[str, int], own_width: int,
-        own_rows: Sequence[str],
+        own_rows: Sequence[str], replicas: Replicas | None = None,
     ) -> None:  # fmt: skip
-        self._sharding, self._rank = sharding, rank
+        self._sharding, self._rank, self._replicas = sharding, rank, replicas
         self._wire, self._gradient_wire = wires
-        self._requests = Requests(sharding)
+        self._requests = Requests(sharding, replicas)
         self.pooled_keys = tuple(key for table in sharding.tables for key in table.feature_names)
         self.dims = tuple(table.embedding_dim for table in sharding.tables for _ in table.feature_names)
         self.sequence_keys = tuple(key for table in sharding.tables for key in table.sequence_features)
@@ -123,39 +135,41 @@ class FlatExchange:
             asked, distinct = self._requests.split(features)
         except StrataError as error:
             failed = error
-        theirs = self._announce(asked, failed, channel, stopped)
+        theirs, idle = self._announce(asked, failed, channel, stopped)
         message = [self._requests.message(part) for part in asked]
         sizes = message_sizes(theirs)
-        taken = channel.exchange(torch.cat(message), [part.numel() for part in message], sizes, stopped)
+        given = torch.cat(message)
+        taken = given if idle else channel.exchange(given, [part.numel() for part in message], sizes, stopped)
         streams = self._requests.streams[self._rank]
         requests = [
             read(part, numbers)
             for part, numbers in zip(taken.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
         ]  # fmt: skip
-        return self._routed(features, asked, distinct, streams, requests)
+        return self._routed(features, asked, distinct, streams, requests, idle)
 
     def _announce(
         self, asked: Sequence[Sequence[Asked]], failed: StrataError | None, channel: Channel,
         stopped: Callable[[], bool],
-    ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:  # fmt: skip
-        """``[ranks, S * WORDS]`` what each rank is going to ask this one for."""
-        counts = [1 + WORDS * len(streams) for streams in self._requests.streams]
+    ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], bool]:  # fmt: skip
+        """``[ranks, S * WORDS]`` what each rank is going to ask this one for; whether no rank asks any."""
+        counts = [2 + WORDS * len(streams) for streams in self._requests.streams]
         numbers = np.zeros(sum(counts), dtype=np.int64)
+        asks = any(each.rows or each.ids.numel() for part in asked for each in part)
         at = 0
         for part, count in zip(asked, counts, strict=True):
-            numbers[at] = failed is not None
-            numbers[at + 1 : at + 1 + WORDS * len(part)] = [number for each in part for number in each.announced]
+            numbers[at : at + 2] = failed is not None, asks
+            numbers[at + 2 : at + 2 + WORDS * len(part)] = [number for each in part for number in each.announced]
             at += count
         mine = counts[self._rank]
         taken = channel.exchange(torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
         theirs = taken.view(channel.ranks, mine).numpy()
         if theirs[:, 0].any():
             channel.raise_together(failed, theirs[:, 0].tolist())
-        return theirs[:, 1:]
+        return theirs[:, 2:], not theirs[:, 1].any()
 
     def _routed(
         self, features: KeyedJagged, asked: Sequence[Sequence[Asked]], distinct: dict[str, DistinctRows],
-        streams: Sequence[Stream], requests: Sequence[Sequence[Asked]],
+        streams: Sequence[Stream], requests: Sequence[Sequence[Asked]], idle: bool,
     ) -> Routed:  # fmt: skip
         buffers = [group.of(features, distinct) for group in self._buffers]
         own = joined(streams, requests)
@@ -170,6 +184,7 @@ class FlatExchange:
         return Routed(
             features=features, own=own, buffers=buffers, sequences=[lengths[key] for key, _ in self._whole],
             asking=self._asking(asked, distinct, buffers), answering=answering, own_shapes=shapes, counts=counts,
+            idle=idle,
         )  # fmt: skip
 
     def _asking(
@@ -264,7 +279,7 @@ class FlatExchange:
         part = None if prepared is None else streams.part(prepared, wanted)
         counts, numbers = self._counted(routed, answered), np.flatnonzero(answered)
         answering, _ = self._answering(counts, 0)
-        return Half(part, answering, routed.asking.picked(asked), numbers)
+        return Half(part, answering, routed.asking.picked(asked), numbers, routed.idle)
 
     def _counted(self, routed: Routed, answered: Flags) -> list[list[int]]:
         """As `Routed.counts`, of the rows that are answered."""
@@ -287,6 +302,8 @@ class FlatExchange:
     ) -> Tensor:  # fmt: skip
         """Give every rank the rows that it asked for; returns those that `asking` unpacks. A collective."""
         answering, asking, wire = legs.answering, legs.asking, self._wire
+        if legs.idle:
+            return torch.empty(0)
         numbers = legs.numbers if isinstance(legs, Half) else None
         message = wire.encode(answering.pack(found), answering.spans, "rows", step, numbers)
         taken = channel.exchange(message, answering.sizes(wire), asking.sizes(wire), stopped)
@@ -295,6 +312,9 @@ class FlatExchange:
     def pooled(self, routed: Routed, arrays: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """As `rows`, once the arrays are full."""
         whole, buffers = arrays[1 : 1 + len(self._whole)], arrays[1 + len(self._whole) :]
+        for buffer, rows in zip(routed.buffers, buffers, strict=True):
+            if self._replicas is not None and len(buffer.hot):
+                self._replicas.read(buffer.hot, rows, buffer.hot_places)
         gathered = [
             row for buffer, rows in zip(routed.buffers, buffers, strict=True) for row in buffer.pool(rows, arrays[0])
         ]
@@ -308,19 +328,41 @@ class FlatExchange:
             *(RECYCLER.empty(buffer.rows, buffer.group.width) for buffer in routed.buffers),
         ]
 
-    def gradients(
-        self, routed: Routed, pooled: Tensor, rows: Sequence[Tensor], channel: Channel, step: int
-    ) -> list[Tensor]:
-        """Gradients of what this rank's tables gave, from those of what every rank got."""
-        sums, at = [], len(self._whole)
+    def sums(self, routed: Routed, pooled: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
+        """``[U, D]`` of each buffer: gradients of its rows, from those of what this rank got."""
+        found, at = [], len(self._whole)
         for buffer in routed.buffers:
             end = at + len(buffer.group.sequences)
-            sums.append(buffer.sum(pooled, rows[at:end]))
+            found.append(buffer.sum(pooled, rows[at:end]))
             at = end
-        given = routed.asking.pack([pooled, *rows[: len(self._whole)], *sums])
-        message = self._gradient_wire.encode(given, routed.asking.spans, "gradients", step)
-        wire = self._gradient_wire
-        taken = channel.exchange(message, routed.asking.sizes(wire), routed.answering.sizes(wire))
+        return found
+
+    def gradients(
+        self, routed: Routed, given: Sequence[Tensor], channel: Channel, step: int
+    ) -> list[Tensor]:  # fmt: skip
+        """Gradients of what this rank's tables gave, from those of what every rank got.
+
+        Parameters
+        ----------
+        given : sequence of Tensor
+            Of the pooled output, of each sequence feature that travels whole, and what `sums` gave.
+        """
         found = [RECYCLER.empty(*shape) for shape in routed.own_shapes]
+        if routed.idle:
+            return [each.zero_() for each in found]
+        wire = self._gradient_wire
+        message = wire.encode(routed.asking.pack(given), routed.asking.spans, "gradients", step)
+        taken = channel.exchange(message, routed.asking.sizes(wire), routed.answering.sizes(wire))
         routed.answering.unpack(wire.decode(taken, routed.answering.spans), found)
         return found
+
+    def hot_gradients(self, routed: Routed, sums: Sequence[Tensor]) -> Tensor:
+        """Flat: those of the hot rows that this rank looks up, in the order of `Routed.hot`."""
+        return torch.cat([
+            rows[torch.from_numpy(buffer.hot_places)].view(-1)
+            for buffer, rows in zip(routed.buffers, sums, strict=True)
+        ])  # fmt: skip
+
+    def whole(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Of the gradients of all sequence features, those of features that travel whole."""
+        return rows[: len(self._whole)]
