@@ -216,6 +216,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
     from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.placement import print_plan, write_plan_report
+    from stratarec.training.copying import copies_planned
     from stratarec.training.sharing import sharding_plan
 
     for path in filter(None, (args.output, args.report)):
@@ -230,6 +231,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
             tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
             ranks=ranks,
         )  # fmt: skip
+        made = copies_planned(made, recipe, dataset, hosts)
         by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts)
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:
