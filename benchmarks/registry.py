@@ -26,6 +26,7 @@ BENCHMARKS = {
     "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
     "exchange": "benchmarks.exchange",
+    "hot_distributed": "benchmarks.hot_distributed",
     "hot_single": "benchmarks.hot_single",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",

@@ -145,6 +145,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.scaling import print_steps
     from stratarec.sizes import parse_rate
+    from stratarec.training.copying import predicted_copies
     from stratarec.training.scaling import assumptions, fastest, predictions
     from stratarec.training.workloads import ASSUMED, calibrate, inside_rate
 
@@ -161,12 +162,14 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
     with dataset.held():
         calibration = calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED)
         found = predictions(recipe, dataset, cluster, calibration)
+        copies = predicted_copies(recipe, dataset, cluster, calibration)
     lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
     rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
     if args.json:
-        print(json.dumps({"steps": rows, "fastest": best, "assumed": lines}, indent=1, allow_nan=False))
+        content = {"steps": rows, "fastest": best, "hot rows": copies.to_dict(), "assumed": lines}
+        print(json.dumps(content, indent=1, allow_nan=False))
     else:
-        print_steps(rows, best, lines)
+        print_steps(rows, best, [copies.line], lines)
 
 
 def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stratarec.data.dataset import Dataset
 from stratarec.distributed.hot_traffic import Floats, Flows, Rates, RowWires, copy_flows, flat_flows, more_collectives
 from stratarec.hot.by_count import hottest_rows
-from stratarec.hot.parts import Counts, Part, parts_of, share_of_accesses
+from stratarec.hot.parts import Counts, Part, share_of_accesses
 from stratarec.planning.bytes import Parts, add_parts
 from stratarec.planning.plan import Plan, TablePlacement
 from stratarec.sizes import readable
@@ -122,9 +121,3 @@ def with_copies(plan: Plan, parts: Sequence[Part], rows: Counts) -> Plan:
         f"{share_of_accesses(parts, rows):.1%} of the lookups"
     )
     return replace(plan, tables=tuple(map(placed, plan.tables)), notes=(*plan.notes, note))
-
-
-def parts_and_widths(dataset: Dataset, plan: Plan, row_bytes: dict[str, int]) -> tuple[list[Part], list[int]]:
-    """The parts of all tables, and D of each."""
-    parts = parts_of(dataset, row_bytes)
-    return parts, [plan[part.table].width for part in parts]
