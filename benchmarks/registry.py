@@ -27,6 +27,7 @@ BENCHMARKS = {
     "embedding": "benchmarks.embedding",
     "exchange": "benchmarks.exchange",
     "hot_quality": "benchmarks.hot_quality",
+    "hot_distributed": "benchmarks.hot_distributed",
     "hot_single": "benchmarks.hot_single",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",

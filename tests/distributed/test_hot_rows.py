@@ -11,7 +11,10 @@ import torch
 from distributed.jobs import HOT, TABLES, Setup, ahead, batch, loss, places, row_optimizer, sharded, single, together
 from distributed.ranks import Ranks
 from distributed.test_exchange import compare
+from distributed.test_runs import TIERED, assert_near, content, model, recipe, train
 
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.engine import SharedEngine
@@ -20,6 +23,9 @@ from stratarec.distributed.replicas import HotRows
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
+from stratarec.recipe import Recipe
+from stratarec.training.records import read_plan
+from stratarec.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(
@@ -147,3 +153,61 @@ def test_hot_rows_that_cannot_be_trained_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         collection_of(Mesh.alone(), layout, hot, optimizer)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set."""
+    root = tmp_path_factory.mktemp("copies")
+    prepare(Recipe.from_dict(content(root)).data)
+    return root
+
+
+def copying(home: Path, run: Path, memory: dict[str, Any] | None = None, **train: Any) -> Recipe:
+    """A run with copies of hot rows."""
+    made = recipe(home, run, memory, "row", overlap=False, **train).to_dict()
+    return Recipe.from_dict({**made, "hot": {"budget": "24KiB", "copies": "always"}})
+
+
+def copying_run(mesh: Mesh, made: Recipe, resume: bool = False) -> tuple[dict[str, Any], dict[str, int]]:
+    """What a run found, and the rows that each rank has copies of."""
+    trainer = Trainer(made, Dataset.open(made.data.path), mesh=mesh)
+    engine = trainer.model.embeddings.engine
+    assert isinstance(engine, SharedEngine)
+    copied = {} if engine.replicas is None else {name: last - first for name, first, last in engine.replicas.parts}
+    result = trainer.train(resume=resume)
+    return {"losses": trainer.position.losses, "test": result["test"]}, copied
+
+
+def test_runs_with_copies_train_the_model_of_one_process_and_resume_to_the_bit(
+    ranks: Ranks, home: Path, tmp_path: Path
+) -> None:
+    """On two hosts of two ranks, on deduplicated data, rows of int8 under caches."""
+    short = {"max_steps": 40, "eval_every": 0}
+    train(Mesh.alone(), recipe(home, tmp_path / "one", **short))
+    whole = ranks.run(4, copying_run, copying(home, tmp_path / "whole", **short), local=2)
+    assert all(rank == whole[0] for rank in whole)
+    assert sum(whole[0][1].values()) > 100
+    assert_near(model(tmp_path / "whole"), model(tmp_path / "one"), 1e-4)
+    for name, steps in (("int8", 40), ("cut", 23)):
+        ranks.run(4, copying_run, copying(home, tmp_path / name, TIERED, **{**short, "max_steps": steps}), local=2)
+    _, copied = ranks.run(4, copying_run, copying(home, tmp_path / "cut", TIERED, **short), True, local=2)[0]
+    assert copied
+    assert_near(model(tmp_path / "cut"), model(tmp_path / "int8"), 0)
+
+
+def test_copies_are_made_where_they_pay_alone(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    """One host has no link that they could spare, and the plan says so."""
+    made = copying(home, tmp_path / "run", max_steps=2, eval_every=0).to_dict()
+    auto = Recipe.from_dict({**made, "hot": {"budget": "24KiB"}})
+    assert [copied for _, copied in ranks.run(4, copying_run, auto)] == [{}] * 4
+    plan = read_plan(tmp_path / "run", auto, Dataset.open(auto.data.path))
+    assert plan is not None
+    assert plan.notes[-1] == "no copies of hot rows: they save bytes between hosts of several ranks alone"
+
+
+def test_a_budget_beyond_the_memory_of_a_rank_is_one_error_on_all(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    made = copying(home, tmp_path / "run", {"dram": "20KiB", "precision": "int8"})
+    ranks.begin(2, copying_run, [(made,)] * 2)
+    messages = {str(error) for error in ranks.end(2)}
+    assert messages == {"rank 0: hot.budget is 24,576 bytes of memory.dram, which is 20,480; give it less"}

@@ -22,9 +22,10 @@ from stratarec.distributed.early import Early
 from stratarec.distributed.exchange import FlatExchange, Routed
 from stratarec.distributed.gathering import SharedRows
 from stratarec.distributed.halves import Half
-from stratarec.distributed.hot_sums import HotLookups, HotSums
+from stratarec.distributed.hot_sums import HotSums, Summed
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.replicas import HotRows, Replicas, check_hot
+from stratarec.distributed.rides import Ride
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.embedding.config import EmbeddingBagConfig
@@ -39,17 +40,16 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
 from stratarec.jagged import KeyedJagged
+from stratarec.kernels.update import RowUpdate
 
 
 class SharedBatch:
     """A batch whose rows are in level 0 of all their owners; a `Handle`."""
 
-    __slots__ = ("__weakref__", "_own", "halves", "hot", "number", "routed")
+    __slots__ = ("__weakref__", "_own", "halves", "number", "routed")
 
     def __init__(self, routed: Routed, own: Prepared | None, number: int) -> None:
         self.routed, self._own, self.number = routed, own, number
-        self.hot: HotLookups | None = None
-        """Who looks up which hot rows; None where there are none."""
         self.halves: tuple[Parcel, Half] | None = None
         """What comes early, and the rest; None where nothing does."""
 
@@ -126,10 +126,12 @@ class SharedEngine:
             self._sums = HotSums(self.replicas, mesh.rank, mesh.hosts, mesh.ranks, gradient_wire)
         # Whether rows of this rank's own tables are older than the copies.
         self._older = False
+        # The sums of a step on their way, and what the step does with them.
+        self._pending: tuple[Ride[Summed], RowUpdate] | None = None
         self._exchange = FlatExchange(
             shared, self._circle.rank, (wire, gradient_wire),
             dict(zip(keys, np.cumsum([0, *dims]).tolist(), strict=False)), sum(dims),
-            self.own.row_order if self.own else (), self.replicas,
+            self.own.row_order if self.own else (), self._sums,
         )  # fmt: skip
         self.pooled_keys, self.dims = self._exchange.pooled_keys, self._exchange.dims
         self.sequence_keys, self.row_order = self._exchange.sequence_keys, self._exchange.row_order
@@ -162,7 +164,7 @@ class SharedEngine:
         self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
         stopped: Callable[[], bool] = never, *, ahead: bool = False,
     ) -> SharedBatch:  # fmt: skip
-        routed = self._route(features, self._circle.ids, stopped)
+        routed = self._exchange.route(features, self._validator, self._circle.ids, stopped, trained=True)
         own: Prepared | None = None
         failed: StrataError | None = None
         try:
@@ -172,8 +174,6 @@ class SharedEngine:
         batch = SharedBatch(routed, own, self.batches)
         try:
             self._agree(batch, failed, stopped, ahead=ahead)
-            if self._sums is not None:
-                batch.hot = self._sums.look_up(routed.hot, self.mesh.ids, stopped)
         except BaseException:
             batch.release()
             raise
@@ -186,7 +186,7 @@ class SharedEngine:
         """Return when every rank could prepare the batch, and knows what of it comes early."""
         channel, routed, early = self.mesh.ids, batch.routed, self._early
         if early is None or not ahead:
-            channel.agree(failed, stopped)
+            self._exchange.agree(routed, failed, channel, stopped)
             if early is not None:
                 early.lose()
             return
@@ -207,9 +207,6 @@ class SharedEngine:
 
         return send
 
-    def _route(self, features: KeyedJagged, channel: Channel, stopped: Callable[[], bool] = never) -> Routed:
-        return self._exchange.route(features, self._validator, channel, stopped)
-
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
         channel = self._circle.rows
@@ -222,13 +219,14 @@ class SharedEngine:
         routed, number = prepared.routed, prepared.number
         if self._early is None or prepared.halves is None:
             found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
-            return self._exchange.rows(routed, found, channel, number)
+            return self._rows(routed, found, channel, number)
         parcel, late = prepared.halves
         found = self.own.look_up(prepared.own, late.part) if self.own and prepared.own else _nothing()
         # Not before: a look-up that is refused, because it is another batch's turn, must not hurry this one.
         self._early.hurry(parcel)
         prepared.halves = None
-        floats = self._exchange.send(late, found, channel, number)
+        floats = self._exchange.send(late, found, channel, number, ride=self._riding)
+        self._take_sums()
         arrays = self._early.take(parcel)
         late.asking.unpack(floats, arrays)
         return self._exchange.pooled(routed, arrays)
@@ -237,22 +235,30 @@ class SharedEngine:
         """See `Engine.read`."""
         self.health.require()
         channel = self._circle.rows
-        routed = self._route(features, channel)
+        routed = self._exchange.route(features, self._validator, channel)
         found = self.own.read(routed.own) if self.own else _nothing()
-        return self._exchange.rows(routed, found, channel, self.batches)
+        return self._rows(routed, found, channel, self.batches)
+
+    def _rows(self, routed: Routed, found: Sequence[Tensor], channel: Channel, number: int) -> tuple[Tensor, ...]:
+        """What a batch looks up, from what this rank's own tables gave."""
+        floats = self._exchange.send(routed, found, channel, number, ride=self._riding)
+        self._take_sums()
+        arrays = self._exchange.arrays(routed)
+        routed.asking.unpack(floats, arrays)
+        return self._exchange.pooled(routed, arrays)
 
     def update(self, prepared: SharedBatch, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
         """See `Engine.update`; there are no per-sample weights."""
         routed, exchange, channel = prepared.routed, self._exchange, self._circle.rows
         sums = exchange.sums(routed, pooled, rows)
         given = [pooled, *exchange.whole(rows), *sums]
-        own_pooled, *own_rows = exchange.gradients(routed, given, channel, prepared.number)
-        if self.replicas is not None and self._sums is not None and prepared.hot is not None:
+        if self._sums is not None and routed.hot is not None and routed.hot.result is not None:
             flat = exchange.hot_gradients(routed, sums)
-            total = self._sums.total(prepared.hot, flat, channel, prepared.number)
-            with self.health.changing("an optimizer step"):
-                self.replicas.update(*total, self.course.rule)
-            self._older = True
+            ride = Ride(self._sums.total(routed.hot.result, flat, prepared.number))
+            self._pending = ride, self.course.rule
+        own_pooled, *own_rows = exchange.gradients(routed, given, channel, prepared.number, self._riding)
+        if self._sums is not None:
+            self._sum(self._sums.turns_alone)
         if self.own and prepared.own:
             self.own.update(prepared.own, own_pooled, own_rows, None)
         else:
@@ -348,8 +354,35 @@ class SharedEngine:
 
     # Hot rows
 
+    @property
+    def _riding(self) -> Ride[Summed] | None:
+        return None if self._pending is None else self._pending[0]
+
+    def _sum(self, turns: int) -> None:
+        """Make so many turns of the sums that are on their way; a collective."""
+        if self._riding is not None:
+            for _ in range(turns):
+                self._riding.alone(self.mesh.rows)
+            self._take_sums()
+
+    def _take_sums(self) -> None:
+        """Let all copies take the step whose sums have come."""
+        if self._pending is None or self.replicas is None or self._pending[0].result is None:
+            return
+        (ride, rule), self._pending = self._pending, None
+        assert ride.result is not None
+        with self.health.changing("an optimizer step"):
+            self.replicas.update(*ride.result, rule)
+        self._older = True
+
+    def _settle_sums(self) -> None:
+        """See that no sums are on their way; a collective."""
+        while self._riding is not None:
+            self._sum(1)
+
     def _give_owners(self) -> None:
-        """Give this rank's own tables the values of their hot rows."""
+        """Give this rank's own tables the values of their hot rows; a collective."""
+        self._settle_sums()
         if not self._older or self.replicas is None:
             return
         for table in self.own.configs if self.own else ():
@@ -362,9 +395,9 @@ class SharedEngine:
 
     def _take_copies(self) -> None:
         """Take the values of all hot rows from their owners; a collective."""
+        self._pending, self._older = None, False
         if self.replicas is None:
             return
-        self._older = False
         for name, first, last in self.replicas.parts:
             found = self.tables_of(name).part(name, first, last)
             for state, view in self.replicas.part(name, first, last).items():

@@ -10,7 +10,8 @@ Shapes: B samples of this rank, G bags of all ranks together, W columns of the p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ from stratarec.distributed.asked import WORDS, Asked, message_sizes, read
 from stratarec.distributed.buffers import Buffer, grouped
 from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.halves import Flags, Half, Streams, by_rank, packed, packed_bytes, unpacked
+from stratarec.distributed.hot_sums import HotLookups, HotSums
 from stratarec.distributed.legs import Leg
-from stratarec.distributed.replicas import Replicas
 from stratarec.distributed.requests import DistinctRows, Requests, joined
+from stratarec.distributed.rides import Ride, carried
 from stratarec.distributed.sharding import Rows, Sharding, Stream
 from stratarec.distributed.wire import Wire
 from stratarec.embedding.prepared import Prepared
@@ -61,13 +63,10 @@ class Routed:
     """Of the arrays of `answering`."""
     counts: Sequence[Sequence[int]]
     """Rows that each rank asks this one for, of each of its streams."""
-    idle: bool
+    idle: bool = False
     """Whether no rank asks any for a row: all that are looked up are hot."""
-
-    @property
-    def hot(self) -> Rows:
-        """Ascending numbers of the hot rows that this rank looks up."""
-        return np.concatenate([_NONE, *(buffer.hot for buffer in self.buffers)])
+    hot: Ride[HotLookups] | None = None
+    """Who looks up which hot rows, once every rank could prepare the batch; None where nobody asks."""
 
 
 class FlatExchange:
@@ -83,17 +82,18 @@ class FlatExchange:
         First column of each pooled feature in the output of this rank's own tables, and how many there are.
     own_rows : sequence of str
         Its sequence features in the order in which it gives their rows.
-    replicas : Replicas or None
-        Hot rows, which do not travel.
+    sums : HotSums or None
+        Of hot rows, which do not travel.
     """
 
     def __init__(
         self, sharding: Sharding, rank: int, wires: tuple[Wire, Wire], own_columns: dict[str, int], own_width: int,
-        own_rows: Sequence[str], replicas: Replicas | None = None,
+        own_rows: Sequence[str], sums: HotSums | None = None,
     ) -> None:  # fmt: skip
-        self._sharding, self._rank, self._replicas = sharding, rank, replicas
+        self._sharding, self._rank, self._sums = sharding, rank, sums
+        self._replicas = None if sums is None else sums.replicas
         self._wire, self._gradient_wire = wires
-        self._requests = Requests(sharding, replicas)
+        self._requests = Requests(sharding, self._replicas)
         self.pooled_keys = tuple(key for table in sharding.tables for key in table.feature_names)
         self.dims = tuple(table.embedding_dim for table in sharding.tables for _ in table.feature_names)
         self.sequence_keys = tuple(key for table in sharding.tables for key in table.sequence_features)
@@ -116,9 +116,10 @@ class FlatExchange:
     # Ids
 
     def route(
-        self, features: KeyedJagged, validator: Validator, channel: Channel, stopped: Callable[[], bool] = never
-    ) -> Routed:
-        """Send the ids of a batch to their owners; a collective.
+        self, features: KeyedJagged, validator: Validator, channel: Channel, stopped: Callable[[], bool] = never,
+        *, trained: bool = False,
+    ) -> Routed:  # fmt: skip
+        """Send the ids of a batch to their owners; a collective. All ranks hear of the hot rows of one to be `trained`.
 
         Raises
         ------
@@ -135,21 +136,26 @@ class FlatExchange:
             asked, distinct = self._requests.split(features)
         except StrataError as error:
             failed = error
-        theirs, idle = self._announce(asked, failed, channel, stopped)
+        ride: Ride[HotLookups] | None = None
+        if trained and self._sums is not None:
+            hot = np.sort(np.concatenate([_NONE, *(each.hot for each in distinct.values())]))
+            ride = Ride(self._sums.look_up(hot))
+        theirs, idle = self._announce(asked, failed, channel, ride, stopped)
         message = [self._requests.message(part) for part in asked]
         sizes = message_sizes(theirs)
         given = torch.cat(message)
-        taken = given if idle else channel.exchange(given, [part.numel() for part in message], sizes, stopped)
+        if not idle or (ride is not None and ride.waiting):
+            given = carried(channel, ride, given, [part.numel() for part in message], sizes, stopped)
         streams = self._requests.streams[self._rank]
         requests = [
             read(part, numbers)
-            for part, numbers in zip(taken.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
+            for part, numbers in zip(given.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
         ]  # fmt: skip
-        return self._routed(features, asked, distinct, streams, requests, idle)
+        return replace(self._routed(features, asked, distinct, streams, requests), idle=idle, hot=ride)
 
     def _announce(
         self, asked: Sequence[Sequence[Asked]], failed: StrataError | None, channel: Channel,
-        stopped: Callable[[], bool],
+        ride: Ride[HotLookups] | None, stopped: Callable[[], bool],
     ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], bool]:  # fmt: skip
         """``[ranks, S * WORDS]`` what each rank is going to ask this one for; whether no rank asks any."""
         counts = [2 + WORDS * len(streams) for streams in self._requests.streams]
@@ -161,7 +167,7 @@ class FlatExchange:
             numbers[at + 2 : at + 2 + WORDS * len(part)] = [number for each in part for number in each.announced]
             at += count
         mine = counts[self._rank]
-        taken = channel.exchange(torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
+        taken = carried(channel, ride, torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
         theirs = taken.view(channel.ranks, mine).numpy()
         if theirs[:, 0].any():
             channel.raise_together(failed, theirs[:, 0].tolist())
@@ -169,7 +175,7 @@ class FlatExchange:
 
     def _routed(
         self, features: KeyedJagged, asked: Sequence[Sequence[Asked]], distinct: dict[str, DistinctRows],
-        streams: Sequence[Stream], requests: Sequence[Sequence[Asked]], idle: bool,
+        streams: Sequence[Stream], requests: Sequence[Sequence[Asked]],
     ) -> Routed:  # fmt: skip
         buffers = [group.of(features, distinct) for group in self._buffers]
         own = joined(streams, requests)
@@ -184,7 +190,6 @@ class FlatExchange:
         return Routed(
             features=features, own=own, buffers=buffers, sequences=[lengths[key] for key, _ in self._whole],
             asking=self._asking(asked, distinct, buffers), answering=answering, own_shapes=shapes, counts=counts,
-            idle=idle,
         )  # fmt: skip
 
     def _asking(
@@ -235,6 +240,16 @@ class FlatExchange:
                 shapes[row_array[stream.key]] = (done[place], stream.table.embedding_dim)
         return leg, shapes
 
+    def agree(
+        self, routed: Routed, failed: StrataError | None, channel: Channel, stopped: Callable[[], bool]
+    ) -> None:  # fmt: skip
+        """As `Channel.agree`, when this rank has prepared a batch or `failed` to."""
+        even = [1] * channel.ranks
+        mine = torch.full((channel.ranks,), failed is not None, dtype=torch.uint8)
+        taken = carried(channel, routed.hot, mine, even, even, stopped)
+        if taken.any():
+            channel.raise_together(failed, taken.tolist())
+
     # What travels early
 
     def agree_on_halves(
@@ -261,7 +276,8 @@ class FlatExchange:
         told = [packed(failed is not None, flags) for flags in mine]
         asked = routed.asking.rows
         sizes = [packed_bytes(rows) for rows in asked]
-        taken = channel.exchange(torch.from_numpy(np.concatenate(told)), [len(part) for part in told], sizes, stopped)
+        given = torch.from_numpy(np.concatenate(told))
+        taken = carried(channel, routed.hot, given, [len(part) for part in told], sizes, stopped)
         theirs = np.split(taken.numpy(), np.cumsum(sizes)[:-1])
         if any(part[0] for part in theirs):
             channel.raise_together(failed, [int(part[0]) for part in theirs])
@@ -290,27 +306,27 @@ class FlatExchange:
 
     # Rows and gradients
 
-    def rows(self, routed: Routed, found: Sequence[Tensor], channel: Channel, step: int) -> tuple[Tensor, ...]:
-        """Pooled output ``[B, W]`` and rows of sequences in `row_order`, from what each owner's tables gave."""
-        arrays = self.arrays(routed)
-        routed.asking.unpack(self.send(routed, found, channel, step), arrays)
-        return self.pooled(routed, arrays)
-
     def send(
         self, legs: Routed | Half, found: Sequence[Tensor], channel: Channel, step: int,
-        stopped: Callable[[], bool] = never,
+        stopped: Callable[[], bool] = never, ride: Ride[Any] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Give every rank the rows that it asked for; returns those that `asking` unpacks. A collective."""
+        """Give every rank the rows that it asked for; returns those that `asking` unpacks. A collective.
+
+        Parameters
+        ----------
+        ride : Ride
+            Whose next turn goes with them.
+        """
         answering, asking, wire = legs.answering, legs.asking, self._wire
-        if legs.idle:
+        if legs.idle and (ride is None or not ride.waiting):
             return torch.empty(0)
         numbers = legs.numbers if isinstance(legs, Half) else None
         message = wire.encode(answering.pack(found), answering.spans, "rows", step, numbers)
-        taken = channel.exchange(message, answering.sizes(wire), asking.sizes(wire), stopped)
+        taken = carried(channel, ride, message, answering.sizes(wire), asking.sizes(wire), stopped)
         return wire.decode(taken, asking.spans)
 
     def pooled(self, routed: Routed, arrays: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """As `rows`, once the arrays are full."""
+        """Pooled output ``[B, W]`` and rows of sequences in `row_order`, once the arrays are full."""
         whole, buffers = arrays[1 : 1 + len(self._whole)], arrays[1 + len(self._whole) :]
         for buffer, rows in zip(routed.buffers, buffers, strict=True):
             if self._replicas is not None and len(buffer.hot):
@@ -338,7 +354,7 @@ class FlatExchange:
         return found
 
     def gradients(
-        self, routed: Routed, given: Sequence[Tensor], channel: Channel, step: int
+        self, routed: Routed, given: Sequence[Tensor], channel: Channel, step: int, ride: Ride[Any] | None = None
     ) -> list[Tensor]:  # fmt: skip
         """Gradients of what this rank's tables gave, from those of what every rank got.
 
@@ -346,18 +362,20 @@ class FlatExchange:
         ----------
         given : sequence of Tensor
             Of the pooled output, of each sequence feature that travels whole, and what `sums` gave.
+        ride : Ride
+            As that of `send`.
         """
         found = [RECYCLER.empty(*shape) for shape in routed.own_shapes]
-        if routed.idle:
+        if routed.idle and (ride is None or not ride.waiting):
             return [each.zero_() for each in found]
         wire = self._gradient_wire
         message = wire.encode(routed.asking.pack(given), routed.asking.spans, "gradients", step)
-        taken = channel.exchange(message, routed.asking.sizes(wire), routed.answering.sizes(wire))
+        taken = carried(channel, ride, message, routed.asking.sizes(wire), routed.answering.sizes(wire))
         routed.answering.unpack(wire.decode(taken, routed.answering.spans), found)
         return found
 
     def hot_gradients(self, routed: Routed, sums: Sequence[Tensor]) -> Tensor:
-        """Flat: those of the hot rows that this rank looks up, in the order of `Routed.hot`."""
+        """Flat: those of the hot rows that this rank looks up, by ascending number."""
         return torch.cat([
             rows[torch.from_numpy(buffer.hot_places)].view(-1)
             for buffer, rows in zip(routed.buffers, sums, strict=True)
