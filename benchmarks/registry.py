@@ -26,6 +26,7 @@ BENCHMARKS = {
     "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
     "exchange": "benchmarks.exchange",
+    "hot_drift": "benchmarks.hot_drift",
     "hot_quality": "benchmarks.hot_quality",
     "hot_single": "benchmarks.hot_single",
     "precision": "benchmarks.precision",
