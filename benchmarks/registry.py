@@ -58,7 +58,8 @@ def import_peer(name: str) -> Any:
 def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
 
-    Some take `options`: ``data`` and ``minutes`` on real data, ``models``, ``seeds``, ``threads`` and ``precision``.
+    Some take `options`: ``data`` and ``minutes`` on real data, ``models``, ``seeds``, ``threads``, ``precision``, and
+    ``rows``.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
