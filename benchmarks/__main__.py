@@ -32,6 +32,7 @@ def main() -> int:
     run.add_argument("--quick", action="store_true", help="a minute's look; the file says so and is never quoted")
     run.add_argument("--out", type=Path, help="result file (default: benchmarks/results/NAME.json)")
     run.add_argument("--data", type=Path, help="real data, for a benchmark that reads some (clicks): log or data set")
+    run.add_argument("--rows", type=int, help="of hot_single: most rows of a table, where memory is small")
     run.add_argument("--minutes", type=float, help="end the training of a benchmark on real data after so long")
     run.add_argument("--models", type=lambda text: text.split(","), help="of quality: some of its models, by comma")
     run.add_argument("--seeds", type=int, help="of quality: seeds of each model")
@@ -75,7 +76,7 @@ def _run(args: argparse.Namespace) -> None:
 
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
     check_output(out)
-    names = ("data", "minutes", "models", "seeds", "threads", "precision", "peer_seeds", "codecs")
+    names = ("data", "rows", "minutes", "models", "seeds", "threads", "precision", "peer_seeds", "codecs")
     given = {name: getattr(args, name) for name in names}
     options = {name: value for name, value in given.items() if value is not None}
     result = registry.run(args.name, quick=args.quick, options=options)
