@@ -27,6 +27,9 @@ BENCHMARKS = {
     "embedding": "benchmarks.embedding",
     "exchange": "benchmarks.exchange",
     "globo": "benchmarks.globo",
+    "hot_distributed": "benchmarks.hot_distributed",
+    "hot_drift": "benchmarks.hot_drift",
+    "hot_quality": "benchmarks.hot_quality",
     "hot_single": "benchmarks.hot_single",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",
@@ -58,8 +61,8 @@ def import_peer(name: str) -> Any:
 def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
 
-    Some take `options`: ``data`` and ``minutes`` on real data, ``models``, ``seeds``, ``threads``,
-    ``precision`` and ``samples``.
+    Some take `options`: ``data``, ``rows`` and ``minutes``, and ``models``, ``seeds``, ``threads``, ``precision``,
+    ``peer_seeds`` and ``codecs`` of `quality`, of which `sizes` and `globo` take some, and ``samples``.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
