@@ -59,8 +59,8 @@ def test_later_seeds_take_the_settings_that_the_first_chose(log: Path, monkeypat
     grow = globo.trees.grow
     monkeypatch.setattr(globo.trees, "grow", lambda *args, **more: asked.append(more["grid"]) or grow(*args, **more))
     found = globo.contend(made, "lightgbm", 2)
-    assert asked == [globo.trees.GRID, [globo.trees.GRID[0]]]
-    assert found["settings"] == globo.trees.GRID[0]
+    assert asked == [globo.TREES, [globo.TREES[0]]]
+    assert found["settings"] == globo.TREES[0]
 
 
 def row(model: str, auc: float) -> dict[str, Any]:

@@ -58,6 +58,8 @@ def test_trees_on_encodings_find_what_a_value_says() -> None:
     truth = splits["test"].ids[:, 0].clip(0)
     means = [grown.test[truth == value].mean() for value in range(4)]
     assert sorted(means) == means
+    blind = trees.grow(splits, [4, 6], seed=1, threads=1, quick=True, grid=[{**trees.GRID[0], "encoded": False}])
+    assert abs(blind.test[truth == 3].mean() - blind.test[truth == 0].mean()) < 0.1 < means[3] - means[0]
     assert 0 < grown.seconds <= grown.search_seconds
     assert 1 <= grown.trees <= 20
 
