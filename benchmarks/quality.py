@@ -7,8 +7,6 @@ the best model. Sizes, dropout and lambda of each model are those of its publish
 goes on with the next run: remove it when code has changed.
 
 FuxiCTR, which has published them, runs beside it where it is installed (`fuxictr`), seed by seed in turns with ours.
-``--codecs int8,int4`` trains the same with rows at home in these and float32, in batches of 1,024 that are staged when
-they come: a cache has to hold a batch's rows, and those of 4,096 samples leave it no table that is larger.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -207,18 +204,6 @@ def behind_caches(plan: Plan | None) -> float:
     return behind / max(sum(placed.rows for placed in tables), 1)
 
 
-def low_precision(name: str, draws: Sequence[int], setting: Setting, codecs: Sequence[str]) -> list[dict[str, Any]]:
-    """Runs of a model in small batches, of float32 rows and of each codec, a line each."""
-    rows = []
-    for seed, codec in product(draws, ("fp32", *codecs)):
-        kept = WORK / setting.name(f"{name}-{codec}", seed)
-        found = one(recipe(name, seed, setting, codec), kept)
-        if codec in SHARES and not found["rows_behind_caches"]:
-            raise ConfigError(f"{name} in {codec}: no table has a cache smaller than itself, so that all is float32")
-        rows.append(told(f"{name} {codec}", seed, found))
-    return rows
-
-
 def told(title: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
     """A line of the samples."""
     print(
@@ -251,13 +236,11 @@ def summary(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def run(
     quick: bool, models: Sequence[str] = DEFAULT, seeds: int = len(SEEDS), threads: int = 1, precision: str = "float32",
-    peer_seeds: int = 1, codecs: Sequence[str] = (),
+    peer_seeds: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
     """Five seeds of six models; `quick` has two epochs of one, whose AUC is none to compare."""
     if other := [name for name in models if name not in PUBLISHED]:
         raise ConfigError(f"no published figures of {other[0]!r}; there are {', '.join(PUBLISHED)}")
-    if other := [codec for codec in codecs if codec not in SHARES]:
-        raise ConfigError(f"--codecs has {other[0]!r}, expected some of {', '.join(SHARES)}")
     setting = Setting(threads=threads, precision=precision, epochs=2 if quick else 100)
     names, draws = (("dcnv2",), SEEDS[:1]) if quick else (tuple(models), SEEDS[:seeds])
     beside = peers(names) if peer_seeds else ()
@@ -269,13 +252,8 @@ def run(
                 kept, decay = WORK / setting.name(f"fuxictr-{name}", seed), PUBLISHED[name].decay
                 found = fuxictr.trained(name, decay, seed, files(), threads=threads, epochs=setting.epochs, kept=kept)
                 rows.append(told(f"{name} of FuxiCTR", seed, found))
-        rows += low_precision(name, draws, setting, codecs) if codecs else []
     of = {title: [row for row in rows if row["model"] == title] for title in {row["model"] for row in rows}}
     metrics = {key: value for name in names for key, value in summary(name, of[name]).items()}
-    for name in names:
-        for codec in codecs:
-            aucs = (mean(row["auc"] for row in of[title]) for title in (f"{name} {codec}", f"{name} fp32"))
-            metrics[f"auc_delta_{codec}_{name}"] = next(aucs) - next(aucs)
     for name in beside:
         metrics |= fuxictr.metrics(name, of[name], of[f"{name} of FuxiCTR"])
     if beside:
@@ -283,7 +261,7 @@ def run(
     return {
         "config": {
             "threads": threads, "precision": precision, "seeds": list(draws), "epochs": setting.epochs,
-            "peer_seeds": list(draws[:peer_seeds]) if beside else [], "codecs": list(codecs),
+            "peer_seeds": list(draws[:peer_seeds]) if beside else [],
             "published": {name: [PUBLISHED[name].auc, PUBLISHED[name].log_loss] for name in names},
         },
         "metrics": {

@@ -33,6 +33,7 @@ BENCHMARKS = {
     "hot_single": "benchmarks.hot_single",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",
+    "precision_quality_frappe": "benchmarks.precision_quality_frappe",
     "precision_quality_globo": "benchmarks.precision_quality_globo",
     "ranks": "benchmarks.ranks",
     "quality": "benchmarks.quality",
@@ -61,8 +62,8 @@ def import_peer(name: str) -> Any:
 def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
 
-    Some take `options`: ``data``, ``rows`` and ``minutes``, and ``models``, ``seeds``, ``threads``, ``precision``,
-    ``peer_seeds`` and ``codecs`` of `quality`, of which `sizes` and `globo` take some, and ``samples``.
+    Some take `options`: ``data``, ``rows`` and ``minutes``, and ``models``, ``seeds``, ``threads``, ``precision`` and
+    ``peer_seeds`` of `quality`, of which `sizes` and `globo` take some, and ``samples``.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from drafting.test_public_recipes import ROWS, frame
 
-from benchmarks import fuxictr, quality
+from benchmarks import fuxictr, precision_quality_frappe, quality
 from benchmarks.registry import PeerMissing
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
@@ -81,12 +81,13 @@ def test_a_codec_is_compared_with_float32_in_the_same_small_batches(
         assert (made.memory.cache.fraction == 0.05) == (precision == "int8")
         return {**evaluations(auc, seconds=1.0), "seconds_to_best": 1.0, "rows_behind_caches": cached}
 
-    monkeypatch.setattr(quality, "one", one)
+    monkeypatch.setattr(precision_quality_frappe, "one", one)
     cached = 0.7
-    assert quality.run(quick=True, codecs=["int8"])["metrics"]["auc_delta_int8_dcnv2"] == pytest.approx(-0.01)
+    metrics = precision_quality_frappe.run(quick=True, models=["dcnv2"])["metrics"]
+    assert metrics == {"auc_delta_int8_dcnv2": pytest.approx(-0.01), "auc_delta_int4_dcnv2": pytest.approx(0.0)}
     cached = 0.0
     with pytest.raises(ConfigError, match="dcnv2 in int8: no table has a cache smaller than itself"):
-        quality.run(quick=True, codecs=["int8"])
+        precision_quality_frappe.run(quick=True, models=["dcnv2"])
 
 
 def test_fuxictr_is_asked_for_the_same_and_compared_by_its_processor_seconds(
@@ -121,8 +122,6 @@ def test_every_model_is_one_that_a_recipe_takes(logs: Path) -> None:
 def test_what_is_not_there_is_said(logs: Path) -> None:
     with pytest.raises(ConfigError, match="no published figures of 'dcn'; there are lr, fm"):
         quality.run(quick=False, models=["dcn"])
-    with pytest.raises(ConfigError, match="--codecs has 'int2', expected some of int8, int4"):
-        quality.run(quick=False, codecs=["int2"])
     (logs / "frappe_x1" / "valid.parquet").unlink()
     with pytest.raises(PeerMissing, match=r"no .*/frappe_x1/\*\.parquet; set STRATAREC_TEST_DATA"):
         quality.run(quick=True)
