@@ -149,7 +149,7 @@ def run(quick: bool) -> dict[str, Any]:
     rounds, cap = (6, 100_000) if quick else (25, 1_000_000)
     cells = [embedding_cell(64, batch, rounds, cap) for batch in (2048, 16384)]
     with tempfile.TemporaryDirectory() as folder:
-        dataset = criteo_shape(Path(folder) / "data", 200_000 if quick else 1_000_000, cap)
+        dataset = Dataset.open(criteo_shape(Path(folder) / "data", 200_000 if quick else 1_000_000, cap).path)
         speed = train_cell(dataset, rounds=4 if quick else 20, stretch=5 if quick else 10)
     return {
         "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "float32_bytes": size},

@@ -26,7 +26,10 @@ BENCHMARKS = {
     "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
     "exchange": "benchmarks.exchange",
+    "globo": "benchmarks.globo",
     "hot_distributed": "benchmarks.hot_distributed",
+    "hot_drift": "benchmarks.hot_drift",
+    "hot_quality": "benchmarks.hot_quality",
     "hot_single": "benchmarks.hot_single",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",
@@ -35,6 +38,7 @@ BENCHMARKS = {
     "quality": "benchmarks.quality",
     "simulator": "benchmarks.simulator",
     "scorer": "benchmarks.scorer",
+    "sizes": "benchmarks.sizes",
     "tiers": "benchmarks.tiers",
     "tower_quality": "benchmarks.tower_quality",
     "towers": "benchmarks.towers",
@@ -57,7 +61,8 @@ def import_peer(name: str) -> Any:
 def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
 
-    Some take `options`: ``data`` and ``minutes`` on real data, ``models``, ``seeds``, ``threads`` and ``precision``.
+    Some take `options`: ``data``, ``rows`` and ``minutes``, and ``models``, ``seeds``, ``threads``, ``precision``,
+    ``peer_seeds`` and ``codecs`` of `quality`, of which `sizes` and `globo` take some, and ``samples``.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
@@ -106,6 +111,7 @@ def versions() -> dict[str, str]:
         "fbgemm-gpu-cpu",
         "rocksdict",
         "onnxruntime",
+        "lightgbm",
     )
     return found | {
         name: metadata.version(name) for name in wanted if name in installed or name.replace("-", "_") in installed

@@ -74,7 +74,7 @@ def run(quick: bool) -> dict[str, Any]:
     samples, cap = (200_000, 200_000) if quick else (6_000_000, 40_000_000)
     cells = ((8, 2), (37, 1), (8, 0))
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        dataset = criteo_shape(Path(folder) / "data", samples, cap)
+        dataset = Dataset.open(criteo_shape(Path(folder) / "data", samples, cap).path)
         contenders: dict[str, Any] = {"dram": None}
         for times, lookahead in cells:
             name = f"{times}x_lookahead_{lookahead}"

@@ -195,6 +195,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: in
     request = TowerRequest(towers=args.towers, ranks=ranks, **given)
     dataset = Dataset.open(recipe.data.path, verify="used")
     check_prepared(recipe.data, dataset)
+    request = request.on(recipe, dataset)
     with dataset.held():
         made = make_towers(recipe, dataset, request, make_progress(quiet=args.quiet))
     if args.json:

@@ -15,7 +15,7 @@ from stratarec.errors import ConfigError
 from stratarec.hot.by_count import hottest_rows
 from stratarec.hot.classifier import classify
 from stratarec.hot.loader import HotLoader
-from stratarec.hot.order import batches_of, evenly, in_turns, rate_after, validation_losses
+from stratarec.hot.order import batches_of, evenly, in_turns, kinds_of, rate_after, validation_losses
 from stratarec.hot.parts import Counts, Part, parts_of
 
 
@@ -70,12 +70,15 @@ def test_every_sample_is_in_one_batch_of_its_kind(dataset, rows, size, buffers, 
     batches = list(made.batches(0))
     kinds = made.kinds(0)
     assert len(batches) == len(made) == len(kinds)
-    for batch, kind in zip(batches, kinds, strict=True):
-        assert (is_hot(batch, *rows, dataset) == kind).all()
+    found = [is_hot(batch, *rows, dataset) for batch in batches]
+    for hot, kind in zip(found[:-1], kinds[:-1], strict=True):
+        assert (hot == kind).all()
+    assert found[-1].all() == kinds[-1]
     assert 0.1 < made.hot_samples / made.samples < 0.9
     partial = [batch.size for batch in batches if batch.size != size]
     assert len(partial) <= 2
     plain = Loader(dataset, "train", made.config)
+    assert len(made) == len(plain)
     assert sorted(lines(batches)) == sorted(lines(list(plain.batches(0))))
 
 
@@ -115,6 +118,25 @@ def test_batches_are_filled_when_there_are_samples_for_them(samples: list[int], 
     found = batches_of(samples, size)
     assert sum(found) == -(-sum(samples) // size)
     assert all(done * size <= held for done, held in zip(np.cumsum(found)[:-1], np.cumsum(samples)[:-1], strict=True))
+
+
+@settings(max_examples=30, deadline=None)
+@given(samples=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=6), size=st.integers(1, 20))
+def test_an_epoch_has_as_many_batches_as_of_one_kind(samples: list[tuple[int, int]], size: int) -> None:
+    hot, mixed = ([each[kind] for each in samples] for kind in range(2))
+    for rate in (None, 30.0):
+        kinds = kinds_of(hot, mixed, size, rate)
+        assert len(kinds) == -(-sum(hot + mixed) // size)
+        # Both kinds have their full batches; at most one is of what is left of both.
+        assert sum(hot) // size <= kinds.sum() <= -(-sum(hot) // size)
+        assert sum(mixed) // size <= len(kinds) - kinds.sum()
+
+
+def test_what_is_left_of_both_kinds_is_one_batch_where_it_fits_into_one() -> None:
+    assert kinds_of([7], [8], 5, None).astype(int).tolist() == [0, 1, 0]
+    assert kinds_of([8], [8], 5, None).astype(int).tolist() == [0, 1, 0, 1]
+    assert kinds_of([2], [3], 5, None).astype(int).tolist() == [0]
+    assert kinds_of([2], [0], 5, None).astype(int).tolist() == [1]
 
 
 @settings(max_examples=30, deadline=None)

@@ -15,6 +15,8 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import ConfigError
+from stratarec.hot import classifier
+from stratarec.hot.classifier import beside
 from stratarec.hot.loader import HotLoader
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
@@ -82,7 +84,34 @@ def test_a_resumed_run_ends_with_the_same_bits(home: Path, tmp_path: Path, batch
     resumed = train(recipe(home, tmp_path / "part", hot, eval_every=0), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "part"))
     assert list(map(tuple, resumed.position.losses)) == whole.position.losses
+    assert list(map(tuple, resumed.position.kind_losses)) == whole.position.kind_losses
+    assert bool(whole.position.kind_losses) == (batches != "none")
+    shown = "Training loss by kind of batch" in (tmp_path / "whole" / "report.html").read_text()
+    assert shown == (batches != "none")
     assert isinstance(whole.loader, HotLoader) == (batches != "none")
+
+
+def test_hot_inputs_are_counted_once_for_a_data_set_and_its_hot_rows(home: Path, tmp_path: Path, monkeypatch) -> None:
+    def loader(budget: str) -> HotLoader:
+        made = recipe(home, tmp_path / "run", {"budget": budget})
+        found = Trainer(made, Dataset.open(made.data.path)).loader
+        assert isinstance(found, HotLoader)
+        return found
+
+    kept = beside(Dataset.open(home / "data"), "train")
+    kept.unlink(missing_ok=True)
+    counted = loader("256KiB").hot_samples
+    inner, calls = classifier._counts, list[int]()
+    monkeypatch.setattr(classifier, "_counts", lambda *given: calls.append(given[-1]) or inner(*given))
+    assert loader("256KiB").hot_samples == counted
+    assert not calls
+    assert loader("200KiB").hot_samples < counted
+    assert calls
+    # Where nothing can be kept, they are counted all the same.
+    kept.unlink()
+    kept.mkdir()
+    assert loader("256KiB").hot_samples == counted
+    kept.rmdir()
 
 
 def test_a_plan_keeps_to_the_budget_and_what_was_used_is_what_it_said(home: Path, tmp_path: Path) -> None:

@@ -78,6 +78,12 @@ def classify(
     return Classification(key=key, shards={shard.path: found[shard.path] for shard in shards})
 
 
+def beside(dataset: Dataset, split: str) -> Path:
+    """Where the counts of a data set's split are kept: by ``profile --classify``, and by runs that count."""
+    place = dataset.path.resolve()
+    return place.with_name(f"{place.name}-profile.hot-{split}.json")
+
+
 def _begun(path: Path | None, key: str) -> dict[str, tuple[int, ...]]:
     if path is None or not path.exists():
         return {}

@@ -2,6 +2,7 @@
 
 Every input is told hot or not when its shuffle buffer is read, and waits in one of two queues. How many of each a row
 group has is known (`classifier`), so the order of an epoch's batches is, too, and an epoch can be taken up anywhere.
+What is left of both at the end of an epoch is one batch where it fits into one, so an epoch has as many as any other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stratarec.data.reading import RowGroupReader
 from stratarec.data.shuffling import ShuffleBuffer
 from stratarec.errors import ConfigError
 from stratarec.hot.needs import NeedsReader, are_hot
-from stratarec.hot.order import Kinds, batches_of, evenly, in_turns
+from stratarec.hot.order import Kinds, kinds_of
 from stratarec.hot.parts import Counts, Part
 
 Group = tuple[int, int, int]
@@ -32,7 +33,7 @@ Rate = Callable[[int], float | None]
 
 
 class HotLoader(Loader):
-    """A `Loader` whose batches are of hot inputs alone, or of others alone.
+    """A `Loader` whose batches are of hot inputs alone, or of others alone; the last one of an epoch may be of both.
 
     Parameters
     ----------
@@ -69,18 +70,17 @@ class HotLoader(Loader):
         self._needs = NeedsReader(dataset, parts)
         self._counts = [counts[shard.path] for shard in dataset.shards(split)]
         self.hot_samples = sum(sum(each) for each in self._counts)
-
-    def __len__(self) -> int:
-        """Batches an epoch."""
-        size = self.config.batch_size
-        return -(-self.hot_samples // size) - (-(self.samples - self.hot_samples) // size)
+        self._known: tuple[int, Kinds] | None = None
 
     def kinds(self, epoch: int) -> Kinds:
         """``[batches]`` which batches of an epoch are hot."""
-        buffers, size, rate = self._buffers(epoch), self.config.batch_size, self._rate(epoch)
-        numbers = zip(*(batches_of(samples, size).tolist() for samples in self._samples(buffers)), strict=True)
-        found = [evenly(hot, mixed) if rate is None else in_turns(hot, mixed, rate) for hot, mixed in numbers]
-        return np.concatenate(found)
+        return kinds_of(*self._samples(self._buffers(epoch)), self.config.batch_size, self._rate(epoch))
+
+    def is_hot(self, epoch: int, batch: int) -> bool:
+        """Whether a batch of an epoch that has begun is hot."""
+        if self._known is None or self._known[0] != epoch:
+            self._known = epoch, self.kinds(epoch)
+        return bool(self._known[1][batch])
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """See `Loader.batches`."""
@@ -92,16 +92,17 @@ class HotLoader(Loader):
         skipped = [done[kind] - int(ends[kind][first - 1] if first else 0) for kind in range(2)]
         held: list[Rows] = [[], []]
         with self.dataset.reader(self.split, unused=False) as files, _Ahead(len(buffers), first) as ahead:
-            for kind in kinds[start_batch:].astype(int):
+            for place, kind in enumerate(kinds[start_batch:].astype(int), start_batch):
                 while count(held[kind]) < size and ahead.left:
                     buffer, hot = ahead.next(lambda number: self._classified(files, buffers[number], epoch, number))
-                    for place in range(2):
-                        rows = buffer.order[hot[buffer.order] == bool(place)]
-                        dropped = min(skipped[place], len(rows))
-                        skipped[place] -= dropped
+                    for each in range(2):
+                        rows = buffer.order[hot[buffer.order] == bool(each)]
+                        dropped = min(skipped[each], len(rows))
+                        skipped[each] -= dropped
                         if dropped < len(rows):
-                            held[place].append((buffer, rows[dropped:]))
-                yield self._batch(take(held[kind], size))
+                            held[each].append((buffer, rows[dropped:]))
+                rest = held[1 - kind] if place == len(kinds) - 1 else []
+                yield self._batch(take(held[kind], size) + rest)
                 held[kind] = [(buffer, rows) for buffer, rows in held[kind] if len(rows)]
 
     def _buffers(self, epoch: int) -> list[list[Group]]:

@@ -2,7 +2,8 @@
 
 Inputs come by one shuffle buffer after another, and what is left of a kind when no batch can be filled is kept for the
 next: so no more than one batch of each kind is ever held beside a buffer, every input is trained once an epoch, and the
-last batch of each kind may be smaller. Within a buffer the two kinds alternate.
+last batch of each kind may be smaller. Where these two fit into one they are one, the last of the epoch. Within a
+buffer the two kinds alternate.
 """
 
 from __future__ import annotations
@@ -20,6 +21,25 @@ Kinds = NDArray[np.bool_]
 LEAST, MOST, FIRST = 1.0, 100.0, 50.0
 """Of the rate: per cent of a kind's batches that are trained before the other's turn."""
 _FALLS = 4
+
+
+def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int, rate: float | None) -> Kinds:
+    """The batches of an epoch whose buffers have so many samples of each kind; what is of both counts as mixed.
+
+    Parameters
+    ----------
+    rate : float or None
+        See `in_turns`; None for `evenly`.
+    """
+    numbers = [batches_of(samples, size) for samples in (hot, mixed)]
+    left = [sum(samples) % size for samples in (hot, mixed)]
+    together = min(left) > 0 and sum(left) <= size
+    if together:
+        for each in numbers:
+            each[-1] -= 1
+    pairs = zip(*(each.tolist() for each in numbers), strict=True)
+    found = [evenly(one, other) if rate is None else in_turns(one, other, rate) for one, other in pairs]
+    return np.concatenate([*found, np.zeros(int(together), dtype=bool)])
 
 
 def batches_of(samples: Sequence[int], size: int) -> NDArray[np.int64]:

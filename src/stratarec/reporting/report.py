@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
@@ -39,7 +41,7 @@ def write_report(
         What ``result.json`` holds.
     """
     splits = _splits(position, result)
-    made = [_loss(position), _validation(position), *reliability.charts(splits)]
+    made = [_loss(position), _validation(position), _kinds(position), *reliability.charts(splits)]
     charts = [chart for chart in made if chart is not None]
     write_html(
         path,
@@ -143,6 +145,22 @@ def _loss(position: Mapping[str, Any]) -> Chart | None:
     return _course("Training loss", "log loss, smoothed", steps, losses, ACCENT)
 
 
+def _kinds(position: Mapping[str, Any]) -> Chart | None:
+    """The losses of hot and of mixed batches, where these are trained apart."""
+    if len(position["kind_losses"]) < 2:
+        return None
+    steps, mixed, hot = np.array(position["kind_losses"], dtype=np.float64).T
+    figure, axes = _axes()
+    for losses, color in ((mixed, ACCENT), (hot, SECOND)):
+        _draw(axes, steps, losses, color)
+    return Chart(
+        title="Training loss by kind of batch",
+        note="log loss, smoothed",
+        figure=figure,
+        legend=(("var(--accent)", "mixed batches"), ("var(--second)", "hot batches")),
+    )
+
+
 def _validation(position: Mapping[str, Any]) -> Chart | None:
     known = [(entry["step"], entry["auc"]) for entry in position["evaluations"] if entry["auc"] is not None]
     if len(known) < 2:
@@ -152,10 +170,20 @@ def _validation(position: Mapping[str, Any]) -> Chart | None:
 
 
 def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:
+    figure, axes = _axes()
+    _draw(axes, steps, values, color)
+    return Chart(title=title, note=note, figure=figure)
+
+
+def _axes() -> tuple[Figure, Axes]:
+    """A drawing over steps."""
     figure, axes = new_axes(3.6, 2.5)
-    axes.plot(steps, values, color=color, marker="o" if len(steps) < _MARKED else None, markersize=3, linewidth=1.5)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(color=LINE)
-    return Chart(title=title, note=note, figure=figure)
+    return figure, axes
+
+
+def _draw(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> None:
+    axes.plot(steps, values, color=color, marker="o" if len(steps) < _MARKED else None, markersize=3, linewidth=1.5)

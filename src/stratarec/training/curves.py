@@ -39,12 +39,17 @@ class Curves:
         if position.step % self._every:
             return
         position.losses.append((position.step, position.smoothed_loss))
+        mixed, hot = position.smoothed_by_kind
+        if mixed is not None or hot is not None:
+            position.kind_losses.append((position.step, mixed, hot))
         figures = {
             "loss": position.smoothed_loss,
             "samples_per_second": speed,
             "dense_learning_rate": self._optimizer.param_groups[0]["lr"],
             "row_learning_rate": self._model.embeddings.learning_rate,
         }
+        kinds = {"loss_of_mixed_batches": mixed, "loss_of_hot_batches": hot}
+        figures |= {name: value for name, value in kinds.items() if value is not None}
         for name, value in figures.items():
             self._add(f"train/{name}", value, position.step)
 

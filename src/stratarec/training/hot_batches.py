@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import LoaderConfig
-from stratarec.errors import ConfigError
-from stratarec.hot.classifier import classify
+from stratarec.errors import ConfigError, StorageError
+from stratarec.files import check_output
+from stratarec.hot.classifier import beside, classify
 from stratarec.hot.loader import HotLoader
 from stratarec.hot.order import rate_after, validation_losses
 from stratarec.planning.hot_rows import hot_rows
@@ -24,7 +26,7 @@ def hot_loader(
     evaluations: Callable[[], list[dict[str, object]]],
     progress: Progress,
 ) -> HotLoader:
-    """Read the training split once, to count its hot inputs, and make the loader.
+    """Count the hot inputs of the training split, unless counts of these very rows are kept, and make the loader.
 
     Parameters
     ----------
@@ -46,7 +48,7 @@ def hot_loader(
             "data.split.valid, or hot.batches to proportional"
         )
     parts, hot = hot_rows(plan, dataset)
-    counted = classify(dataset, parts, hot, "train", progress=progress)
+    counted = classify(dataset, parts, hot, "train", _place(dataset), progress)
     loader: HotLoader
 
     def rate(epoch: int) -> float | None:
@@ -58,6 +60,16 @@ def hot_loader(
     samples = dataset.samples("train")
     progress.say(
         f"{loader.hot_samples:,} of {samples:,} inputs are hot, {loader.hot_samples / samples:.2%}: "
-        f"{-(-loader.hot_samples // config.batch_size):,} of {len(loader):,} batches"
+        f"{int(loader.kinds(0).sum()):,} of {len(loader):,} batches"
     )
     return loader
+
+
+def _place(dataset: Dataset) -> Path | None:
+    """Where counts are kept; None where nothing can be written beside the data."""
+    place = beside(dataset, "train")
+    try:
+        check_output(place)
+    except StorageError:
+        return None
+    return place

@@ -11,6 +11,8 @@ from stratarec.training.config import EarlyStoppingConfig, PlateauConfig
 
 Evaluation = Mapping[str, Any]
 _SMOOTHING = 0.98
+KindLosses = tuple[float | None, float | None]
+"""Smoothed losses of mixed batches and of hot ones; None before the first of a kind."""
 
 
 @dataclass
@@ -26,14 +28,19 @@ class Position:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     """Step and validation metrics of each. The one that only the end of the run was due to is marked ``closing``: a run
     that goes on beyond that end goes on without it."""
+    kind_losses: list[tuple[int, float | None, float | None]] = field(default_factory=list)
+    """As `losses`, of mixed and of hot batches apart; empty where batches are of no kind."""
+    smoothed_by_kind: KindLosses = (None, None)
     train_seconds: float = 0.0
     """Spent in steps, by all sessions of the run; the one field that differs from run to run."""
     trained_samples: int = 0
 
-    def trained(self, loss: float, samples: int) -> None:
-        """Count a step on so many samples."""
-        kept = _SMOOTHING if self.step else 0.0
-        self.smoothed_loss = kept * self.smoothed_loss + (1 - kept) * loss
+    def trained(self, loss: float, samples: int, *, hot: bool | None = None) -> None:
+        """Count a step on so many samples, of a `hot` batch or of a mixed one where there are kinds."""
+        self.smoothed_loss = _smoothed(self.smoothed_loss if self.step else None, loss)
+        mixed, others = self.smoothed_by_kind
+        if hot is not None:
+            self.smoothed_by_kind = (mixed, _smoothed(others, loss)) if hot else (_smoothed(mixed, loss), others)
         self.step += 1
         self.trained_samples += samples
 
@@ -63,6 +70,10 @@ class Position:
         if self.finished and self.step < total_steps and not is_over(self.regular, config):
             self.finished = False
             self.evaluations = self.regular
+
+
+def _smoothed(before: float | None, loss: float) -> float:
+    return loss if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * loss
 
 
 def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Evaluation | None:

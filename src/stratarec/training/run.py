@@ -29,6 +29,7 @@ from stratarec.planning.hot_rows import make_hot_plan
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
+from stratarec.training.config import TrainConfig
 from stratarec.training.copying import copies_planned
 from stratarec.training.directory import RECIPE
 from stratarec.training.disaggregated import DisaggregatedModel
@@ -63,9 +64,12 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
 
 def with_length(recipe: Recipe, dataset: Dataset) -> Recipe:
     """The recipe as a run of it on this data is written down: schedules that follow its length are told in steps."""
-    train = recipe.train
-    epoch_steps = batches(dataset.samples("train"), train.batch_size, train.portions)
-    return replace(recipe, train=train.of_run(train.steps(epoch_steps)))
+    return replace(recipe, train=recipe.train.of_run(run_steps(recipe.train, dataset)))
+
+
+def run_steps(train: TrainConfig, dataset: Dataset) -> int:
+    """Steps of a whole run on this data, unless it stops early."""
+    return train.steps(batches(dataset.samples("train"), train.batch_size, train.portions))
 
 
 def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:

@@ -22,6 +22,7 @@ from stratarec.distributed.calibration import pace_at_hand
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
+from stratarec.hot.loader import HotLoader
 from stratarec.models.request import Request
 from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan
@@ -332,7 +333,9 @@ class Trainer:
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """One optimizer step; `request` and `prepared` are the batch's, where they were made ahead."""
-        self.position.trained(*self.stages.train(self.position.step, batch, request, prepared))
+        position, loader = self.position, self.loader
+        hot = loader.is_hot(position.epoch, position.batch) if isinstance(loader, HotLoader) else None
+        position.trained(*self.stages.train(position.step, batch, request, prepared), hot=hot)
 
     def _pace(self) -> None:
         """Train at the rates that the evaluations so far ask for."""

@@ -1,0 +1,102 @@
+"""How long a hot profile lasts on a news portal's log: inputs of later days that the first day's hot rows serve.
+
+Samples of a quarter of the users are made day by day as in `daily`. Every day is prepared by the vocabularies of the
+day before, so ids of the first day go on meaning the same values, and once anew. Of each day's training samples three
+shares are counted: inputs that need no rows but the first day's hot ones; the same with a profile made anew by that
+day's counts where ids are inherited, so that popular rows stand behind rows that no longer are; and with ids ranked
+anew. All three have the bytes of the first profile; tables that it has whole (weekdays, say) are whole on every day.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from benchmarks.daily import Days, cut, make_logs
+from benchmarks.sessions import recipe as shipped
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.data.sources.clicks import ClicksConfig
+from stratarec.hot.calibrator import calibrate
+from stratarec.hot.classifier import classify
+from stratarec.hot.parts import Part, parts_of, row_bytes_of
+from stratarec.hot.profile import HotProfile
+from stratarec.recipe import Recipe
+
+DAYS, QUICK_DAYS = 7, 3
+USERS = 4
+SHARES = (0.02, 0.068, 0.124)
+
+
+def some_users(config: ClicksConfig, folder: Path) -> ClicksConfig:
+    """The log of one in so many users."""
+    path = folder / "users.parquet"
+    clicks = pl.read_parquet(config.paths[0])
+    clicks.filter(pl.col(config.user).hash(seed=1) % USERS == 0).write_parquet(path)
+    return replace(config, paths=(str(path),))
+
+
+def parts(made: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[Part]]:
+    """Bytes of a row of each table, and the parts."""
+    (width,) = {made.model.table_width(name) for name in dataset.vocabularies}
+    row_bytes = row_bytes_of(dataset, width, made.train.embedding)
+    return row_bytes, parts_of(dataset, row_bytes)
+
+
+def share_of(dataset: Dataset, made: Recipe, profile: HotProfile) -> float:
+    """Training inputs that need none but the hot rows of a profile, of this data set or of one that it goes on from."""
+    _, found = parts(made, dataset)
+    whole = {table.name for table in profile.tables if table.hot == table.rows}
+    hot = [
+        part.rows if part.table in whole else min(int(rows), part.rows)
+        for part, rows in zip(found, profile.hot(found), strict=True)
+    ]
+    return classify(dataset, found, np.array(hot), "train").inputs / dataset.samples("train")
+
+
+def day_of(number: int, way: Days, root: Path, first: list[HotProfile]) -> list[dict[str, Any]]:
+    """A line for each budget; the profiles of the first day are put into `first`."""
+    chained = way.recipe(f"day-{number:02d}", number, number, f"day-{number - 1:02d}" if number else "")
+    anew = way.recipe(f"anew-{number:02d}", number, number)
+    inherited, ranked = prepare(chained.data), prepare(anew.data)
+    lines = []
+    for place, share in enumerate(SHARES):
+        if not number:
+            row_bytes, found = parts(chained, inherited)
+            budget = int(share * sum(part.nbytes for part in found))
+            first.append(calibrate(inherited, row_bytes, budget, curve=()))
+        budget = first[place].chosen.budget_bytes
+        again = [calibrate(data, parts(anew, data)[0], budget, curve=()) for data in (inherited, ranked)]
+        shares = [
+            share_of(data, anew, profile)
+            for data, profile in ((inherited, first[place]), (inherited, again[0]), (ranked, again[1]))
+        ]
+        names = ("first_day", "anew_inherited", "anew_ranked")
+        lines.append({"day": number + 1, "bytes_share": share, **dict(zip(names, shares, strict=True))})
+        print(lines[-1], file=sys.stderr, flush=True)
+    return lines
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """The first days of the log; `quick` takes fewer."""
+    days = QUICK_DAYS if quick else DAYS
+    whole = shipped("globo", "auto")
+    assert isinstance(whole.data.source, ClicksConfig)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        config = cut(some_users(whole.data.source, root), root, days)
+        make_logs(config, root / "logs")
+        way, first = Days(whole, root / "logs", root), list[HotProfile]()
+        rows = [line for number in range(days - 1) for line in day_of(number, way, root, first)]
+    kept = {row["day"]: row["first_day"] / row["anew_ranked"] for row in rows if row["bytes_share"] == SHARES[1]}
+    return {
+        "config": {"recipe": "globo", "days": days, "users": f"one in {USERS}", "bytes_shares": SHARES},
+        "metrics": {f"share_kept_day_{day}": share for day, share in kept.items()},
+        "samples": {"rows": rows},
+    }
