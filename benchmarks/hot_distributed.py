@@ -23,9 +23,10 @@ import numpy as np
 from benchmarks.contenders import Shape
 from benchmarks.exchange import ENVIRONMENT
 from benchmarks.hosts import Hosts
-from benchmarks.towers_ranks import Contender
+from benchmarks.towers_ranks import Contender, loads_of
 from stratarec.data.sources.synthetic import CRITEO_ROWS, EXPONENT
 from stratarec.distributed.hot_traffic import Flows, RowWires, copy_flows, flat_flows
+from stratarec.distributed.planning import travel
 from stratarec.errors import TrainingError
 
 HOSTS, LOCAL = 2, 2
@@ -56,9 +57,12 @@ def lookups_of(shape: Shape, rows: int) -> Any:
 
 
 def copied_rows(shape: Shape) -> dict[str, int]:
-    """First rows of each table whose copies save bytes between hosts together."""
+    """First rows of each table whose copies save bytes between hosts together, of tables whose rows travel anyway."""
     found = {}
+    loads = {load.name: load for load in loads_of(shape, HOSTS * LOCAL)}
     for place, rows in enumerate(shape.sizes):
+        if travel(loads[f"f{place}"], HOSTS * LOCAL).travel == "pooled":
+            continue
         flat, copied = (
             flows(lookups_of(shape, rows), shape.width, HOSTS, LOCAL, RowWires()).between
             for flows in (flat_flows, copy_flows)

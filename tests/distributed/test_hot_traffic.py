@@ -57,6 +57,7 @@ def test_rows_are_copied_where_they_save_bytes_of_a_slow_link() -> None:
     assert 2 <= found.rows[0] < 7
     assert float(found.copied.between) < float(found.flat.between)
     assert found.saved_seconds > 0
+    assert found.pay
     assert chosen(counts, SLOW, budget=2 * 4 * WIDTH).rows.tolist() == [2]
     assert chosen(counts, None).rows.tolist() == [7]
 
@@ -65,3 +66,4 @@ def test_no_rows_are_copied_where_the_link_is_fast_or_a_collective_is_dear() -> 
     assert chosen([1000, 300], SLOW._replace(between=1e12)).rows.tolist() == [0]
     assert chosen([1000, 300], SLOW).saved_seconds > 0
     assert chosen([1000, 300], SLOW, latency=1.0).saved_seconds < 0
+    assert not chosen([1000, 300], SLOW, latency=1.0).pay

@@ -167,7 +167,7 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
     towers = next(row for row in steps if row["ratio"] == 4 and row["wire"] == "fp32")
     assert towers["between"] < flat["between"]
     assert flat["step"] == pytest.approx(sum(flat[part] for part in ("compute", "reduction", "inside", "between")))
-    assert hot["pay"] == (hot["rows"] > 0 and hot["copied"]["step"] < hot["flat"]["step"])
+    assert not hot["pay"] or hot["copied"]["step"] < hot["flat"]["step"]
     assert hot["flat"]["step"] < flat["step"]  # distinct rows are fewer
 
 

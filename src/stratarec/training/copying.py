@@ -14,10 +14,12 @@ from stratarec.distributed.machines import Calibration, Cluster
 from stratarec.distributed.simulate import StepTime
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.hot.parts import Part, parts_of, share_of_accesses, used_bytes
+from stratarec.models.base import build_tables
 from stratarec.planning.copies import Copies, Ranks, choose_copies, with_copies
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.sizes import readable
+from stratarec.training.sharing import pooled_tables
 from stratarec.training.workloads import inside_rate, workload
 
 
@@ -63,8 +65,9 @@ def copies_planned(
     rows = pace.row_bytes_per_second
     rates = Rates(min(inside_rate(recipe, local), rows), 1 / max(pace.network.beta, 1e-12), rows)
     ranks = ranks_of(recipe, dataset, hosts, local)
-    found = choose_copies(parts, widths, hot.budget, ranks, rates, pace.network.latency(plan.ranks - 1))
-    if not found.rows.any() or found.saved_seconds <= 0:
+    latency, still = pace.network.latency(plan.ranks - 1), _pooled(recipe, dataset, plan.ranks)
+    found = choose_copies(parts, widths, hot.budget, ranks, rates, latency, still)
+    if not found.pay:
         return _without(plan, "no step gets shorter by them on the network as it was measured")
     made = with_copies(plan, parts, found.rows)
     return replace(made, notes=(*made.notes, saves(found)))
@@ -88,11 +91,8 @@ class CopiesPrediction:
     copied: StepTime
     wire: str
     """Of rows and of gradients."""
-
-    @property
-    def pay(self) -> bool:
-        """Whether a run makes them."""
-        return self.rows > 0 and self.copied.total < self.flat.total
+    pay: bool
+    """Whether a run makes them."""
 
     @property
     def line(self) -> str:
@@ -109,7 +109,7 @@ class CopiesPrediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data; times in seconds."""
-        found = {**asdict(self), "pay": self.pay}
+        found = asdict(self)
         for name, step in (("flat", self.flat), ("copied", self.copied)):
             found[name] = {**asdict(step), "step": step.total}
         return found
@@ -123,7 +123,8 @@ def predicted_copies(
     ranks = ranks_of(recipe, dataset, cluster.hosts, cluster.ranks)
     rates = Rates(cluster.inside_bytes_per_second, cluster.between_bytes_per_second, calibration.row_bytes_per_second)
     latency = calibration.between.latency(cluster.all_ranks - 1)
-    found = choose_copies(parts, widths, recipe.hot.budget, ranks, rates, latency)
+    still = _pooled(recipe, dataset, cluster.all_ranks)
+    found = choose_copies(parts, widths, recipe.hot.budget, ranks, rates, latency, still)
     work, rows = workload(recipe, dataset, None, cluster.all_ranks), found.rows
     flat, copied = (
         flat_step(cluster, work, calibration, [flows], copies=copies)
@@ -133,6 +134,7 @@ def predicted_copies(
         rows=int(rows.sum()), bytes=used_bytes(parts, rows), accesses=share_of_accesses(parts, rows),
         sent=float(found.flat.between), sent_with=float(found.copied.between), flat=flat, copied=copied,
         wire=" and ".join(dict.fromkeys((ranks.wires.rows, ranks.wires.gradients))),
+        pay=found.pay,
     )  # fmt: skip
 
 
@@ -154,6 +156,12 @@ def _cannot(recipe: Recipe, hosts: int, local: int) -> str:
     if recipe.train.embedding.clocked:
         return "every step changes all rows"
     return ""
+
+
+def _pooled(recipe: Recipe, dataset: Dataset, ranks: int) -> frozenset[str]:
+    """Tables of which bags travel: copies would let rows travel in their place."""
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    return pooled_tables(recipe, dataset, tables, ranks)
 
 
 def _without(plan: Plan, reason: str) -> Plan:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from stratarec.data.dataset import Dataset
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.planning import ShardingPlan, TableLoad, beside, plan_sharding
+from stratarec.distributed.planning import ShardingPlan, TableLoad, beside, plan_sharding, travel
 from stratarec.distributed.replicas import HotRows
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import EmbeddingBagConfig
@@ -35,6 +35,35 @@ def sharding_plan(
 
     `by_towers`, the tables of a tower lie on its host.
     """
+    loads = _loads(recipe, dataset, tables, plan, ranks)
+    kind, budget = recipe.distributed.sharding, recipe.hot.leave(recipe.memory.dram)
+    if not by_towers:
+        return plan_sharding(loads, ranks, kind, budget)
+    towers = _loads_by_tower(recipe, dataset, loads)
+    if ranks % len(towers):
+        raise ConfigError(f"{ranks} ranks on {len(towers)} hosts, expected as many ranks on every host")
+
+    def of_host(host: int) -> ShardingPlan:
+        try:
+            return plan_sharding(towers[host], ranks // len(towers), kind, budget)
+        except ConfigError as error:
+            raise ConfigError(f"host {host}, which has the tables of tower {host}: {error}") from error
+
+    return beside([of_host(host) for host in range(len(towers))], [table.name for table in tables])
+
+
+def pooled_tables(
+    recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], ranks: int
+) -> frozenset[str]:  # fmt: skip
+    """Tables whose bags are fewer bytes than their distinct rows, so that these do not travel."""
+    loads = _loads(recipe, dataset, tables, None, ranks)
+    return frozenset(load.name for load in loads if travel(load, ranks).travel == "pooled")
+
+
+def _loads(
+    recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], plan: Plan | None, ranks: int
+) -> list[TableLoad]:  # fmt: skip
+    """What a batch of all ranks asks of each table."""
     batch = recipe.train.batch_size
     loads = []
     for spec, table in zip(
@@ -52,20 +81,7 @@ def sharding_plan(
                 distinct=spec.popularity.distinct(spec.lookups / ranks),
             )
         )
-    kind, budget = recipe.distributed.sharding, recipe.hot.leave(recipe.memory.dram)
-    if not by_towers:
-        return plan_sharding(loads, ranks, kind, budget)
-    towers = _loads_by_tower(recipe, dataset, loads)
-    if ranks % len(towers):
-        raise ConfigError(f"{ranks} ranks on {len(towers)} hosts, expected as many ranks on every host")
-
-    def of_host(host: int) -> ShardingPlan:
-        try:
-            return plan_sharding(towers[host], ranks // len(towers), kind, budget)
-        except ConfigError as error:
-            raise ConfigError(f"host {host}, which has the tables of tower {host}: {error}") from error
-
-    return beside([of_host(host) for host in range(len(towers))], [table.name for table in tables])
+    return loads
 
 
 def _loads_by_tower(recipe: Recipe, dataset: Dataset, loads: Sequence[TableLoad]) -> list[list[TableLoad]]:
