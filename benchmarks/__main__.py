@@ -38,6 +38,8 @@ def main() -> int:
     run.add_argument("--seeds", type=int, help="of quality: seeds of each model")
     run.add_argument("--threads", type=int, help="of quality: threads of training, by default 1")
     run.add_argument("--precision", choices=("float32", "bf16"), help="of quality: of the network")
+    run.add_argument("--peer-seeds", type=int, help="of quality: seeds of FuxiCTR, where it is installed; 1 by default")
+    run.add_argument("--codecs", type=lambda text: text.split(","), help="of quality: also rows in these, as int8,int4")
     show = commands.add_parser("show", help="print a result file")
     show.add_argument("result", help="name of a benchmark, or a result file")
     commands.add_parser("readme", help="rewrite the figures in README.md and docs from the result files")
@@ -74,7 +76,7 @@ def _run(args: argparse.Namespace) -> None:
 
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
     check_output(out)
-    names = ("data", "rows", "minutes", "models", "seeds", "threads", "precision")
+    names = ("data", "rows", "minutes", "models", "seeds", "threads", "precision", "peer_seeds", "codecs")
     given = {name: getattr(args, name) for name in names}
     options = {name: value for name, value in given.items() if value is not None}
     result = registry.run(args.name, quick=args.quick, options=options)

@@ -5,6 +5,9 @@ norm at most 10, rates divided by ten at each evaluation that is not better, pat
 the best model. Sizes, dropout and lambda of each model are those of its published run. What a run gave is kept in
 ``data/benchmarks/quality`` and taken from there while recipe and data are the same, so that a benchmark that was ended
 goes on with the next run: remove it when code has changed.
+
+FuxiCTR, which has published them, runs beside it where it is installed (`fuxictr`), seed by seed in turns with ours.
+``--codecs int8,int4`` trains the same with rows at home in these, behind a cache of 5 and 1 % of each table.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
+from benchmarks import fuxictr
+from benchmarks.precision_quality import SHARES
 from benchmarks.registry import PeerMissing
 from benchmarks.sessions import LOGS, ROOT, with_run
 from stratarec.data.dataset import Dataset
@@ -49,7 +54,8 @@ SHARED = {"embedding_dim": 10, "initialization": "xavier", "initial_logit": "zer
 DEEP = {"batch_norm": True, "deep_mlp": [400, 400, 400]}
 PUBLISHED = {
     "lr": Published(auc=0.93558, log_loss=0.30764, decay=1e-5, model={"kind": "lr", "embedding_dim": 1}),
-    "fm": Published(auc=0.96711, log_loss=0.20652, decay=5e-6, model={"kind": "fm"}),
+    # With rows as small as the others', one seed of three lost AUC at its second evaluation, and its rate with it.
+    "fm": Published(auc=0.96711, log_loss=0.20652, decay=5e-6, model={"kind": "fm", "initial_rows": 0.01}),
     "wide_deep": Published(
         auc=0.98307, log_loss=0.15398, decay=0.1, model={"kind": "wide_deep", "dropout": 0.6, **DEEP}
     ),
@@ -86,7 +92,7 @@ PUBLISHED = {
         auc=0.98607, log_loss=0.14842, decay=0.05,
         model={
             "kind": "finalmlp", "first_mlp": [400], "second_mlp": [100], "gate_features": [["user"], ["item"]],
-            "gate_mlp": [400], "fusion_heads": 5, "dropout": 0.4, "batch_norm": True,
+            "gate_vectors": "own", "gate_mlp": [400], "fusion_heads": 5, "dropout": 0.4, "batch_norm": True,
         },
     ),
 }  # fmt: skip
@@ -97,28 +103,55 @@ class Watch(SilentProgress):
     """Notes when each evaluation was over."""
 
     def __init__(self) -> None:
-        self.began = time.perf_counter()
-        self.seconds: dict[int, float] = {}
+        self.began = time.perf_counter(), time.process_time()
+        self.seconds: dict[int, tuple[float, float]] = {}
+
+    @property
+    def now(self) -> tuple[float, float]:
+        """Seconds of the clock and of the processor."""
+        return time.perf_counter() - self.began[0], time.process_time() - self.began[1]
 
     def say(self, message: str) -> None:
         if message.startswith("step ") and "validation" in message:
-            self.seconds[int(message.split(":")[0].removeprefix("step "))] = time.perf_counter() - self.began
+            self.seconds[int(message.split(":")[0].removeprefix("step "))] = self.now
 
 
-def recipe(name: str, seed: int, *, threads: int, precision: str, epochs: int) -> Recipe:
-    """The shipped recipe with a model of `PUBLISHED`."""
-    files = [LOGS / "frappe_x1" / f"{split}.parquet" for split in ("train", "valid", "test")]
-    if not all(file.is_file() for file in files):
+def files() -> dict[str, Path]:
+    """Of each split; `PeerMissing` where one is not there."""
+    found = {split: LOGS / "frappe_x1" / f"{split}.parquet" for split in ("train", "valid", "test")}
+    if not all(file.is_file() for file in found.values()):
         raise PeerMissing(f"no {LOGS}/frappe_x1/*.parquet; set STRATAREC_TEST_DATA to the directory of the logs")
-    paths = ",".join(map(str, files))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How runs are made, whatever their model and seed."""
+
+    threads: int = 1
+    precision: str = "float32"
+    epochs: int = 100
+
+    def name(self, model: str, seed: int) -> str:
+        """Of the file in which a run is kept."""
+        return f"{model}-{self.precision}-{self.threads}-{self.epochs}-{seed}.json"
+
+
+def recipe(name: str, seed: int, setting: Setting, codec: str = "") -> Recipe:
+    """The shipped recipe with a model of `PUBLISHED`; with rows at home in `codec` behind a cache."""
+    paths = ",".join(map(str, files().values()))
     made = Recipe.load(
         ROOT / "src" / "stratarec" / "recipes" / "frappe_x1.yaml",
         [f"data.source.paths=[{paths}]", f"data.path={DATA}", "data.keep_rows=false"],
     ).to_dict()
     wanted = PUBLISHED[name]
-    train = made["train"] | {"seed": seed, "threads": threads, "precision": precision, "epochs": epochs}
+    train = made["train"] | {
+        "seed": seed, "threads": setting.threads, "precision": setting.precision, "epochs": setting.epochs,
+    }  # fmt: skip
     train["embedding"] = train["embedding"] | {"weight_decay": wanted.decay}
-    return Recipe.from_dict(made | {"model": {**SHARED, **wanted.model}, "train": train})
+    memory = {"precision": codec, "state": "bf16", "cache": {"fraction": SHARES[codec]}} if codec else {}
+    changes = {"model": {**SHARED, **wanted.model}, "train": train, "memory": made["memory"] | memory}
+    return Recipe.from_dict(made | changes)
 
 
 def prepared(made: Recipe) -> Dataset:
@@ -129,10 +162,10 @@ def prepared(made: Recipe) -> Dataset:
         return prepare(made.data, name="frappe_x1", overwrite=True)
 
 
-def one(name: str, made: Recipe, dataset: Dataset) -> dict[str, Any]:
-    """What a run gave: test metrics, and validation AUC by seconds; kept, and taken from where it was kept."""
+def one(made: Recipe, kept: Path) -> dict[str, Any]:
+    """What a run gave: test metrics, and validation AUC by seconds; kept at `kept`, and taken from there."""
+    dataset = prepared(made)
     about = {"recipe": made.to_dict(), "data": dataset.fingerprint}
-    kept = WORK / f"{name}-{made.train.precision}-{made.train.threads}-{made.train.epochs}-{made.train.seed}.json"
     if kept.is_file() and (before := json.loads(kept.read_text()))["about"] == about:
         found: dict[str, Any] = before["found"]
         return found
@@ -140,47 +173,91 @@ def one(name: str, made: Recipe, dataset: Dataset) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(with_run(made, Path(folder) / "run"), dataset, progress=watch)
         result = trainer.train()
+    evaluations = [
+        {
+            "step": each["step"], "auc": each["auc"], "log_loss": each["log_loss"],
+            "seconds": watch.seconds[each["step"]][0], "processor_seconds": watch.seconds[each["step"]][1],
+        }
+        for each in trainer.position.evaluations
+    ]  # fmt: skip
     best = int(result["checkpoint"].removeprefix("step-"))
+    at_best = next(each for each in evaluations if each["step"] == best)
     found = {
         "auc": result["test"]["auc"], "log_loss": result["test"]["log_loss"], "steps": result["steps"],
-        "best_step": best, "seconds_to_best": watch.seconds.get(best), "seconds": time.perf_counter() - watch.began,
-        "evaluations": [
-            {"step": each["step"], "auc": each["auc"], "seconds": watch.seconds.get(each["step"])}
-            for each in trainer.position.evaluations
-        ],
+        "best_step": best, "seconds_to_best": at_best["seconds"], "seconds": watch.now[0], "evaluations": evaluations,
     }  # fmt: skip
-    WORK.mkdir(parents=True, exist_ok=True)
+    kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps({"about": about, "found": found}))
     return found
 
 
+def told(title: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
+    """A line of the samples."""
+    print(
+        f"{title}, seed {seed}: AUC {found['auc']:.5f}, log loss {found['log_loss']:.4f}", file=sys.stderr, flush=True
+    )
+    return {"model": title, "seed": seed, **found}
+
+
+def peers(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the models that FuxiCTR runs here; none where it is not installed, which is said."""
+    try:
+        fuxictr.installed()
+    except PeerMissing as missing:
+        print(missing, file=sys.stderr, flush=True)
+        return ()
+    return tuple(name for name in names if name in fuxictr.MODELS)
+
+
+def summary(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Metrics of a model, of its runs."""
+    found: dict[str, float] = {}
+    for key in ("auc", "log_loss"):
+        values = [row[key] for row in rows]
+        found |= {f"{key}_{name}": mean(values), f"{key}_std_{name}": pstdev(values)}
+    found[f"auc_delta_bars_{name}"] = found[f"auc_{name}"] - PUBLISHED[name].auc
+    found[f"log_loss_delta_bars_{name}"] = found[f"log_loss_{name}"] - PUBLISHED[name].log_loss
+    found[f"seconds_to_best_{name}"] = mean(row["seconds_to_best"] for row in rows)
+    return found
+
+
 def run(
-    quick: bool, models: Sequence[str] = DEFAULT, seeds: int = len(SEEDS), threads: int = 1, precision: str = "float32"
-) -> dict[str, Any]:
+    quick: bool, models: Sequence[str] = DEFAULT, seeds: int = len(SEEDS), threads: int = 1, precision: str = "float32",
+    peer_seeds: int = 1, codecs: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
     """Five seeds of six models; `quick` has two epochs of one, whose AUC is none to compare."""
     if other := [name for name in models if name not in PUBLISHED]:
         raise ConfigError(f"no published figures of {other[0]!r}; there are {', '.join(PUBLISHED)}")
-    names, draws, epochs = (("dcnv2",), SEEDS[:1], 2) if quick else (tuple(models), SEEDS[:seeds], 100)
+    if other := [codec for codec in codecs if codec not in SHARES]:
+        raise ConfigError(f"--codecs has {other[0]!r}, expected some of {', '.join(SHARES)}")
+    setting = Setting(threads=threads, precision=precision, epochs=2 if quick else 100)
+    names, draws = (("dcnv2",), SEEDS[:1]) if quick else (tuple(models), SEEDS[:seeds])
+    beside = peers(names) if peer_seeds else ()
     rows = []
     for name in names:
         for seed in draws:
-            made = recipe(name, seed, threads=threads, precision=precision, epochs=epochs)
-            found = one(name, made, prepared(made))
-            rows.append({"model": name, "seed": seed, **found})
-            said = f"AUC {found['auc']:.5f}, log loss {found['log_loss']:.4f}, {found['seconds']:.0f} s"
-            print(f"{name}, seed {seed}: {said}", file=sys.stderr, flush=True)
-    metrics: dict[str, float] = {}
+            rows.append(told(name, seed, one(recipe(name, seed, setting), WORK / setting.name(name, seed))))
+            for codec in codecs:
+                kept = WORK / setting.name(f"{name}-{codec}", seed)
+                rows.append(told(f"{name} {codec}", seed, one(recipe(name, seed, setting, codec), kept)))
+            if name in beside and seed in draws[:peer_seeds]:
+                kept, decay = WORK / setting.name(f"fuxictr-{name}", seed), PUBLISHED[name].decay
+                found = fuxictr.trained(name, decay, seed, files(), threads=threads, epochs=setting.epochs, kept=kept)
+                rows.append(told(f"{name} of FuxiCTR", seed, found))
+    of = {title: [row for row in rows if row["model"] == title] for title in {row["model"] for row in rows}}
+    metrics = {key: value for name in names for key, value in summary(name, of[name]).items()}
     for name in names:
-        mine = [row for row in rows if row["model"] == name]
-        for key in ("auc", "log_loss"):
-            values = [row[key] for row in mine]
-            metrics |= {f"{key}_{name}": mean(values), f"{key}_std_{name}": pstdev(values)}
-        metrics[f"auc_delta_bars_{name}"] = metrics[f"auc_{name}"] - PUBLISHED[name].auc
-        metrics[f"log_loss_delta_bars_{name}"] = metrics[f"log_loss_{name}"] - PUBLISHED[name].log_loss
-        metrics[f"seconds_to_best_{name}"] = mean(row["seconds_to_best"] for row in mine)
+        for codec in codecs:
+            aucs = (mean(row["auc"] for row in of[title]) for title in (f"{name} {codec}", name))
+            metrics[f"auc_delta_{codec}_{name}"] = next(aucs) - next(aucs)
+    for name in beside:
+        metrics |= fuxictr.metrics(name, of[name], of[f"{name} of FuxiCTR"])
+    if beside:
+        metrics["ratio_fuxictr_seconds"] = min(metrics[f"ratio_fuxictr_{name}"] for name in beside)
     return {
         "config": {
-            "threads": threads, "precision": precision, "seeds": list(draws), "epochs": epochs,
+            "threads": threads, "precision": precision, "seeds": list(draws), "epochs": setting.epochs,
+            "peer_seeds": list(draws[:peer_seeds]) if beside else [], "codecs": list(codecs),
             "published": {name: [PUBLISHED[name].auc, PUBLISHED[name].log_loss] for name in names},
         },
         "metrics": {

@@ -26,6 +26,7 @@ BENCHMARKS = {
     "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
     "exchange": "benchmarks.exchange",
+    "hot_distributed": "benchmarks.hot_distributed",
     "hot_drift": "benchmarks.hot_drift",
     "hot_quality": "benchmarks.hot_quality",
     "hot_single": "benchmarks.hot_single",
@@ -58,8 +59,8 @@ def import_peer(name: str) -> Any:
 def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
 
-    Some take `options`: ``data`` and ``minutes`` on real data, ``models``, ``seeds``, ``threads``, ``precision``, and
-    ``rows``.
+    Some take `options`: ``data``, ``rows`` and ``minutes``, and ``models``, ``seeds``, ``threads``, ``precision``,
+    ``peer_seeds`` and ``codecs`` of `quality`.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")

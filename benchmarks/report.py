@@ -66,8 +66,9 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What names a row first, then its figures; what is the same in all rows apart. Rows may lack some."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    """What names a row first, then its figures; what is the same in all rows apart. Rows may lack some; lists of what
+    has parts itself, such as evaluations, are in the file alone."""
+    names = list(dict.fromkeys(name for row in rows for name in row if not _has_parts(row[name])))
     same = [name for name in names if len(rows) > 1 and all(row.get(name) == rows[0].get(name) for row in rows)]
     columns = [name for name in names if name not in same]
     keys = [name for name in columns if all(isinstance(row.get(name), str | int) for row in rows)]
@@ -78,6 +79,10 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     words = {head for head, name in zip(heads, columns, strict=True) if isinstance(rows[0].get(name), str)}
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     print_table(console, heads, cells, text=words, keys=len(keys))
+
+
+def _has_parts(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(each, dict) for each in value)
 
 
 def _cell(value: Any) -> str:

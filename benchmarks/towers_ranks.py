@@ -11,8 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -41,6 +41,8 @@ class Contender:
     deduplicate: bool = True
     """Of the flat exchange: distinct rows travel where they are fewer bytes, as the plan of a run chooses."""
     overlap: bool = False
+    copies: Mapping[str, int] = field(default_factory=dict)
+    """First rows of tables that every rank has."""
 
 
 def plan(features: int) -> tuple[tuple[str, ...], ...]:
@@ -82,6 +84,7 @@ class Bench:
         from stratarec.distributed.collection import ShardedCollection
         from stratarec.distributed.config import DistributedConfig
         from stratarec.distributed.planning import beside, plan_sharding
+        from stratarec.distributed.replicas import HotRows
         from stratarec.distributed.sharding import Place, Sharding
         from stratarec.embedding import RowOptimizerConfig
         from stratarec.embedding.tiers import TierConfig
@@ -108,6 +111,8 @@ class Bench:
             places = plan_sharding(loads, mesh.ranks, "auto" if contender.deduplicate else "table").places
             if not contender.deduplicate:
                 places = {name: Place(first=place.first) for name, place in places.items()}
+        hot = {name: HotRows(head=rows) for name, rows in contender.copies.items() if rows}
+        places = {name: replace(place, travel="rows") if name in hot else place for name, place in places.items()}
         wire: Any = contender.wire
         config = DistributedConfig(
             wire=wire, gradient_wire=wire, dense_wire=dense_wire, overlap=contender.overlap  # type: ignore[arg-type]
@@ -117,7 +122,7 @@ class Bench:
         def collection(tables: Any) -> ShardedCollection:
             return ShardedCollection(
                 Sharding(tables, places, given.ranks), given, optimizer=RowOptimizerConfig(learning_rate=0.01), seed=1,
-                tiers=TierConfig(lookahead=_AHEAD), config=config,
+                tiers=TierConfig(lookahead=_AHEAD), config=config, hot=hot,
             )  # fmt: skip
 
         self.model = build_model(

@@ -15,7 +15,7 @@ from stratarec.embedding.taking import saved_rows
 from stratarec.tensors import read_tensors
 from stratarec.training import checkpoint
 
-KILLS = int(os.environ.get("STRATAREC_KILLS", "2"))
+KILLS = int(os.environ.get("STRATAREC_KILLS", "1"))
 """How often the tests that kill a run do so."""
 
 DISK_BYTES = 4 << 20

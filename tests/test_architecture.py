@@ -25,7 +25,7 @@ ROOMS = [
     ("training",),
     ("recipe",),
     ("training.config",),
-    ("training.checkpoint",),
+    ("training.checkpoint", "training.dense"),
     ("training.state",),
     ("planning",),
     ("serving",),

@@ -91,7 +91,9 @@ def make_parser() -> argparse.ArgumentParser:
         )
         group.add_argument("--from", dest="run", metavar="RUN", help="ask the model of this run, instead of a probe")
         group.add_argument(
-            "--steps", type=int, help="steps of the probe that is trained and thrown away (default: 200)"
+            "--steps",
+            type=int,
+            help="steps of the probe that is trained and thrown away (default: 200, or those of a run if fewer)",
         )
         group.add_argument(
             "--balance",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from drafting.test_public_recipes import ROWS, frame
 
-from benchmarks import quality
+from benchmarks import fuxictr, quality
 from benchmarks.registry import PeerMissing
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
@@ -25,23 +27,78 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(quality, "LOGS", tmp_path)
     monkeypatch.setattr(quality, "WORK", tmp_path / "work")
     monkeypatch.setattr(quality, "DATA", tmp_path / "data")
+    monkeypatch.delenv("STRATAREC_FUXICTR", raising=False)
     return tmp_path
 
 
-def test_a_run_is_trained_once_and_compared_with_what_was_published(logs: Path, monkeypatch: Any) -> None:
-    first = quality.run(quick=True)
-    metrics, row = first["metrics"], first["samples"]["rows"][0]
+def evaluations(*aucs: float, seconds: float) -> dict[str, Any]:
+    return {
+        "auc": max(aucs), "log_loss": 0.1,
+        "evaluations": [
+            {"step": place, "auc": auc, "seconds": 2 * seconds * place, "processor_seconds": seconds * place}
+            for place, auc in enumerate(aucs, 1)
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def fuxi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An interpreter that writes what it was asked for, and answers with two evaluations of 7 seconds."""
+    told = {**evaluations(0.4, 0.3, seconds=7.0), "auc": 0.41}
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\nimport shutil, sys\nshutil.copy(sys.argv[2], {str(tmp_path / 'asked.json')!r})\n"
+        f"open(sys.argv[3], 'w').write({json.dumps(told)!r})\n"
+    )
+    python.chmod(0o755)
+    (tmp_path / "model_zoo").mkdir()
+    monkeypatch.setenv("STRATAREC_FUXICTR_PYTHON", str(python))
+    monkeypatch.setenv("STRATAREC_FUXICTR", str(tmp_path))
+    return tmp_path / "asked.json"
+
+
+def test_a_run_is_trained_once_and_compared_with_what_was_published(
+    logs: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = quality.run(quick=True, codecs=["int8"])
+    metrics, (row, low) = first["metrics"], first["samples"]["rows"]
+    assert capsys.readouterr().err.count("FuxiCTR left out: set STRATAREC_FUXICTR") == 1
     assert metrics["auc_best"] == metrics["auc_dcnv2"] == row["auc"]
     assert metrics["auc_delta_bars_min"] == row["auc"] - quality.PUBLISHED["dcnv2"].auc
     assert [each["step"] for each in row["evaluations"]] == [1, 2]
     assert 0 < row["seconds_to_best"] <= row["seconds"]
+    assert low["model"] == "dcnv2 int8"
+    assert low["evaluations"] != row["evaluations"]
+    assert metrics["auc_delta_int8_dcnv2"] == low["auc"] - row["auc"]
     monkeypatch.setattr(quality, "Trainer", None)
-    assert quality.run(quick=True)["metrics"] == metrics
+    assert quality.run(quick=True, codecs=["int8"])["metrics"] == metrics
+
+
+def test_fuxictr_is_asked_for_the_same_and_compared_by_its_processor_seconds(
+    logs: Path, fuxi: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality, "one", lambda made, kept: ours)
+    ours = {**evaluations(0.2, 0.4, 0.5, seconds=2.0), "seconds_to_best": 6.0}
+    metrics = quality.run(quick=False, models=["dcnv2"], seeds=2)["metrics"]
+    asked = json.loads(fuxi.read_text())
+    assert asked["params"]["embedding_regularizer"] == quality.PUBLISHED["dcnv2"].decay
+    assert asked["files"]["train"] == str(logs / "frappe_x1" / "train.parquet")
+    assert (metrics["auc_fuxictr_dcnv2"], metrics["seconds_to_best_fuxictr_dcnv2"]) == (0.41, 14.0)
+    assert metrics["ratio_fuxictr_dcnv2"] == metrics["ratio_fuxictr_seconds"] == 7.0 / 4.0
+    assert metrics["ratio_fuxictr_epoch_dcnv2"] == 7.0 / 2.0
+    assert metrics["reached_fuxictr_dcnv2"] == 1.0
+    fuxi.unlink()
+    assert quality.run(quick=False, models=["dcnv2"], seeds=2)["metrics"] == metrics
+    assert not fuxi.exists()
+
+
+def test_an_auc_that_is_never_reached_is_reached_at_no_speed() -> None:
+    assert fuxictr.ratio(evaluations(0.1, 0.2, seconds=1.0), evaluations(0.3, seconds=1.0)) == 0.0
 
 
 def test_every_model_is_one_that_a_recipe_takes(logs: Path) -> None:
     for name in quality.PUBLISHED:
-        made = quality.recipe(name, 1, threads=1, precision="bf16", epochs=3)
+        made = quality.recipe(name, 1, quality.Setting(precision="bf16", epochs=3))
         assert made.model.kind == name
         assert made.train.embedding.weight_decay == quality.PUBLISHED[name].decay
 
@@ -49,6 +106,8 @@ def test_every_model_is_one_that_a_recipe_takes(logs: Path) -> None:
 def test_what_is_not_there_is_said(logs: Path) -> None:
     with pytest.raises(ConfigError, match="no published figures of 'dcn'; there are lr, fm"):
         quality.run(quick=False, models=["dcn"])
+    with pytest.raises(ConfigError, match="--codecs has 'int2', expected some of int8, int4"):
+        quality.run(quick=False, codecs=["int2"])
     (logs / "frappe_x1" / "valid.parquet").unlink()
     with pytest.raises(PeerMissing, match=r"no .*/frappe_x1/\*\.parquet; set STRATAREC_TEST_DATA"):
         quality.run(quick=True)

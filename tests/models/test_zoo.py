@@ -52,6 +52,10 @@ CONFIGS: dict[str, ModelConfig] = {
     "finalmlp gated": FinalMLPConfig(
         embedding_dim=D, first_mlp=(8, 4), second_mlp=(6,), gate_features=(("place",), ("item", "tags")), gate_mlp=(3,)
     ),
+    "finalmlp gated by vectors of its own": FinalMLPConfig(
+        embedding_dim=D, first_mlp=(4,), second_mlp=(6,), gate_features=(("item",), ("tags",)), gate_mlp=(3,),
+        gate_vectors="own",
+    ),
     "din": DINConfig(embedding_dim=D, deep_mlp=(6, 5)),
 }  # fmt: skip
 NAMES = ("item", "tags", "place")
@@ -138,9 +142,9 @@ def masknet(score: Any, config: Any, rows: Tensor) -> Tensor:
 def finalmlp(score: Any, config: Any, rows: Tensor) -> Tensor:
     found, width = [], len(rows) - len(NAMES)
     for number, stream in enumerate(score.streams):
-        flat = rows.flatten()
+        flat = rows[:, :D].flatten()
         if config.gate_features:
-            context = torch.cat([rows[width + NAMES.index(key)] for key in config.gate_features[number]])
+            context = torch.cat([rows[width + NAMES.index(key), -D:] for key in config.gate_features[number]])
             body, last = stream.gate
             flat = flat * 2 / (1 + torch.exp(-(last.weight @ mlp(body, context) + last.bias)))
         found.append(mlp(stream.deep, flat))

@@ -77,6 +77,11 @@ def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.Captur
     assert path.read_text() == written
 
 
+def test_a_probe_is_no_longer_than_a_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(home, "--towers", "2", "train.max_steps=3") == 0
+    assert "in a probe of 3 steps" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_run_is_asked_instead_of_a_probe(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for method in ("coherent", "random"):

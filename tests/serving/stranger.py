@@ -191,12 +191,13 @@ class Stranger:
 
     def finalmlp(self, e: torch.Tensor, vectors: dict[str, torch.Tensor]) -> torch.Tensor:
         model, found = self.about["model"], []
+        d = model["embedding_dim"]
         for s in range(2):
             n, g = f"score.streams.{s}", torch.tensor(1.0)
             if model["gate_features"]:
-                context = torch.cat([vectors[name] for name in model["gate_features"][s]])
+                context = torch.cat([vectors[name][-d:] for name in model["gate_features"][s]])
                 g = 2 * torch.sigmoid(self.linear(self.mlp(context, f"{n}.gate.0"), f"{n}.gate.1"))
-            found.append(self.mlp(g * e.flatten(), f"{n}.deep"))
+            found.append(self.mlp(g * e[:, :d].flatten(), f"{n}.deep"))
         x, y = (part.chunk(model["fusion_heads"]) for part in found)
         forms = self.n["score.forms.weight"].view(len(x), len(x[0]), len(y[0]))
         pairs = [x[k] @ forms[k] @ y[k] for k in range(len(x))]

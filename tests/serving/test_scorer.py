@@ -63,7 +63,13 @@ FIELDS: dict[str, Any] = {
     "xdeepfm": {"cin_layers": [5, 3], "deep_mlp": [8]},
     "autoint": {"attention_layers": 2, "attention_dim": 6, "deep_mlp": [8], "layer_norm": True, "scaled": True},
     "masknet": {"blocks": 2, "block_width": 6, "deep_mlp": [8]},
-    "finalmlp": {"first_mlp": [8], "second_mlp": [6], "fusion_heads": 2, "gate_features": [["city"], ["item", "left"]]},
+    "finalmlp": {
+        "first_mlp": [8],
+        "second_mlp": [6],
+        "fusion_heads": 2,
+        "gate_features": [["city"], ["item", "left"]],
+        "gate_vectors": "own",
+    },
     "din": {"deep_mlp": [8]},
 }
 CASES = [

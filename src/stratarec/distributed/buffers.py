@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from stratarec.distributed.requests import DistinctRows
+from stratarec.distributed.sharding import Rows
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.tables import features_of, group_layout
 from stratarec.jagged import KeyedJagged
@@ -59,7 +60,13 @@ class RowBuffers:
             base=np.repeat(np.array(first[:-1], dtype=np.int64), sizes),
             rows=np.repeat(np.array(counts, dtype=np.int64), sizes),
         )
-        return Buffer(self, layout, self._bags(features, distinct), first_row, first[-1])
+        hot = np.concatenate([distinct[table.name].hot for table in self.tables])
+        places = np.concatenate([
+            np.arange(end - len(distinct[table.name].hot), end)
+            for table, end in zip(self.tables, first[1:], strict=True)
+        ])  # fmt: skip
+        order = np.argsort(hot)
+        return Buffer(self, layout, self._bags(features, distinct), first_row, first[-1], hot[order], places[order])
 
     def _bags(self, features: KeyedJagged, distinct: Mapping[str, DistinctRows]) -> BagBatch:
         places = {key: place for place, key in enumerate(features.keys)}
@@ -99,6 +106,8 @@ class Buffer:
         Where each table's rows begin, in the order of their owners.
     rows : int
         U.
+    hot, hot_places : ndarray
+        Ascending numbers of hot rows, and where they lie in the buffer.
     """
 
     group: RowBuffers
@@ -106,6 +115,8 @@ class Buffer:
     bags: BagBatch
     first_row: Mapping[str, int]
     rows: int
+    hot: Rows
+    hot_places: Rows
 
     def pool(self, rows: Tensor, out: Tensor) -> list[Tensor]:
         """Fill these tables' columns of `out` from rows ``[U, D]``; returns the rows of their sequence features."""

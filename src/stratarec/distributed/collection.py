@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.engine import SharedBatch, SharedEngine
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.replicas import HotRows
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding.module import EmbeddingCollection
 from stratarec.embedding.optimizers import RowOptimizerConfig
@@ -21,17 +24,18 @@ class ShardedCollection(EmbeddingCollection[SharedBatch]):
 
     Parameters
     ----------
-    sharding, mesh, optimizer, seed, tiers, config
+    sharding, mesh, optimizer, seed, tiers, config, hot
         As those of `SharedEngine`.
     """
 
     def __init__(
         self, sharding: Sharding, mesh: Mesh, *, optimizer: RowOptimizerConfig | None = None, seed: int = 0,
         tiers: TierConfig | None = None, config: DistributedConfig | None = None,
+        hot: Mapping[str, HotRows] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             SharedEngine(
                 sharding, mesh, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig(),
-                config or DistributedConfig(),
+                config or DistributedConfig(), hot,
             )
         )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,13 @@ from stratarec.distributed.early import Early
 from stratarec.distributed.exchange import FlatExchange, Routed
 from stratarec.distributed.gathering import SharedRows
 from stratarec.distributed.halves import Half
+from stratarec.distributed.hot_sums import HotSums, Summed
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.replicas import HotRows, Replicas, check_hot
+from stratarec.distributed.rides import Ride
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
+from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.course import Course
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.health import Health
@@ -32,10 +36,11 @@ from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Prepared
 from stratarec.embedding.saving import RANK_GROUPS
 from stratarec.embedding.taking import Renumbering
-from stratarec.embedding.tiers import TierConfig
+from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
 from stratarec.jagged import KeyedJagged
+from stratarec.kernels.update import RowUpdate
 
 
 class SharedBatch:
@@ -85,11 +90,13 @@ class SharedEngine:
         Of this rank; tables that it has no rows of are left out.
     config : DistributedConfig
         Says the wires.
+    hot : mapping of str to HotRows
+        Table -> rows that every rank has; see `Replicas`.
     """
 
     def __init__(
         self, sharding: Sharding, mesh: Mesh, optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig,
-        config: DistributedConfig,
+        config: DistributedConfig, hot: Mapping[str, HotRows] | None = None,
     ) -> None:  # fmt: skip
         if optimizer.clocked and config.overlap:
             raise ConfigError(
@@ -98,9 +105,11 @@ class SharedEngine:
             )
         self.configs, self.sharding, self.mesh = sharding.tables, sharding, mesh
         self.optimizer, self.tiers = optimizer, tiers
+        hot = {name: rows for name, rows in (hot or {}).items() if rows.head or rows.tail}
+        mesh.check_same({"hot rows": {name: asdict(rows) for name, rows in hot.items()}})
+        check_hot(hot, sharding, optimizer, towers=mesh.inside is not None)
         mine = sharding.configs(mesh.rank)
-        held = {table.name for table in mine}
-        own_tiers = replace(tiers, tables={name: tier for name, tier in tiers.tables.items() if name in held})
+        own_tiers = replace(tiers, tables=_own_tiers(mine, tiers, hot))
         self.own = Engine(mine, optimizer, seed, own_tiers) if mine else None
         keys, dims = (self.own.pooled_keys, self.own.dims) if self.own else ((), ())
         self._circle = mesh if mesh.inside is None else mesh.inside
@@ -109,10 +118,20 @@ class SharedEngine:
         )
         wire, gradient_wire = (Wire(kind, seed, mesh.rank) for kind in kinds)
         shared = sharding.within(mesh.rank - self._circle.rank, self._circle.ranks)
+        self.replicas: Replicas | None = None
+        self._sums: HotSums | None = None
+        if hot:
+            travelling = [table for table in sharding.tables if sharding.places[table.name].travel == "rows"]
+            self.replicas = Replicas(travelling, hot, optimizer, seed)
+            self._sums = HotSums(self.replicas, mesh.rank, mesh.hosts, mesh.ranks, gradient_wire)
+        # Whether rows of this rank's own tables are older than the copies.
+        self._older = False
+        # The sums of a step on their way, and what the step does with them.
+        self._pending: tuple[Ride[Summed], RowUpdate] | None = None
         self._exchange = FlatExchange(
             shared, self._circle.rank, (wire, gradient_wire),
             dict(zip(keys, np.cumsum([0, *dims]).tolist(), strict=False)), sum(dims),
-            self.own.row_order if self.own else (),
+            self.own.row_order if self.own else (), self._sums,
         )  # fmt: skip
         self.pooled_keys, self.dims = self._exchange.pooled_keys, self._exchange.dims
         self.sequence_keys, self.row_order = self._exchange.sequence_keys, self._exchange.row_order
@@ -145,7 +164,7 @@ class SharedEngine:
         self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
         stopped: Callable[[], bool] = never, *, ahead: bool = False,
     ) -> SharedBatch:  # fmt: skip
-        routed = self._route(features, self._circle.ids, stopped)
+        routed = self._exchange.route(features, self._validator, self._circle.ids, stopped, trained=True)
         own: Prepared | None = None
         failed: StrataError | None = None
         try:
@@ -167,7 +186,7 @@ class SharedEngine:
         """Return when every rank could prepare the batch, and knows what of it comes early."""
         channel, routed, early = self.mesh.ids, batch.routed, self._early
         if early is None or not ahead:
-            channel.agree(failed, stopped)
+            self._exchange.agree(routed, failed, channel, stopped)
             if early is not None:
                 early.lose()
             return
@@ -188,9 +207,6 @@ class SharedEngine:
 
         return send
 
-    def _route(self, features: KeyedJagged, channel: Channel, stopped: Callable[[], bool] = never) -> Routed:
-        return self._exchange.route(features, self._validator, channel, stopped)
-
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
         channel = self._circle.rows
@@ -203,13 +219,14 @@ class SharedEngine:
         routed, number = prepared.routed, prepared.number
         if self._early is None or prepared.halves is None:
             found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
-            return self._exchange.rows(routed, found, channel, number)
+            return self._rows(routed, found, channel, number)
         parcel, late = prepared.halves
         found = self.own.look_up(prepared.own, late.part) if self.own and prepared.own else _nothing()
         # Not before: a look-up that is refused, because it is another batch's turn, must not hurry this one.
         self._early.hurry(parcel)
         prepared.halves = None
-        floats = self._exchange.send(late, found, channel, number)
+        floats = self._exchange.send(late, found, channel, number, ride=self._riding)
+        self._take_sums()
         arrays = self._early.take(parcel)
         late.asking.unpack(floats, arrays)
         return self._exchange.pooled(routed, arrays)
@@ -218,14 +235,30 @@ class SharedEngine:
         """See `Engine.read`."""
         self.health.require()
         channel = self._circle.rows
-        routed = self._route(features, channel)
+        routed = self._exchange.route(features, self._validator, channel)
         found = self.own.read(routed.own) if self.own else _nothing()
-        return self._exchange.rows(routed, found, channel, self.batches)
+        return self._rows(routed, found, channel, self.batches)
+
+    def _rows(self, routed: Routed, found: Sequence[Tensor], channel: Channel, number: int) -> tuple[Tensor, ...]:
+        """What a batch looks up, from what this rank's own tables gave."""
+        floats = self._exchange.send(routed, found, channel, number, ride=self._riding)
+        self._take_sums()
+        arrays = self._exchange.arrays(routed)
+        routed.asking.unpack(floats, arrays)
+        return self._exchange.pooled(routed, arrays)
 
     def update(self, prepared: SharedBatch, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
         """See `Engine.update`; there are no per-sample weights."""
-        routed = prepared.routed
-        own_pooled, *own_rows = self._exchange.gradients(routed, pooled, rows, self._circle.rows, prepared.number)
+        routed, exchange, channel = prepared.routed, self._exchange, self._circle.rows
+        sums = exchange.sums(routed, pooled, rows)
+        given = [pooled, *exchange.whole(rows), *sums]
+        if self._sums is not None and routed.hot is not None and routed.hot.result is not None:
+            flat = exchange.hot_gradients(routed, sums)
+            ride = Ride(self._sums.total(routed.hot.result, flat, prepared.number))
+            self._pending = ride, self.course.rule
+        own_pooled, *own_rows = exchange.gradients(routed, given, channel, prepared.number, self._riding)
+        if self._sums is not None:
+            self._sum(self._sums.turns_alone)
         if self.own and prepared.own:
             self.own.update(prepared.own, own_pooled, own_rows, None)
         else:
@@ -259,6 +292,7 @@ class SharedEngine:
     def tables_of(self, name: str) -> SharedRows:
         """Rows of the table `name`, from all ranks."""
         self.health.require()
+        self._give_owners()
         return SharedRows(self.sharding, self.mesh.rows, self.own, self.optimizer)
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
@@ -271,6 +305,7 @@ class SharedEngine:
         """See `Engine.save`: every rank writes its own rows beside the others; all get the manifest of all."""
         channel, failed = self.mesh.files, None
         mine: dict[str, Any] = {}
+        self._give_owners()
         try:
             mine = self.own.save(directory, previous, self.mesh.rank) if self.own else {}
         except StrataError as error:
@@ -297,6 +332,7 @@ class SharedEngine:
         except StrataError as error:
             failed = error
         channel.agree(failed)
+        self._take_copies()
         self.batches = int(manifest["batches"])
         if self._early is not None:
             self._early.forget()
@@ -314,6 +350,58 @@ class SharedEngine:
         except StrataError as error:
             failed = error
         self.mesh.files.agree(failed)
+        self._take_copies()
+
+    # Hot rows
+
+    @property
+    def _riding(self) -> Ride[Summed] | None:
+        return None if self._pending is None else self._pending[0]
+
+    def _sum(self, turns: int) -> None:
+        """Make so many turns of the sums that are on their way; a collective."""
+        if self._riding is not None:
+            for _ in range(turns):
+                self._riding.alone(self.mesh.rows)
+            self._take_sums()
+
+    def _take_sums(self) -> None:
+        """Let all copies take the step whose sums have come."""
+        if self._pending is None or self.replicas is None or self._pending[0].result is None:
+            return
+        (ride, rule), self._pending = self._pending, None
+        assert ride.result is not None
+        with self.health.changing("an optimizer step"):
+            self.replicas.update(*ride.result, rule)
+        self._older = True
+
+    def _settle_sums(self) -> None:
+        """See that no sums are on their way; a collective."""
+        while self._riding is not None:
+            self._sum(1)
+
+    def _give_owners(self) -> None:
+        """Give this rank's own tables the values of their hot rows; a collective."""
+        self._settle_sums()
+        if not self._older or self.replicas is None:
+            return
+        for table in self.own.configs if self.own else ():
+            if self.own and table.name in self.replicas.first:
+                rows, copies = self.replicas.owned(self.sharding, table.name, self.mesh.rank)
+                group = self.own.tables_of(table.name)
+                places = np.arange(len(rows), dtype=np.int64)
+                group.put(rows + group.first_row[table.name], copies, places, self.batches)
+        self._older = False
+
+    def _take_copies(self) -> None:
+        """Take the values of all hot rows from their owners; a collective."""
+        self._pending, self._older = None, False
+        if self.replicas is None:
+            return
+        for name, first, last in self.replicas.parts:
+            found = self.tables_of(name).part(name, first, last)
+            for state, view in self.replicas.part(name, first, last).items():
+                view.copy_(found[state])
 
     def close(self) -> None:
         """Give back files and threads of this rank's own tables, and the thread that sends rows early."""
@@ -326,15 +414,42 @@ class SharedEngine:
 
     def bytes_by_memory(self) -> dict[str, int]:
         """See `Engine.bytes_by_memory`; of this rank's own tables."""
-        return _with(self.own.bytes_by_memory() if self.own else {}, "dram", self._noted_bytes)
+        found = _with(self.own.bytes_by_memory() if self.own else {}, "dram", self._noted_bytes)
+        return _with(found, "dram", self._copied_bytes)
 
     def bytes_by_part(self) -> dict[str, int]:
         """See `Engine.bytes_by_part`; of this rank's own tables."""
-        return _with(self.own.bytes_by_part() if self.own else {}, "metadata", self._noted_bytes)
+        found = _with(self.own.bytes_by_part() if self.own else {}, "metadata", self._noted_bytes)
+        return _with(found, "level0", self._copied_bytes)
 
     @property
     def _noted_bytes(self) -> int:
         return 0 if self._early is None else self._early.nbytes
+
+    @property
+    def _copied_bytes(self) -> int:
+        return 0 if self.replicas is None else self.replicas.nbytes
+
+
+def _own_tiers(
+    tables: Sequence[EmbeddingBagConfig], tiers: TierConfig, hot: Mapping[str, HotRows]
+) -> dict[str, TableTier]:  # fmt: skip
+    """Those of a rank's own tables: what it owns of hot rows has slots, to which copies are written at any time."""
+    found = {}
+    for table in tables:
+        if table.name not in tiers.tables:
+            continue
+        tier, part = tiers.tables[table.name], table.numbering
+        if table.name in hot:
+            rows = hot[table.name]
+            # Its own rows in front of a row of the whole table.
+            head, cold = (
+                min(max(-(-(end - part.first) // part.stride), 0), table.num_embeddings)
+                for end in (rows.head, part.rows - rows.tail)
+            )
+            tier = replace(tier, hot_head=head, hot_tail=table.num_embeddings - cold)
+        found[table.name] = tier
+    return found
 
 
 def _with(found: dict[str, int], name: str, more: int) -> dict[str, int]:

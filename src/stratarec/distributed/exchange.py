@@ -10,7 +10,8 @@ Shapes: B samples of this rank, G bags of all ranks together, W columns of the p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +21,19 @@ from stratarec.distributed.asked import WORDS, Asked, message_sizes, read
 from stratarec.distributed.buffers import Buffer, grouped
 from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.halves import Flags, Half, Streams, by_rank, packed, packed_bytes, unpacked
+from stratarec.distributed.hot_sums import HotLookups, HotSums
 from stratarec.distributed.legs import Leg
 from stratarec.distributed.requests import DistinctRows, Requests, joined
-from stratarec.distributed.sharding import Sharding, Stream
+from stratarec.distributed.rides import Ride, carried
+from stratarec.distributed.sharding import Rows, Sharding, Stream
 from stratarec.distributed.wire import Wire
 from stratarec.embedding.prepared import Prepared
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.memory import RECYCLER
+
+_NONE: Rows = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,10 @@ class Routed:
     """Of the arrays of `answering`."""
     counts: Sequence[Sequence[int]]
     """Rows that each rank asks this one for, of each of its streams."""
+    idle: bool = False
+    """Whether no rank asks any for a row: all that are looked up are hot."""
+    hot: Ride[HotLookups] | None = None
+    """Who looks up which hot rows, once every rank could prepare the batch; None where nobody asks."""
 
 
 class FlatExchange:
@@ -73,15 +82,18 @@ class FlatExchange:
         First column of each pooled feature in the output of this rank's own tables, and how many there are.
     own_rows : sequence of str
         Its sequence features in the order in which it gives their rows.
+    sums : HotSums or None
+        Of hot rows, which do not travel.
     """
 
     def __init__(
         self, sharding: Sharding, rank: int, wires: tuple[Wire, Wire], own_columns: dict[str, int], own_width: int,
-        own_rows: Sequence[str],
+        own_rows: Sequence[str], sums: HotSums | None = None,
     ) -> None:  # fmt: skip
-        self._sharding, self._rank = sharding, rank
+        self._sharding, self._rank, self._sums = sharding, rank, sums
+        self._replicas = None if sums is None else sums.replicas
         self._wire, self._gradient_wire = wires
-        self._requests = Requests(sharding)
+        self._requests = Requests(sharding, self._replicas)
         self.pooled_keys = tuple(key for table in sharding.tables for key in table.feature_names)
         self.dims = tuple(table.embedding_dim for table in sharding.tables for _ in table.feature_names)
         self.sequence_keys = tuple(key for table in sharding.tables for key in table.sequence_features)
@@ -104,9 +116,10 @@ class FlatExchange:
     # Ids
 
     def route(
-        self, features: KeyedJagged, validator: Validator, channel: Channel, stopped: Callable[[], bool] = never
-    ) -> Routed:
-        """Send the ids of a batch to their owners; a collective.
+        self, features: KeyedJagged, validator: Validator, channel: Channel, stopped: Callable[[], bool] = never,
+        *, trained: bool = False,
+    ) -> Routed:  # fmt: skip
+        """Send the ids of a batch to their owners; a collective. All ranks hear of the hot rows of one to be `trained`.
 
         Raises
         ------
@@ -123,35 +136,42 @@ class FlatExchange:
             asked, distinct = self._requests.split(features)
         except StrataError as error:
             failed = error
-        theirs = self._announce(asked, failed, channel, stopped)
+        ride: Ride[HotLookups] | None = None
+        if trained and self._sums is not None:
+            hot = np.sort(np.concatenate([_NONE, *(each.hot for each in distinct.values())]))
+            ride = Ride(self._sums.look_up(hot))
+        theirs, idle = self._announce(asked, failed, channel, ride, stopped)
         message = [self._requests.message(part) for part in asked]
         sizes = message_sizes(theirs)
-        taken = channel.exchange(torch.cat(message), [part.numel() for part in message], sizes, stopped)
+        given = torch.cat(message)
+        if not idle or (ride is not None and ride.waiting):
+            given = carried(channel, ride, given, [part.numel() for part in message], sizes, stopped)
         streams = self._requests.streams[self._rank]
         requests = [
             read(part, numbers)
-            for part, numbers in zip(taken.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
+            for part, numbers in zip(given.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
         ]  # fmt: skip
-        return self._routed(features, asked, distinct, streams, requests)
+        return replace(self._routed(features, asked, distinct, streams, requests), idle=idle, hot=ride)
 
     def _announce(
         self, asked: Sequence[Sequence[Asked]], failed: StrataError | None, channel: Channel,
-        stopped: Callable[[], bool],
-    ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:  # fmt: skip
-        """``[ranks, S * WORDS]`` what each rank is going to ask this one for."""
-        counts = [1 + WORDS * len(streams) for streams in self._requests.streams]
+        ride: Ride[HotLookups] | None, stopped: Callable[[], bool],
+    ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], bool]:  # fmt: skip
+        """``[ranks, S * WORDS]`` what each rank is going to ask this one for; whether no rank asks any."""
+        counts = [2 + WORDS * len(streams) for streams in self._requests.streams]
         numbers = np.zeros(sum(counts), dtype=np.int64)
+        asks = any(each.rows or each.ids.numel() for part in asked for each in part)
         at = 0
         for part, count in zip(asked, counts, strict=True):
-            numbers[at] = failed is not None
-            numbers[at + 1 : at + 1 + WORDS * len(part)] = [number for each in part for number in each.announced]
+            numbers[at : at + 2] = failed is not None, asks
+            numbers[at + 2 : at + 2 + WORDS * len(part)] = [number for each in part for number in each.announced]
             at += count
         mine = counts[self._rank]
-        taken = channel.exchange(torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
+        taken = carried(channel, ride, torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
         theirs = taken.view(channel.ranks, mine).numpy()
         if theirs[:, 0].any():
             channel.raise_together(failed, theirs[:, 0].tolist())
-        return theirs[:, 1:]
+        return theirs[:, 2:], not theirs[:, 1].any()
 
     def _routed(
         self, features: KeyedJagged, asked: Sequence[Sequence[Asked]], distinct: dict[str, DistinctRows],
@@ -220,6 +240,16 @@ class FlatExchange:
                 shapes[row_array[stream.key]] = (done[place], stream.table.embedding_dim)
         return leg, shapes
 
+    def agree(
+        self, routed: Routed, failed: StrataError | None, channel: Channel, stopped: Callable[[], bool]
+    ) -> None:  # fmt: skip
+        """As `Channel.agree`, when this rank has prepared a batch or `failed` to."""
+        even = [1] * channel.ranks
+        mine = torch.full((channel.ranks,), failed is not None, dtype=torch.uint8)
+        taken = carried(channel, routed.hot, mine, even, even, stopped)
+        if taken.any():
+            channel.raise_together(failed, taken.tolist())
+
     # What travels early
 
     def agree_on_halves(
@@ -246,7 +276,8 @@ class FlatExchange:
         told = [packed(failed is not None, flags) for flags in mine]
         asked = routed.asking.rows
         sizes = [packed_bytes(rows) for rows in asked]
-        taken = channel.exchange(torch.from_numpy(np.concatenate(told)), [len(part) for part in told], sizes, stopped)
+        given = torch.from_numpy(np.concatenate(told))
+        taken = carried(channel, routed.hot, given, [len(part) for part in told], sizes, stopped)
         theirs = np.split(taken.numpy(), np.cumsum(sizes)[:-1])
         if any(part[0] for part in theirs):
             channel.raise_together(failed, [int(part[0]) for part in theirs])
@@ -264,7 +295,7 @@ class FlatExchange:
         part = None if prepared is None else streams.part(prepared, wanted)
         counts, numbers = self._counted(routed, answered), np.flatnonzero(answered)
         answering, _ = self._answering(counts, 0)
-        return Half(part, answering, routed.asking.picked(asked), numbers)
+        return Half(part, answering, routed.asking.picked(asked), numbers, routed.idle)
 
     def _counted(self, routed: Routed, answered: Flags) -> list[list[int]]:
         """As `Routed.counts`, of the rows that are answered."""
@@ -275,26 +306,31 @@ class FlatExchange:
 
     # Rows and gradients
 
-    def rows(self, routed: Routed, found: Sequence[Tensor], channel: Channel, step: int) -> tuple[Tensor, ...]:
-        """Pooled output ``[B, W]`` and rows of sequences in `row_order`, from what each owner's tables gave."""
-        arrays = self.arrays(routed)
-        routed.asking.unpack(self.send(routed, found, channel, step), arrays)
-        return self.pooled(routed, arrays)
-
     def send(
         self, legs: Routed | Half, found: Sequence[Tensor], channel: Channel, step: int,
-        stopped: Callable[[], bool] = never,
+        stopped: Callable[[], bool] = never, ride: Ride[Any] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Give every rank the rows that it asked for; returns those that `asking` unpacks. A collective."""
+        """Give every rank the rows that it asked for; returns those that `asking` unpacks. A collective.
+
+        Parameters
+        ----------
+        ride : Ride
+            Whose next turn goes with them.
+        """
         answering, asking, wire = legs.answering, legs.asking, self._wire
+        if legs.idle and (ride is None or not ride.waiting):
+            return torch.empty(0)
         numbers = legs.numbers if isinstance(legs, Half) else None
         message = wire.encode(answering.pack(found), answering.spans, "rows", step, numbers)
-        taken = channel.exchange(message, answering.sizes(wire), asking.sizes(wire), stopped)
+        taken = carried(channel, ride, message, answering.sizes(wire), asking.sizes(wire), stopped)
         return wire.decode(taken, asking.spans)
 
     def pooled(self, routed: Routed, arrays: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """As `rows`, once the arrays are full."""
+        """Pooled output ``[B, W]`` and rows of sequences in `row_order`, once the arrays are full."""
         whole, buffers = arrays[1 : 1 + len(self._whole)], arrays[1 + len(self._whole) :]
+        for buffer, rows in zip(routed.buffers, buffers, strict=True):
+            if self._replicas is not None and len(buffer.hot):
+                self._replicas.read(buffer.hot, rows, buffer.hot_places)
         gathered = [
             row for buffer, rows in zip(routed.buffers, buffers, strict=True) for row in buffer.pool(rows, arrays[0])
         ]
@@ -308,19 +344,43 @@ class FlatExchange:
             *(RECYCLER.empty(buffer.rows, buffer.group.width) for buffer in routed.buffers),
         ]
 
-    def gradients(
-        self, routed: Routed, pooled: Tensor, rows: Sequence[Tensor], channel: Channel, step: int
-    ) -> list[Tensor]:
-        """Gradients of what this rank's tables gave, from those of what every rank got."""
-        sums, at = [], len(self._whole)
+    def sums(self, routed: Routed, pooled: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
+        """``[U, D]`` of each buffer: gradients of its rows, from those of what this rank got."""
+        found, at = [], len(self._whole)
         for buffer in routed.buffers:
             end = at + len(buffer.group.sequences)
-            sums.append(buffer.sum(pooled, rows[at:end]))
+            found.append(buffer.sum(pooled, rows[at:end]))
             at = end
-        given = routed.asking.pack([pooled, *rows[: len(self._whole)], *sums])
-        message = self._gradient_wire.encode(given, routed.asking.spans, "gradients", step)
-        wire = self._gradient_wire
-        taken = channel.exchange(message, routed.asking.sizes(wire), routed.answering.sizes(wire))
+        return found
+
+    def gradients(
+        self, routed: Routed, given: Sequence[Tensor], channel: Channel, step: int, ride: Ride[Any] | None = None
+    ) -> list[Tensor]:  # fmt: skip
+        """Gradients of what this rank's tables gave, from those of what every rank got.
+
+        Parameters
+        ----------
+        given : sequence of Tensor
+            Of the pooled output, of each sequence feature that travels whole, and what `sums` gave.
+        ride : Ride
+            As that of `send`.
+        """
         found = [RECYCLER.empty(*shape) for shape in routed.own_shapes]
+        if routed.idle and (ride is None or not ride.waiting):
+            return [each.zero_() for each in found]
+        wire = self._gradient_wire
+        message = wire.encode(routed.asking.pack(given), routed.asking.spans, "gradients", step)
+        taken = carried(channel, ride, message, routed.asking.sizes(wire), routed.answering.sizes(wire))
         routed.answering.unpack(wire.decode(taken, routed.answering.spans), found)
         return found
+
+    def hot_gradients(self, routed: Routed, sums: Sequence[Tensor]) -> Tensor:
+        """Flat: those of the hot rows that this rank looks up, by ascending number."""
+        return torch.cat([
+            rows[torch.from_numpy(buffer.hot_places)].view(-1)
+            for buffer, rows in zip(routed.buffers, sums, strict=True)
+        ])  # fmt: skip
+
+    def whole(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Of the gradients of all sequence features, those of features that travel whole."""
+        return rows[: len(self._whole)]

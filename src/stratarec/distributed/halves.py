@@ -37,12 +37,15 @@ class Half(NamedTuple):
         As those of `Routed`, with the arrays of the part, and some rows of the same arrays.
     numbers : ndarray
         Which rows of the whole answer these are.
+    idle : bool
+        As that of `Routed`.
     """
 
     part: Part | None
     answering: Leg
     asking: Leg
     numbers: NDArray[np.int64]
+    idle: bool
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from stratarec.distributed.asked import Asked
-from stratarec.distributed.sharding import Sharding, Stream
+from stratarec.distributed.replicas import Replicas
+from stratarec.distributed.sharding import Rows, Sharding, Stream
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
 from stratarec.jagged import KeyedJagged, offsets_of
 from stratarec.kernels.batches import outside
 from stratarec.kernels.distinct import number_distinct
+
+_NONE: Rows = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +38,17 @@ class DistinctRows:
         of their first lookups.
     places : Tensor
         ``[lookups]`` int64: which of them each lookup is, features in the order of the table.
+    hot : ndarray
+        The numbers of those that every rank has; they come behind the others.
     """
 
     owned: tuple[Tensor, ...]
     places: Tensor
+    hot: Rows
 
     @property
     def rows(self) -> int:
-        return sum(part.numel() for part in self.owned)
+        return sum(part.numel() for part in self.owned) + len(self.hot)
 
 
 class Requests:
@@ -51,10 +57,12 @@ class Requests:
     Parameters
     ----------
     sharding : Sharding
+    replicas : Replicas or None
+        Hot rows, which nobody is asked for.
     """
 
-    def __init__(self, sharding: Sharding) -> None:
-        self._sharding = sharding
+    def __init__(self, sharding: Sharding, replicas: Replicas | None = None) -> None:
+        self._sharding, self._replicas = sharding, replicas
         self.streams = [sharding.streams(rank) for rank in range(sharding.ranks)]
         large = any(table.num_embeddings > 2**31 for table in sharding.tables)
         self.ids = torch.int64 if large else torch.int32
@@ -100,16 +108,21 @@ class Requests:
         found, places = number_distinct(torch.cat(parts) if len(parts) > 1 else parts[0])
         place = self._sharding.places[table.name]
         owners, rows = self._sharding.owner(table.name, found)
-        if place.ranks == 1:
-            return DistinctRows(owned=(torch.from_numpy(rows).to(self.ids),), places=torch.from_numpy(places))
-        # Of 16 bits, because those are sorted by radix.
-        order = np.argsort((owners - place.first).astype(np.uint16), kind="stable")
-        ends = np.bincount(owners - place.first, minlength=place.ranks).tolist()
+        numbers = np.full(len(found), -1) if self._replicas is None else self._replicas.numbers(table.name, found)
+        if place.ranks == 1 and not (numbers >= 0).any():
+            owned = (torch.from_numpy(rows).to(self.ids),)
+            return DistinctRows(owned=owned, places=torch.from_numpy(places), hot=_NONE)
+        # Of 16 bits, because those are sorted by radix. Hot rows are behind those of all owners.
+        part = (owners - place.first).astype(np.uint16)
+        part[numbers >= 0] = place.ranks
+        order = np.argsort(part, kind="stable")
+        *ends, _ = np.bincount(part, minlength=place.ranks + 1).tolist()
         place_of = np.empty_like(order)
         place_of[order] = np.arange(len(order))
+        cold = sum(ends)
         # As they travel: one conversion, not one for every owner.
-        owned = torch.from_numpy(rows[order]).to(self.ids).split(ends)  # type: ignore[no-untyped-call]
-        return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]))
+        owned = torch.from_numpy(rows[order[:cold]]).to(self.ids).split(ends)  # type: ignore[no-untyped-call]
+        return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]), hot=numbers[order[cold:]])
 
     def message(self, asked: Sequence[Asked]) -> Tensor:
         """Lengths and ids as they travel."""

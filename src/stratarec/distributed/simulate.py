@@ -99,13 +99,13 @@ def step_time(cluster: Cluster, workload: Workload, exchange: Exchange, calibrat
     computed = flops / calibration.flops_per_second + touched / calibration.row_bytes_per_second
     return StepTime(
         compute=calibration.fixed_seconds + computed,
-        reduction=_reduction(cluster, workload, calibration),
+        reduction=reduction_seconds(cluster, workload, calibration),
         inside=latency_inside + moved.inside / cluster.inside_bytes_per_second,
         between=latency_between + moved.between * cluster.ranks / cluster.between_bytes_per_second,
     )
 
 
-def _reduction(cluster: Cluster, workload: Workload, calibration: Calibration) -> float:
+def reduction_seconds(cluster: Cluster, workload: Workload, calibration: Calibration) -> float:
     """Gradients: a rank adds a piece of what all have, and sends the sum to them, or those of a host do it first."""
     ranks, everyone = cluster.ranks, cluster.all_ranks
     shared = 2 * workload.parameters * workload.gradient_bytes

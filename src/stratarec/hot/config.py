@@ -11,6 +11,7 @@ from stratarec.errors import ConfigError
 from stratarec.sizes import parse_bytes
 
 Batches: TypeAlias = Literal["proportional", "adaptive", "none"]
+Copies: TypeAlias = Literal["auto", "always", "none"]
 
 
 def _bytes(value: Any) -> int | None:
@@ -27,12 +28,19 @@ class HotConfig:
     batches: Batches = "none"
     """Whether inputs all of whose rows are hot or lie whole in DRAM make batches of their own. ``none`` leaves batches
     as they are; ``proportional`` trains those evenly among the others; ``adaptive`` in turns, whose length follows the
-    validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both cost quality where many inputs are hot."""
+    validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both cost quality where many inputs are hot. Several
+    processes leave batches as they are."""
+    copies: Copies = "auto"
+    """Where several processes share the tables: whether each has copies of hot rows, with their optimizer state, so
+    that these do not travel. ``auto``: where that is predicted to make steps shorter, of which rows, by the network
+    measured when the run starts; ``always``: of as many rows as `budget` holds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", _bytes(self.budget))
         if self.batches not in get_args(Batches):
             raise ConfigError(f"hot.batches is {self.batches!r}, expected one of {', '.join(get_args(Batches))}")
+        if self.copies not in get_args(Copies):
+            raise ConfigError(f"hot.copies is {self.copies!r}, expected one of {', '.join(get_args(Copies))}")
 
     @property
     def apart(self) -> bool:

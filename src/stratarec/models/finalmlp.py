@@ -29,8 +29,10 @@ class FinalMLPConfig(VectorsConfig):
     second_mlp: tuple[int, ...] = (512,)
     """Hidden sizes of the second."""
     gate_features: tuple[tuple[str, ...], ...] = ()
-    """For each network the features by which its gate goes, as [[user], [item]]; empty for no gates. A gate takes the
-    vectors that the networks take; FuxiCTR learns vectors of its own for it."""
+    """For each network the features by which its gate goes, as [[user], [item]]; empty for no gates."""
+    gate_vectors: Literal["shared", "own"] = "shared"
+    """What gates take: the vectors that the networks take, or others of their own, as in the published results. For
+    those every row has D numbers more, of whatever feature it is."""
     gate_mlp: tuple[int, ...] = (64,)
     """Hidden sizes of a gate, which has neither dropout nor batch normalization."""
     fusion_heads: int = 1
@@ -46,11 +48,20 @@ class FinalMLPConfig(VectorsConfig):
                     f"{getattr(self, name)[-1]}"
                 )
         check_sizes("gate_mlp", self.gate_mlp)
+        if self.gate_vectors == "own" and not self.gate_features:
+            raise ConfigError(
+                "model.gate_vectors is own, but model.gate_features is empty: name features, or take shared"
+            )
         if self.gate_features and (len(self.gate_features) != 2 or not all(self.gate_features)):
             raise ConfigError(
                 f"model.gate_features is {[list(names) for names in self.gate_features]}, expected two lists of "
                 "features, or none"
             )
+
+    @property
+    def vector_width(self) -> int:
+        """D, and behind it the width of a vector for gates."""
+        return self.embedding_dim * (2 if self.gate_vectors == "own" else 1)
 
 
 class Stream(nn.Module):
@@ -81,7 +92,8 @@ class FinalMLPScore(Score):
 
     def __init__(self, config: FinalMLPConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.fields = Fields(dense, features, config.embedding_dim)
+        self.fields = Fields(dense, features, config.vector_width)
+        self.width = config.embedding_dim
         self.gate_features, self.heads = config.gate_features, config.fusion_heads
         self._dense, self._places = dense, [[0] * len(names) for names in config.gate_features]
         gated_by = [len(names) for names in config.gate_features] or [0, 0]
@@ -107,8 +119,8 @@ class FinalMLPScore(Score):
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         """See `Score`."""
         fields = self.fields(dense, vectors, runs)
-        contexts = [fields[:, places].flatten(1) for places in self._places] or [None, None]
-        flat = fields.flatten(1)
+        contexts = [fields[:, places, -self.width :].flatten(1) for places in self._places] or [None, None]
+        flat = fields[..., : self.width].flatten(1)
         x, y = (stream(flat, context) for stream, context in zip(self.streams, contexts, strict=True))
         logits: Tensor = self.out(torch.cat([x, y, self.fused(x, y)], dim=1).to(fields.dtype))
         return logits.squeeze(-1)

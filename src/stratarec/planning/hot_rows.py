@@ -42,14 +42,15 @@ def make_hot_plan(
     Raises
     ------
     ConfigError
-        When there is nothing to be hot: all tables lie whole in DRAM, or several ranks share them.
+        When there is nothing to be hot: all tables lie whole in DRAM.
     """
     rest = replace(memory, dram=hot.leave(memory.dram))
     plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
     if hot.budget is None:
         return plan
     if ranks > 1:
-        raise ConfigError(f"hot.budget is for one process, and {ranks} are to share the tables; set it to null")
+        # Their hot rows are copies (`copies`), which are chosen by what travels.
+        return make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, ranks=ranks)
     whole = _whole(plan)
     while True:
         if len(whole) == len(plan.tables):

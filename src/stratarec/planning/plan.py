@@ -94,6 +94,10 @@ class TablePlacement:
     """First rows that have slots of their own beside the cache's."""
     hot_tail: _Rows = 0
     """Last rows that have."""
+    copied_head: _Rows = 0
+    """First rows of which every process has a copy."""
+    copied_tail: _Rows = 0
+    """Last rows of which it has."""
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
@@ -111,6 +115,11 @@ class TablePlacement:
             raise ConfigError(
                 f"table {self.table!r}: {self.hot_head + self.hot_tail:,} hot rows, expected at most its rows where "
                 "it is cached, and none where it is not"
+            )
+        if self.copied_head + self.copied_tail > self.rows:
+            raise ConfigError(
+                f"table {self.table!r}: {self.copied_head + self.copied_tail:,} rows are copied, expected at most "
+                f"{self.rows:,}"
             )
         if "dram" not in self.bytes or "slot weights" not in self.bytes["dram"]:
             raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in dram")

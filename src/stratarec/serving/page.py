@@ -96,7 +96,8 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
               "structure" serial: x is h, then the block before; logit = linear(the last, score.out). parallel: x is h;
               logit = linear(mlp(all blocks side by side, score.deep), score.out)
    finalmlp   x, y = mlp(g * flat(E), score.streams.0/1.deep); g = 1 without "gate_features", else of the vectors of
-              its features side by side 2 sigmoid(linear(mlp(., n.gate.0), n.gate.1)), n = score.streams.0/1. With both
+              its features side by side 2 sigmoid(linear(mlp(., n.gate.0), n.gate.1)), n = score.streams.0/1. Where
+              "gate_vectors" is own, FIELDS have 2 D numbers: E the first half, what gates take the second. With both
               cut into "fusion_heads" parts: logit = b + [x, y] . score.out.linear.weight + sum of x_k W_k y_k, the W_k
               being score.forms.weight one after another, by rows
    din        logit = linear(mlp(flat(E), score.deep), score.out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
 from stratarec.training.checkpoint import CheckpointConfig
+from stratarec.training.dense import uncompiled
 
 # Beyond this starting them fails or takes the machine down.
 _MOST_THREADS = 1024
@@ -39,12 +40,13 @@ class DenseOptimizerConfig:
                 raise ConfigError(f"train.dense.{name} is {getattr(self, name)}, expected 0 or more")
 
     def build(self, network: nn.Module) -> torch.optim.Optimizer:
-        """The torch optimizer, in its fused form."""
+        """The torch optimizer, in its fused form, without what marks it for ``torch.compile``."""
         self.schedule.require_steps()
         kinds = torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD
-        make = dict(zip(("adam", "adamw", "adagrad", "sgd"), kinds, strict=True))[self.kind]
+        make: Any = uncompiled(dict(zip(("adam", "adamw", "adagrad", "sgd"), kinds, strict=True))[self.kind])
         options = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
-        return make(network.parameters(), **options)  # type: ignore[no-any-return]
+        found: torch.optim.Optimizer = make(network.parameters(), **options)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from stratarec.planning.towers import partition
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.probe import asked_model, samples
+from stratarec.training.run import run_steps
 from stratarec.training.settings import torch_settings
 
 
@@ -31,20 +32,27 @@ class TowerRequest:
     """How strongly two features interact."""
     run: str = ""
     """Directory of the run whose model is asked; empty for a probe."""
-    steps: int = 200
-    """Of a probe."""
+    steps: int | None = None
+    """Of a probe; None for 200, or as many as a run by the recipe has where these are fewer: a model that knows its
+    samples by heart tells little of its features."""
     balance: float = 1.5
     """As `TowerBounds.ratio`."""
     ranks: int = 1
     """Processes that share the tables, each with the budgets of the recipe."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= 1_000_000:
+        if self.steps is not None and not 1 <= self.steps <= 1_000_000:
             raise ConfigError(f"--steps is {self.steps}, expected 1 to 1000000")
+
+    def on(self, recipe: Recipe, dataset: Dataset) -> TowerRequest:
+        """The same with the steps that a probe of this recipe has."""
+        if self.steps is not None:
+            return self
+        return replace(self, steps=min(200, run_steps(recipe.train, dataset)))
 
     @property
     def source(self) -> str:
-        """What interactions are measured of, in words."""
+        """What interactions are measured of, in words; of a request for a recipe, see `on`."""
         measured = "mixed differences of the logit" if self.measure == "mixed" else "cosines of vectors"
         return f"interactions are {measured}, " + (
             f"in {self.run}" if self.run else f"in a probe of {self.steps} steps"
@@ -63,7 +71,7 @@ def make_towers(
     CheckpointError, DatasetError
         When the run named is none, or is of other data.
     """
-    progress = progress or SilentProgress()
+    progress, request = progress or SilentProgress(), request.on(recipe, dataset)
     items, bounds = _items(recipe, dataset), _bounds(recipe, request)
     check_bounds(items, bounds)
     with torch_settings(threads=recipe.train.threads, seed=recipe.train.seed):
@@ -98,5 +106,6 @@ def _bounds(recipe: Recipe, request: TowerRequest) -> TowerBounds:
 
 def _interactions(recipe: Recipe, dataset: Dataset, request: TowerRequest, progress: Progress) -> _Measured:
     batches = samples(recipe, dataset)
+    assert request.steps is not None
     with asked_model(recipe, dataset, request.run, request.steps, progress) as model:
         return _Measured(feature_keys(model), measure(model, batches, request.measure))

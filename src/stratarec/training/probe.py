@@ -20,14 +20,17 @@ from stratarec.recipe import Recipe
 from stratarec.training.pipeline import InOrder, Stages
 from stratarec.training.run import new_plan, open_run, temporary_model
 
-# Interactions are of so many samples, fewer where the training split has fewer.
+# Interactions are of so many samples, fewer where the split has fewer.
 _SAMPLES, _BATCHES = 1024, 8
 
 
 def samples(recipe: Recipe, dataset: Dataset) -> list[Batch]:
-    """Some training samples, each with ids of its own."""
+    """Some samples, each with ids of its own: of the validation split, which no model knows by heart, or without one
+    of the training split.
+    """
     config = LoaderConfig(batch_size=_SAMPLES, seed=recipe.train.seed, shuffle_row_groups=1, expand=True)
-    batches = Loader(dataset, "train", config).batches(0)
+    split = "valid" if "valid" in dataset.splits and dataset.samples("valid") else "train"
+    batches = Loader(dataset, split, config).batches(0)
     found = list(islice(batches, _BATCHES))
     batches.close()  # type: ignore[attr-defined]
     return found

@@ -119,7 +119,9 @@ def write_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
 def _asked(recipe: Recipe) -> Json:
     """What a plan is made for."""
     content = recipe.to_dict()
-    return {**content["memory"], **({} if recipe.hot.budget is None else {"hot": recipe.hot.budget})}
+    hot = recipe.hot
+    found = {**content["memory"], **({} if hot.budget is None else {"hot": hot.budget})}
+    return found if hot.budget is None or hot.copies == "auto" else {**found, "copies": hot.copies}
 
 
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:

@@ -16,6 +16,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
 from stratarec.data.portions import batches
+from stratarec.distributed.calibration import NetworkFigures
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
@@ -28,6 +29,8 @@ from stratarec.planning.hot_rows import make_hot_plan
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
+from stratarec.training.config import TrainConfig
+from stratarec.training.copying import copies_planned
 from stratarec.training.directory import RECIPE
 from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.records import read_plan, read_recipe, read_result
@@ -61,9 +64,12 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
 
 def with_length(recipe: Recipe, dataset: Dataset) -> Recipe:
     """The recipe as a run of it on this data is written down: schedules that follow its length are told in steps."""
-    train = recipe.train
-    epoch_steps = batches(dataset.samples("train"), train.batch_size, train.portions)
-    return replace(recipe, train=train.of_run(train.steps(epoch_steps)))
+    return replace(recipe, train=recipe.train.of_run(run_steps(recipe.train, dataset)))
+
+
+def run_steps(train: TrainConfig, dataset: Dataset) -> int:
+    """Steps of a whole run on this data, unless it stops early."""
+    return train.steps(batches(dataset.samples("train"), train.batch_size, train.portions))
 
 
 def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:
@@ -88,13 +94,21 @@ def _check_model(path: Path, identity: Mapping[str, Any], known: Mapping[str, An
             )
 
 
-def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
+def new_plan(
+    recipe: Recipe, dataset: Dataset, ranks: int = 1, hosts: int = 1, network: NetworkFigures | None = None
+) -> Plan | None:  # fmt: skip
     """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan.
 
     The budgets of the recipe are each rank's.
+
+    Parameters
+    ----------
+    network : NetworkFigures or None
+        Of the ranks, where copies of hot rows are to be chosen by it.
     """
-    if recipe.memory.is_identity:
-        if recipe.hot.budget is not None:
+    copied = ranks > 1 and recipe.hot.budget is not None and recipe.hot.copies != "none"
+    if recipe.memory.is_identity and not copied:
+        if ranks == 1 and recipe.hot.budget is not None:
             raise ConfigError(
                 "hot.budget is set, and every table lies whole in DRAM: set memory.dram to less than they take, or "
                 "hot.budget to null"
@@ -102,9 +116,10 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
         return None
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
-    return make_hot_plan(
+    plan = make_hot_plan(
         tables, dataset, train.embedding, recipe.memory, recipe.hot, batch_size=train.batch_size, ranks=ranks
     )
+    return copies_planned(plan, recipe, dataset, hosts, network)
 
 
 def new_model(

@@ -19,18 +19,19 @@ def torch_settings(*, threads: int = 0, seed: int = 0) -> Iterator[None]:
     """
     options: Any = torch.utils.deterministic
     before, fills = torch.get_num_threads(), options.fill_uninitialized_memory
-    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    # Not `torch.use_deterministic_algorithms`, which also tells torch's compiler and imports it for that.
+    strictness = torch.get_deterministic_debug_mode()
     try:
         if threads:
             torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")
         # Else every new tensor is filled first; nothing here reads memory that it has not written.
         options.fill_uninitialized_memory = False
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             yield
     finally:
-        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        torch.set_deterministic_debug_mode(strictness)
         options.fill_uninitialized_memory = fills
         if threads:
             torch.set_num_threads(before)

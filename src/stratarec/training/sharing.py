@@ -9,6 +9,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.planning import ShardingPlan, TableLoad, beside, plan_sharding
+from stratarec.distributed.replicas import HotRows
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
@@ -16,7 +17,7 @@ from stratarec.errors import ConfigError
 from stratarec.models.towers import check_plan
 from stratarec.planning.apply import tier_config
 from stratarec.planning.bytes import in_memory
-from stratarec.planning.plan import Plan
+from stratarec.planning.plan import Plan, TablePlacement
 from stratarec.planning.tables import describe_tables
 from stratarec.recipe import Recipe
 
@@ -45,13 +46,13 @@ def sharding_plan(
             TableLoad(
                 name=table.name,
                 width=table.embedding_dim,
-                bytes=spec.rows * spec.shape.slot_bytes if plan is None else in_memory(plan[table.name].bytes, "dram"),
+                bytes=spec.rows * spec.shape.slot_bytes if plan is None else _owned_bytes(plan[table.name]),
                 lookups=spec.lookups,
                 bags=batch * pooled + spec.lookups * (features - pooled) / features,
                 distinct=spec.popularity.distinct(spec.lookups / ranks),
             )
         )
-    kind, budget = recipe.distributed.sharding, recipe.memory.dram
+    kind, budget = recipe.distributed.sharding, recipe.hot.leave(recipe.memory.dram)
     if not by_towers:
         return plan_sharding(loads, ranks, kind, budget)
     towers = _loads_by_tower(recipe, dataset, loads)
@@ -94,17 +95,25 @@ def shared_collection(
             "out, or use one process"
         )
     by_towers = mesh.between is not None
-    places = sharding_plan(recipe, dataset, tables, plan, mesh.ranks, by_towers=by_towers).places
-    tiers = TierConfig()
+    places = dict(sharding_plan(recipe, dataset, tables, plan, mesh.ranks, by_towers=by_towers).places)
+    tiers, hot = TierConfig(), dict[str, HotRows]()
     if plan is not None:
+        copied = [each for each in plan.tables if each.copied_head or each.copied_tail]
+        hot = {each.table: HotRows(head=each.copied_head, tail=each.copied_tail) for each in copied}
+        places = {name: replace(place, travel="rows") if name in hot else place for name, place in places.items()}
         tiers = tier_config(plan, recipe.memory, workspace)
         shares = {name: places[name].ranks for name in tiers.tables}
         tiers = replace(tiers, tables={name: _part(tier, shares[name]) for name, tier in tiers.tables.items()})
     train = recipe.train
     return ShardedCollection(
         Sharding(tables, places, mesh.ranks), mesh, optimizer=train.embedding, seed=train.seed, tiers=tiers,
-        config=recipe.distributed,
+        config=recipe.distributed, hot=hot,
     )  # fmt: skip
+
+
+def _owned_bytes(placed: TablePlacement) -> int:
+    """Of a table, without the copies that have a budget of their own."""
+    return in_memory(placed.bytes, "dram") - placed.bytes["dram"].get("copies", 0)
 
 
 def _part(tier: TableTier, ranks: int) -> TableTier:

@@ -18,9 +18,10 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
 from stratarec.data.portions import Share
+from stratarec.distributed.calibration import network_at_hand
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
-from stratarec.errors import ConfigError, TrainingError
+from stratarec.errors import TrainingError
 from stratarec.hot.loader import HotLoader
 from stratarec.models.request import Request
 from stratarec.ownership import named_directory, state
@@ -129,22 +130,27 @@ class Trainer:
     def _one_plan(self, plan: Plan | None) -> Plan | None:
         """The plan of all ranks: memories are measured, and files read, by one."""
 
+        mesh, network = self.mesh, None
+        if plan is None and self.recipe.hot.budget is not None and self.recipe.hot.copies == "auto":
+            network = network_at_hand(mesh)
+
         def made() -> dict[str, Any] | None:
-            ranks = self.mesh.ranks
-            found = plan or read_plan(self.run, self.recipe, self.dataset) or new_plan(self.recipe, self.dataset, ranks)
+            found = (
+                plan
+                or read_plan(self.run, self.recipe, self.dataset)
+                or new_plan(self.recipe, self.dataset, mesh.ranks, mesh.hosts, network)
+            )
             return None if found is None else found.to_dict()
 
-        if self.mesh.ranks == 1:
+        if mesh.ranks == 1:
             return plan or read_plan(self.run, self.recipe, self.dataset) or new_plan(self.recipe, self.dataset)
-        content = self.mesh.first(made)
+        content = mesh.first(made)
         return None if content is None else Plan.from_dict(content)
 
     def _new_loader(self, share: Share) -> Loader:
         config = _loader_config(self.config)
-        if not self.recipe.hot.apart:
+        if share.ranks > 1 or not self.recipe.hot.apart:
             return Loader(self.dataset, "train", config, share)
-        if share.ranks > 1:
-            raise ConfigError(f"hot.batches are for one process, and there are {share.ranks}; set hot.budget to null")
         return hot_loader(
             self.recipe, self.dataset, config, self.plan, lambda: self.position.evaluations, self.progress
         )

@@ -1,0 +1,126 @@
+"""FuxiCTR as a peer of `quality`: its own code, trained by its own interpreter on the same files, one thread each.
+
+It is there where ``STRATAREC_FUXICTR`` is a checkout of its repository, whose model zoo is not in its package, and
+``STRATAREC_FUXICTR_PYTHON`` an interpreter that has its dependencies (``pip install fuxictr "polars<2"
+keras_preprocessing``). Both sides are compared by seconds of the processor: nothing waits for anything but the
+processor, so on an idle machine they are the seconds of the clock, and on another other work does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.registry import PeerMissing
+
+SHARED = {"learning_rate": 0.001, "net_regularizer": 0, "batch_size": 4096, "embedding_dim": 10}
+DEEP = {"batch_norm": True}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fm": ("FM", {}),
+    "deepfm": ("DeepFM", {"hidden_units": [400, 400, 400], "hidden_activations": "relu", "net_dropout": 0.2, **DEEP}),
+    "dcnv2": (
+        "DCNv2",
+        {
+            "model_structure": "parallel", "use_low_rank_mixture": False, "num_cross_layers": 4, "net_dropout": 0.4,
+            "stacked_dnn_hidden_units": [], "parallel_dnn_hidden_units": [400, 400, 400], "dnn_activations": "relu",
+            **DEEP,
+        },
+    ),
+    "dlrm": (
+        "DLRM",
+        {
+            "top_mlp_units": [400, 400, 400], "top_mlp_activations": "ReLU", "top_mlp_dropout": 0.4,
+            "bottom_mlp_units": [64, 64], "bottom_mlp_activations": "ReLU", "bottom_mlp_dropout": 0,
+            "interaction_op": "cat", **DEEP,
+        },
+    ),
+    "finalmlp": (
+        "FinalMLP",
+        {
+            "mlp1_hidden_units": [400], "mlp1_hidden_activations": "relu", "mlp1_dropout": 0.4, "mlp1_batch_norm": True,
+            "mlp2_hidden_units": [100], "mlp2_hidden_activations": "relu", "mlp2_dropout": 0.4, "mlp2_batch_norm": True,
+            "use_fs": True, "fs_hidden_units": [400], "fs1_context": ["user"], "fs2_context": ["item"], "num_heads": 5,
+        },
+    ),
+}  # fmt: skip
+
+
+def installed() -> tuple[str, str]:
+    """Interpreter and checkout; `PeerMissing` where they are not told."""
+    python, checkout = (os.environ.get(name, "") for name in ("STRATAREC_FUXICTR_PYTHON", "STRATAREC_FUXICTR"))
+    if not (Path(python).is_file() and (Path(checkout) / "model_zoo").is_dir()):
+        raise PeerMissing(
+            "FuxiCTR left out: set STRATAREC_FUXICTR to a checkout of its repository, and STRATAREC_FUXICTR_PYTHON to "
+            "an interpreter with its dependencies"
+        )
+    return python, checkout
+
+
+def trained(
+    name: str, decay: float, seed: int, files: Mapping[str, Path], *, threads: int, epochs: int, kept: Path
+) -> dict[str, Any]:
+    """What a run gave, as `quality.one` tells it; kept at `kept`, and taken from there."""
+    model, params = MODELS[name]
+    regularizer = {"regularizer": decay} if name == "fm" else {"embedding_regularizer": decay}
+    columns = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
+    job = {
+        "model": model, "threads": threads, "columns": columns,
+        "files": {split: str(file) for split, file in files.items()},
+        "params": {**SHARED, **params, **regularizer, "seed": seed, "epochs": epochs},
+    }  # fmt: skip
+    if kept.is_file() and (before := json.loads(kept.read_text()))["job"] == job:
+        found: dict[str, Any] = before["found"]
+        return found
+    python, checkout = installed()
+    with tempfile.TemporaryDirectory() as folder:
+        given, out = Path(folder) / "job.json", Path(folder) / "out.json"
+        given.write_text(json.dumps({**job, "checkout": checkout}))
+        script = Path(__file__).with_name("fuxictr_run.py")
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": checkout}
+        subprocess.run(
+            [python, str(script), str(given), str(out)], check=True, env=environment, stdout=subprocess.DEVNULL
+        )
+        found = json.loads(out.read_text())
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps({"job": job, "found": found}))
+    return found
+
+
+def _best(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    best: Mapping[str, Any] = max(run["evaluations"], key=lambda each: each["auc"])
+    return best
+
+
+def ratio(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """Their processor seconds to their best validation AUC over ours until we first reach it; 0 where we never do."""
+    goal = _best(theirs)
+    for each in ours["evaluations"]:
+        if each["auc"] >= goal["auc"]:
+            return float(goal["processor_seconds"] / each["processor_seconds"])
+    return 0.0
+
+
+def _epoch(run: Mapping[str, Any]) -> float:
+    """Processor seconds between evaluations: start-up and compilation are before the first."""
+    times = [each["processor_seconds"] for each in run["evaluations"]]
+    return median(late - early for early, late in pairwise(times))
+
+
+def metrics(name: str, ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of one model; ratios are over all pairs of a run of ours and one of theirs."""
+    pairs = [ratio(one, other) for one in ours for other in theirs]
+    return {
+        f"auc_fuxictr_{name}": mean(run["auc"] for run in theirs),
+        f"log_loss_fuxictr_{name}": mean(run["log_loss"] for run in theirs),
+        f"seconds_to_best_fuxictr_{name}": mean(_best(run)["seconds"] for run in theirs),
+        f"ratio_fuxictr_{name}": median(pairs),
+        f"reached_fuxictr_{name}": mean(each > 0 for each in pairs),
+        f"ratio_fuxictr_epoch_{name}": mean(map(_epoch, theirs)) / mean(map(_epoch, ours)),
+    }

@@ -1,0 +1,224 @@
+"""Hot rows: every rank has a copy of them with their optimizer state, and all copies take the same steps.
+
+They are the first and the last rows of tables, because ids are ranked and tail buckets stand behind the values. Hot
+rows of all tables together are numbered, width by width, table by table, the first rows before the last ones. Whoever
+owns a row by its table's place keeps it, too, and gets its values when somebody asks for them by name or saves them.
+
+Shapes: H hot rows of all tables, n some of them, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratarec.distributed.sharding import Rows, Sharding
+from stratarec.embedding.config import EmbeddingBagConfig, RowPart
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.rows import FloatRows
+from stratarec.embedding.slots import CpuSlots
+from stratarec.embedding.tables import group_layout
+from stratarec.errors import ConfigError
+from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.random import table_key
+from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
+
+Spans = list[tuple[int, int]]
+"""Rows and their width."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotRows:
+    """How many first and last rows of a table are hot."""
+
+    head: int
+    tail: int = 0
+
+    def spans(self, rows: int) -> Spans:
+        """First and last row of each part, of a table of so many rows."""
+        return [span for span in ((0, self.head), (rows - self.tail, rows)) if span[0] < span[1]]
+
+
+def check_hot(hot: Mapping[str, HotRows], sharding: Sharding, optimizer: RowOptimizerConfig, *, towers: bool) -> None:
+    """Refuse hot rows that cannot be trained.
+
+    Raises
+    ------
+    ConfigError
+        For rows that a table lacks, a table that is pooled by its owner, an optimizer that changes rows which a batch
+        lacks, and the exchange by towers.
+    """
+    if hot and towers:
+        raise ConfigError(
+            "hot rows are copied to all ranks, and by towers no row leaves its host: set distributed.exchange to flat, "
+            "or hot.budget to null"
+        )
+    if hot and optimizer.clocked:
+        raise ConfigError(
+            "hot rows take the steps of batches that look them up, and train.embedding.rows of all changes them in "
+            "every step: set it to batch, or hot.budget to null"
+        )
+    tables = {table.name: table for table in sharding.tables}
+    for name, rows in hot.items():
+        if name not in tables:
+            raise ConfigError(f"hot rows of table {name!r}, expected one of {', '.join(tables)}")
+        if min(rows.head, rows.tail) < 0 or not 0 < rows.head + rows.tail <= tables[name].num_embeddings:
+            raise ConfigError(
+                f"table {name!r}: {rows.head} first and {rows.tail} last rows are hot, expected 1 to "
+                f"{tables[name].num_embeddings} rows together"
+            )
+        if sharding.places[name].travel != "rows":
+            raise ConfigError(f"table {name!r} has hot rows and is pooled by its owner: let its rows travel")
+
+
+class Replicas:
+    """This rank's copies.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingBagConfig
+        Whole tables, all whose rows travel: widths come in their order.
+    hot : mapping of str to HotRows
+        Table -> which rows.
+    optimizer : RowOptimizerConfig
+    seed : int
+        Of initial weights, which are those that the owners begin with.
+    """
+
+    def __init__(
+        self, tables: Sequence[EmbeddingBagConfig], hot: Mapping[str, HotRows], optimizer: RowOptimizerConfig, seed: int
+    ) -> None:  # fmt: skip
+        self._hot, self.first, found = dict(hot), dict[str, int](), dict[int, list[EmbeddingBagConfig]]()
+        for table in tables:
+            found.setdefault(table.embedding_dim, []).extend([table] if table.name in hot else [])
+        found = {width: mine for width, mine in found.items() if mine}
+        self.widths, bounds = tuple(found), [0]
+        self._tables = {table.name: table for mine in found.values() for table in mine}
+        for mine in found.values():
+            rows = [hot[table.name].head + hot[table.name].tail for table in mine]
+            starts = bounds[-1] + np.cumsum([0, *rows])
+            self.first |= {table.name: int(start) for table, start in zip(mine, starts, strict=False)}
+            bounds.append(int(starts[-1]))
+        self.bounds = np.array(bounds, dtype=np.int64)
+        """``[widths + 1]`` where the rows of each width begin."""
+        scratch = Scratchpad()
+        self._memory = [
+            CpuSlots(last - first, width, optimizer, scratch)
+            for width, (first, last) in zip(self.widths, pairwise(bounds), strict=True)
+        ]
+        self._layouts = [_layout(memory) for memory in self._memory]
+        for table in self._tables.values():
+            self._fill(table, table_key(seed, table.name))
+
+    @property
+    def rows(self) -> int:
+        """H."""
+        return int(self.bounds[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and state."""
+        return sum(memory.nbytes for memory in self._memory)
+
+    def _fill(self, table: EmbeddingBagConfig, key: int) -> None:
+        for first, last in self._hot[table.name].spans(table.num_embeddings):
+            memory, slot = self._slot(table.name, first)
+            part = RowPart(first=first, stride=1, rows=table.num_embeddings)
+            config = EmbeddingBagConfig(
+                name=table.name, num_embeddings=last - first, embedding_dim=table.embedding_dim,
+                sequence_features=("rows",), initial=table.initial, part=part,
+            )  # fmt: skip
+            memory.fill(slot, slot + last - first, key, config)
+
+    def _slot(self, name: str, row: int) -> tuple[CpuSlots, int]:
+        """Where a hot row of a table lies."""
+        width = self.widths.index(self._tables[name].embedding_dim)
+        (number,) = self.numbers(name, np.array([row]))
+        return self._memory[width], int(number - self.bounds[width])
+
+    def numbers(self, name: str, rows: Rows) -> Rows:
+        """The number of each row of a table, -1 where it is not hot."""
+        if name not in self._hot:
+            return np.full(len(rows), -1, dtype=np.int64)
+        hot, table = self._hot[name], self._tables[name]
+        begin = table.num_embeddings - hot.tail
+        found = np.where(rows < hot.head, rows, np.where(rows >= begin, rows - begin + hot.head, -1 - self.first[name]))
+        return found + self.first[name]
+
+    # By number: ascending, of all widths
+
+    def counts(self, numbers: Rows) -> list[int]:
+        """How many of the ascending numbers there are of each width."""
+        found: list[int] = np.diff(np.searchsorted(numbers, self.bounds)).tolist()
+        return found
+
+    def spans(self, numbers: Rows) -> Spans:
+        """Rows of each width, as `Wire` has them."""
+        return list(zip(self.counts(numbers), self.widths, strict=True))
+
+    def by_width(self, numbers: Rows, flat: Tensor) -> list[tuple[Rows, Tensor]]:
+        """The rows ``[n, D]`` of each width, which lie in `flat` one after another."""
+        counts = self.counts(numbers)
+        sizes = [count * width for count, width in zip(counts, self.widths, strict=True)]
+        parts = flat.split(sizes)  # type: ignore[no-untyped-call]
+        return [
+            (mine, part.view(-1, width))
+            for mine, part, width in zip(np.split(numbers, np.cumsum(counts)[:-1]), parts, self.widths, strict=True)
+        ]
+
+    def read(self, numbers: Rows, out: Tensor, places: Rows) -> None:
+        """Fill the rows `places` of `out` ``[U, D]`` with rows of one width."""
+        width = self.widths.index(out.shape[1])
+        weights = self._memory[width].views(0, self._memory[width].slots)["weight"]
+        out[torch.from_numpy(places)] = weights[torch.from_numpy(numbers - self.bounds[width])]
+
+    def update(self, numbers: Rows, flat: Tensor, rule: RowUpdate) -> None:
+        """One step of the row optimizer, given the sum over ranks of the gradients of these rows."""
+        for width, (memory, (mine, rows)) in enumerate(
+            zip(self._memory, self.by_width(numbers, flat), strict=True)
+        ):  # fmt: skip
+            if not len(mine):
+                continue
+            bags = BagBatch(
+                values=mine - self.bounds[width], offsets=None, weights=None, batch=len(mine),
+                key=np.zeros(1, dtype=np.int64),
+            )  # fmt: skip
+            gradients = Gradients(torch.empty(len(mine), 0), [rows.contiguous()])
+            memory.update(self._layouts[width], bags, gradients, rule, None)
+
+    # By table
+
+    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
+        """Views of neighbouring hot rows of a table: weights and state."""
+        memory, slot = self._slot(name, first)
+        return memory.views(slot, slot + last - first)
+
+    @property
+    def parts(self) -> list[tuple[str, int, int]]:
+        """Table, first and last row of all hot rows."""
+        return [
+            (name, *span)
+            for name, table in self._tables.items()
+            for span in self._hot[name].spans(table.num_embeddings)
+        ]
+
+    def owned(self, sharding: Sharding, name: str, rank: int) -> tuple[Rows, FloatRows]:
+        """The hot rows of a table that a rank owns: their numbers there, and their values."""
+        rows = np.concatenate([np.arange(*span) for span in self._hot[name].spans(self._tables[name].num_embeddings)])
+        owners, own = sharding.owner(name, rows)
+        mine = owners == rank
+        width = self.widths.index(self._tables[name].embedding_dim)
+        return own[mine], self._memory[width].read(self.numbers(name, rows[mine]) - self.bounds[width])
+
+
+def _layout(memory: CpuSlots) -> GroupLayout:
+    """Slots as a table that is looked up row by row."""
+    table = EmbeddingBagConfig(
+        name="rows", num_embeddings=memory.slots, embedding_dim=memory.width, sequence_features=("rows",)
+    )
+    return group_layout([table], {}, [0], [memory.slots])

@@ -1,0 +1,162 @@
+"""Copies of hot rows in the plan of a run of several processes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stratarec.data.dataset import Dataset
+from stratarec.distributed.calibration import NetworkFigures
+from stratarec.distributed.hot_traffic import Rates, RowWires, flat_step
+from stratarec.distributed.machines import Calibration, Cluster
+from stratarec.distributed.simulate import StepTime
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.hot.parts import Part, parts_of, share_of_accesses, used_bytes
+from stratarec.planning.copies import Copies, Ranks, choose_copies, with_copies
+from stratarec.planning.plan import Plan
+from stratarec.planning.tiers import measure_tiers
+from stratarec.recipe import Recipe
+from stratarec.sizes import readable
+from stratarec.training.workloads import inside_rate, workload
+
+
+def ranks_of(recipe: Recipe, dataset: Dataset, hosts: int, local: int) -> Ranks:
+    """What the ranks of a recipe look up."""
+    shared = recipe.distributed
+    return Ranks(
+        hosts=hosts, local=local, batch=max(recipe.train.batch_size // (hosts * local), 1),
+        samples=dataset.samples("train"), wires=RowWires(rows=shared.wire, gradients=shared.gradient_wire),
+    )  # fmt: skip
+
+
+def parts_and_widths(recipe: Recipe, dataset: Dataset) -> tuple[list[Part], list[int]]:
+    """The parts of all tables, and D of each."""
+    widths = {name: recipe.model.table_width(name) for name in dataset.vocabularies}
+    optimizer = recipe.train.embedding
+    sizes = {name: RecordCodec.of(CodecConfig(), width, optimizer).record_bytes for name, width in widths.items()}
+    parts = parts_of(dataset, sizes)
+    return parts, [widths[part.table] for part in parts]
+
+
+def copies_planned(
+    plan: Plan, recipe: Recipe, dataset: Dataset, hosts: int, network: NetworkFigures | None = None
+) -> Plan:  # fmt: skip
+    """The plan with the copies that the recipe asks for.
+
+    Parameters
+    ----------
+    network : NetworkFigures or None
+        As measured; without them ``auto`` copies nothing.
+    """
+    hot = recipe.hot
+    if plan.ranks == 1 or hot.budget is None or hot.copies == "none":
+        return plan
+    local = plan.ranks // hosts
+    parts, widths = parts_and_widths(recipe, dataset)
+    if hot.copies == "always":
+        found = choose_copies(parts, widths, hot.budget, ranks_of(recipe, dataset, hosts, local), None, 0.0)
+        return with_copies(plan, parts, found.rows)
+    reason = _cannot(recipe, hosts, local, network)
+    if reason or network is None:
+        return _without(plan, reason)
+    rates = Rates(
+        inside_rate(recipe, local), 1 / max(network.beta, 1e-12), measure_tiers(recipe.memory).dram.row_bytes_per_second
+    )
+    ranks = ranks_of(recipe, dataset, hosts, local)
+    found = choose_copies(parts, widths, hot.budget, ranks, rates, network.latency(plan.ranks - 1))
+    if not found.rows.any() or found.saved_seconds <= 0:
+        return _without(plan, "no step gets shorter by them on the network as it was measured")
+    made = with_copies(plan, parts, found.rows)
+    return replace(made, notes=(*made.notes, saves(found)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesPrediction:
+    """What copies of hot rows do to a step of the flat exchange of distinct rows on a cluster."""
+
+    rows: int
+    """Copied: as many as pay, within `hot.budget` where there is one."""
+    bytes: int
+    """Of the copies of a rank, weights and optimizer state."""
+    accesses: float
+    """Share of the training lookups that go to them."""
+    sent: float
+    """Bytes of rows a step from a host to others, without copies."""
+    sent_with: float
+    """With them."""
+    flat: StepTime
+    copied: StepTime
+    wire: str
+    """Of rows and of gradients."""
+
+    @property
+    def pay(self) -> bool:
+        """Whether a run makes them."""
+        return self.rows > 0 and self.copied.total < self.flat.total
+
+    @property
+    def line(self) -> str:
+        """In words."""
+        steps = f"{self.flat.total * 1e3:.3g} ms a step by distinct rows in {self.wire}"
+        if not self.rows:
+            return f"hot rows: {steps}; copies of none would make it shorter"
+        return (
+            f"hot rows: {steps}, {self.copied.total * 1e3:.3g} ms with copies of {self.rows:,} of them "
+            f"({readable(self.bytes)} a rank, {self.accesses:.1%} of the lookups): a host sends "
+            f"{self.sent_with / 1e6:.3g} MB of rows a step to others, not {self.sent / 1e6:.3g} MB; they "
+            f"{'pay' if self.pay else 'do not pay'}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data; times in seconds."""
+        found = {**asdict(self), "pay": self.pay}
+        for name, step in (("flat", self.flat), ("copied", self.copied)):
+            found[name] = {**asdict(step), "step": step.total}
+        return found
+
+
+def predicted_copies(
+    recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration: Calibration
+) -> CopiesPrediction:  # fmt: skip
+    """Steps with copies and without, of the rows that pay."""
+    parts, widths = parts_and_widths(recipe, dataset)
+    ranks = ranks_of(recipe, dataset, cluster.hosts, cluster.ranks)
+    rates = Rates(cluster.inside_bytes_per_second, cluster.between_bytes_per_second, calibration.row_bytes_per_second)
+    latency = calibration.between.latency(cluster.all_ranks - 1)
+    found = choose_copies(parts, widths, recipe.hot.budget, ranks, rates, latency)
+    work, rows = workload(recipe, dataset, None, cluster.all_ranks), found.rows
+    flat, copied = (
+        flat_step(cluster, work, calibration, [flows], copies=copies)
+        for flows, copies in ((found.flat, False), (found.copied, bool(rows.any())))
+    )
+    return CopiesPrediction(
+        rows=int(rows.sum()), bytes=used_bytes(parts, rows), accesses=share_of_accesses(parts, rows),
+        sent=float(found.flat.between), sent_with=float(found.copied.between), flat=flat, copied=copied,
+        wire=" and ".join(dict.fromkeys((ranks.wires.rows, ranks.wires.gradients))),
+    )  # fmt: skip
+
+
+def saves(copies: Copies) -> str:
+    """What copies save, in words."""
+    before, after = (float(np.asarray(flows.between)) / 1e6 for flows in (copies.flat, copies.copied))
+    return (
+        f"with copies a host sends {after:.3g} MB of rows a step to others, without {before:.3g} MB; steps get "
+        f"{copies.saved_seconds * 1e3:.3g} ms shorter"
+    )
+
+
+def _cannot(recipe: Recipe, hosts: int, local: int, network: NetworkFigures | None) -> str:
+    """Why ``auto`` copies nothing, whatever the network; empty where it may."""
+    if hosts == 1 or local == 1:
+        return "they save bytes between hosts of several ranks alone"
+    if recipe.distributed.by_towers(recipe.towers, hosts):
+        return "by towers no row leaves its host"
+    if recipe.train.embedding.clocked:
+        return "every step changes all rows"
+    return "" if network is not None else "no network was measured: start it by torchrun"
+
+
+def _without(plan: Plan, reason: str) -> Plan:
+    return replace(plan, notes=(*plan.notes, f"no copies of hot rows: {reason}"))

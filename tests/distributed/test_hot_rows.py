@@ -1,0 +1,213 @@
+"""Hot rows that every rank has train as rows that one process has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed.jobs import HOT, TABLES, Setup, ahead, batch, loss, places, row_optimizer, sharded, single, together
+from distributed.ranks import Ranks
+from distributed.test_exchange import compare
+from distributed.test_runs import TIERED, assert_near, content, model, recipe, train
+
+from stratarec.data.dataset import Dataset
+from stratarec.data.prepare import prepare
+from stratarec.distributed.collection import ShardedCollection
+from stratarec.distributed.config import DistributedConfig
+from stratarec.distributed.engine import SharedEngine
+from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.replicas import HotRows
+from stratarec.distributed.sharding import Sharding
+from stratarec.embedding import RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.errors import ConfigError
+from stratarec.recipe import Recipe
+from stratarec.training.records import read_plan
+from stratarec.training.trainer import Trainer
+
+
+@pytest.mark.parametrize(
+    ("count", "local", "layout", "home", "optimizer", "tolerance"),
+    [
+        (2, 1, "rows", "", "adagrad", 1e-6),
+        (4, 2, "split", "log", "rowwise_adagrad", 1e-6),
+        (4, 4, "split", "dram", "adam", 1e-4),
+    ],
+)
+def test_copies_train_as_the_rows_of_one_process(
+    ranks: Ranks, count: int, local: int, layout: str, home: str, optimizer: str, tolerance: float, tmp_path: Path
+) -> None:
+    """Weights, state and outputs, in batches of all rows and of hot rows alone."""
+    setup = Setup(layout, home=home, optimizer=optimizer, steps=40, hot=True)
+    compare(together(ranks.run(count, sharded, setup, tmp_path, local=local)), single(setup, tmp_path), tolerance)
+
+
+def collection_of(mesh: Mesh, layout: str, hot: dict[str, HotRows], optimizer: str = "rowwise_adagrad") -> Any:
+    sharding = Sharding(TABLES, places(layout, mesh.ranks), mesh.ranks)
+    made = row_optimizer(Setup(layout, optimizer=optimizer))
+    return ShardedCollection(sharding, mesh, optimizer=made, seed=7, hot=hot)
+
+
+def copies(mesh: Mesh, path: Path) -> dict[str, Any]:
+    """Ten steps, a checkpoint, ten steps; then the ten from the checkpoint again. All copies, and bytes a step."""
+
+    def steps(collection: Any, first: int) -> list[int]:
+        sent = []
+        for step in range(first, first + 10):
+            before = mesh.rows.sent_bytes
+            features = batch(step, True, hot=True).take(torch.arange(mesh.rank, 24, mesh.ranks))
+            loss(collection(features), features).backward()
+            sent.append(mesh.rows.sent_bytes - before)
+        return sent
+
+    first, second = (collection_of(mesh, "split", HOT, "adam") for _ in range(2))
+    steps(first, 0)
+    if mesh.is_first:
+        path.mkdir()
+    mesh.files.agree(None)
+    manifest = first.save(path)
+    sent = steps(first, 10)
+    second.load(path, manifest)
+    steps(second, 10)
+    found = []
+    for collection in (first, second):
+        assert isinstance(collection.engine, SharedEngine)
+        replicas = collection.engine.replicas
+        assert replicas is not None
+        found.append({
+            f"{part}.{state}": value.clone() for part in replicas.parts for state, value in replicas.part(*part).items()
+        })  # fmt: skip
+        collection.close()
+    return {"copies": found, "sent": sent, "manifest": manifest}
+
+
+def test_copies_are_the_same_on_all_ranks_and_go_on_from_a_checkpoint_that_one_process_reads(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    found = ranks.run(4, copies, tmp_path / "saved", local=2)
+    want = found[0]["copies"][0]
+    assert len(want) == 3 * 6  # weights and two of state, of the parts of all tables
+    for rank in found:
+        for run in rank["copies"]:
+            assert all(torch.equal(value, want[name]) for name, value in run.items())
+    one = TieredEmbeddingBagCollection(TABLES, optimizer=RowOptimizerConfig(kind="adam"), seed=7)
+    one.load(tmp_path / "saved", found[0]["manifest"])
+    assert one.step == 10
+    rest = single(Setup("split", optimizer="adam", singles=True, steps=10, hot=True), tmp_path)["tables"]
+    for table in TABLES:
+        torch.testing.assert_close(one.table(table.name)["weight"], rest[table.name]["weight"], rtol=1e-6, atol=1e-6)
+
+
+def test_a_batch_of_hot_rows_alone_moves_their_gradients_and_no_row(ranks: Ranks, tmp_path: Path) -> None:
+    """Between two hosts of one rank each, every hot row of a rank goes to the other host once."""
+    sent = ranks.run(2, copies, tmp_path / "saved", local=1)[0]["sent"]
+    for step in (11, 15, 19):
+        ids = batch(step, True, hot=True).take(torch.arange(0, 24, 2))
+        rows = {"item": 8, "user": 8, "page": 4, "history": 8, "friend": 8, "tiny": 8}
+        tables = {"history": "item", "friend": "user"}
+        lookups = {
+            (tables.get(key, key), int(row), rows[key])
+            for key, part in zip(ids.keys, ids.values.view(len(ids.keys), -1), strict=True)
+            for row in part
+        }
+        assert sent[step - 10] == 4 * sum(width for *_, width in lookups)
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int8"])
+def test_batches_ahead_and_early_rows_leave_the_bits(ranks: Ranks, wire: Any, tmp_path: Path) -> None:
+    """A second run, prepared ahead with rows that travel early, and batches that some ranks have nothing of."""
+    setup = Setup("split", home="dram", codec="int8", hot=True, uneven=True, steps=24,
+                  exchange=DistributedConfig(wire=wire, gradient_wire=wire))  # fmt: skip
+    early = replace(setup, exchange=replace(setup.exchange, overlap=True))
+    first, second = (
+        together(ranks.run(4, ahead, each, tmp_path / str(place), 2, local=2))
+        for place, each in enumerate((setup, early))
+    )
+    compare(first, second, 0)
+
+
+def other(mesh: Mesh) -> None:
+    collection_of(mesh, "split", {**HOT, "page": HotRows(head=5 + mesh.rank)})
+
+
+def test_ranks_with_other_hot_rows_are_refused_on_all_of_them(ranks: Ranks) -> None:
+    ranks.begin(2, other, [()] * 2)
+    messages = {str(error) for error in ranks.end(2)}
+    assert len(messages) == 1
+    assert messages.pop().startswith("rank 1 was started with hot rows.page.head 6, rank 0 with 5")
+
+
+@pytest.mark.parametrize(
+    ("layout", "hot", "optimizer", "message"),
+    [
+        ("rows", {"page": HotRows(head=41)}, "sgd", "table 'page': 41 first and 0 last rows are hot, expected 1 to 40"),
+        ("rows", {"pages": HotRows(head=1)}, "sgd", "hot rows of table 'pages', expected one of item, user"),
+        ("whole", {"page": HotRows(head=1)}, "sgd", "table 'page' has hot rows and is pooled by its owner"),
+        ("rows", {"page": HotRows(head=1)}, "adam of all rows", "set it to batch, or hot.budget to null"),
+    ],
+)
+def test_hot_rows_that_cannot_be_trained_are_refused(
+    layout: str, hot: dict[str, HotRows], optimizer: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        collection_of(Mesh.alone(), layout, hot, optimizer)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared data set."""
+    root = tmp_path_factory.mktemp("copies")
+    prepare(Recipe.from_dict(content(root)).data)
+    return root
+
+
+def copying(home: Path, run: Path, memory: dict[str, Any] | None = None, **train: Any) -> Recipe:
+    """A run with copies of hot rows."""
+    made = recipe(home, run, memory, "row", overlap=False, **train).to_dict()
+    return Recipe.from_dict({**made, "hot": {"budget": "24KiB", "copies": "always"}})
+
+
+def copying_run(mesh: Mesh, made: Recipe, resume: bool = False) -> tuple[dict[str, Any], dict[str, int]]:
+    """What a run found, and the rows that each rank has copies of."""
+    trainer = Trainer(made, Dataset.open(made.data.path), mesh=mesh)
+    engine = trainer.model.embeddings.engine
+    assert isinstance(engine, SharedEngine)
+    copied = {} if engine.replicas is None else {name: last - first for name, first, last in engine.replicas.parts}
+    result = trainer.train(resume=resume)
+    return {"losses": trainer.position.losses, "test": result["test"]}, copied
+
+
+def test_runs_with_copies_train_the_model_of_one_process_and_resume_to_the_bit(
+    ranks: Ranks, home: Path, tmp_path: Path
+) -> None:
+    """On two hosts of two ranks, on deduplicated data, rows of int8 under caches."""
+    short = {"max_steps": 40, "eval_every": 0}
+    train(Mesh.alone(), recipe(home, tmp_path / "one", **short))
+    whole = ranks.run(4, copying_run, copying(home, tmp_path / "whole", **short), local=2)
+    assert all(rank == whole[0] for rank in whole)
+    assert sum(whole[0][1].values()) > 100
+    assert_near(model(tmp_path / "whole"), model(tmp_path / "one"), 1e-4)
+    for name, steps in (("int8", 40), ("cut", 23)):
+        ranks.run(4, copying_run, copying(home, tmp_path / name, TIERED, **{**short, "max_steps": steps}), local=2)
+    _, copied = ranks.run(4, copying_run, copying(home, tmp_path / "cut", TIERED, **short), True, local=2)[0]
+    assert copied
+    assert_near(model(tmp_path / "cut"), model(tmp_path / "int8"), 0)
+
+
+def test_copies_are_made_where_they_pay_alone(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    """One host has no link that they could spare, and the plan says so."""
+    made = copying(home, tmp_path / "run", max_steps=2, eval_every=0).to_dict()
+    auto = Recipe.from_dict({**made, "hot": {"budget": "24KiB"}})
+    assert [copied for _, copied in ranks.run(4, copying_run, auto)] == [{}] * 4
+    plan = read_plan(tmp_path / "run", auto, Dataset.open(auto.data.path))
+    assert plan is not None
+    assert plan.notes[-1] == "no copies of hot rows: they save bytes between hosts of several ranks alone"
+
+
+def test_a_budget_beyond_the_memory_of_a_rank_is_one_error_on_all(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    made = copying(home, tmp_path / "run", {"dram": "20KiB", "precision": "int8"})
+    ranks.begin(2, copying_run, [(made,)] * 2)
+    messages = {str(error) for error in ranks.end(2)}
+    assert messages == {"rank 0: hot.budget is 24,576 bytes of memory.dram, which is 20,480; give it less"}
