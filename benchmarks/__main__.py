@@ -35,11 +35,12 @@ def main() -> int:
     run.add_argument("--rows", type=int, help="of hot_single: most rows of a table, where memory is small")
     run.add_argument("--minutes", type=float, help="end the training of a benchmark on real data after so long")
     run.add_argument("--models", type=lambda text: text.split(","), help="of quality: some of its models, by comma")
-    run.add_argument("--seeds", type=int, help="of quality: seeds of each model")
-    run.add_argument("--threads", type=int, help="of quality: threads of training, by default 1")
+    run.add_argument("--seeds", type=int, help="of quality, sizes and globo: seeds of each model")
+    run.add_argument("--threads", type=int, help="of quality, sizes and globo: threads of training, by default 1")
     run.add_argument("--precision", choices=("float32", "bf16"), help="of quality: of the network")
+    run.add_argument("--samples", type=_numbers, help="of sizes: rows of the logs, by comma; of globo: to train on")
     run.add_argument("--peer-seeds", type=int, help="of quality: seeds of FuxiCTR, where it is installed; 1 by default")
-    run.add_argument("--codecs", type=lambda text: text.split(","), help="of quality: also rows in these, as int8,int4")
+    run.add_argument("--codecs", type=lambda text: text.split(","), help="of quality: rows in these beside float32")
     show = commands.add_parser("show", help="print a result file")
     show.add_argument("result", help="name of a benchmark, or a result file")
     commands.add_parser("readme", help="rewrite the figures in README.md and docs from the result files")
@@ -52,6 +53,10 @@ def main() -> int:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -76,7 +81,9 @@ def _run(args: argparse.Namespace) -> None:
 
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
     check_output(out)
-    names = ("data", "rows", "minutes", "models", "seeds", "threads", "precision", "peer_seeds", "codecs")
+    names = (
+        "data", "rows", "minutes", "models", "seeds", "threads", "precision", "peer_seeds", "codecs", "samples"
+    )  # fmt: skip
     given = {name: getattr(args, name) for name in names}
     options = {name: value for name, value in given.items() if value is not None}
     result = registry.run(args.name, quick=args.quick, options=options)

@@ -30,7 +30,7 @@ from stratarec.errors import TrainingError
 
 HOSTS, LOCAL = 2, 2
 NETWORKS = {"unshaped": None, "1 Gbit/s": 1000.0, "100 Mbit/s": 100.0}
-WIRES = ("fp32", "fp16", "int8")
+WIRES = ("fp32", "int8")
 MODELS: dict[str, tuple[int, int, int]] = {"D 16": (16, 1, 4096), "D 64, bags": (64, 4, 1024)}
 """Width, ids a bag, samples a rank."""
 _LAYERS = {"bottom_mlp": (64,), "top_mlp": (64,)}
@@ -86,7 +86,7 @@ def measured(shape: Shape, mbit: float | None, quick: bool) -> list[dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         settings = {
-            "shape": asdict(shape), "model": _LAYERS, "rounds": 1 if quick else 3, "steps": 2 if quick else 4,
+            "shape": asdict(shape), "model": _LAYERS, "rounds": 1 if quick else 2, "steps": 2 if quick else 4,
             "contenders": [asdict(each) for each in contenders(copied_rows(shape), quick)], "out": str(out),
         }  # fmt: skip
         with Hosts(HOSTS, mbit) as hosts:

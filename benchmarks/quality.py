@@ -7,7 +7,8 @@ the best model. Sizes, dropout and lambda of each model are those of its publish
 goes on with the next run: remove it when code has changed.
 
 FuxiCTR, which has published them, runs beside it where it is installed (`fuxictr`), seed by seed in turns with ours.
-``--codecs int8,int4`` trains the same with rows at home in these, behind a cache of 5 and 1 % of each table.
+``--codecs int8,int4`` trains the same with rows at home in these and float32, in batches of 1,024 that are staged when
+they come: a cache has to hold a batch's rows, and those of 4,096 samples leave it no table that is larger.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -29,6 +31,7 @@ from benchmarks.sessions import LOGS, ROOT, with_run
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.errors import ConfigError, DatasetError
+from stratarec.planning.plan import Plan
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
@@ -36,6 +39,7 @@ from stratarec.training.trainer import Trainer
 DATA = ROOT / "data" / "benchmarks" / "frappe_x1"
 WORK = ROOT / "data" / "benchmarks" / "quality"
 SEEDS = (1, 2, 3, 4, 5)
+SMALL_BATCH = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,7 @@ class Setting:
 
 
 def recipe(name: str, seed: int, setting: Setting, codec: str = "") -> Recipe:
-    """The shipped recipe with a model of `PUBLISHED`; with rows at home in `codec` behind a cache."""
+    """The shipped recipe with a model of `PUBLISHED`; with a codec, small batches and rows at home in it."""
     paths = ",".join(map(str, files().values()))
     made = Recipe.load(
         ROOT / "src" / "stratarec" / "recipes" / "frappe_x1.yaml",
@@ -149,9 +153,13 @@ def recipe(name: str, seed: int, setting: Setting, codec: str = "") -> Recipe:
         "seed": seed, "threads": setting.threads, "precision": setting.precision, "epochs": setting.epochs,
     }  # fmt: skip
     train["embedding"] = train["embedding"] | {"weight_decay": wanted.decay}
-    memory = {"precision": codec, "state": "bf16", "cache": {"fraction": SHARES[codec]}} if codec else {}
-    changes = {"model": {**SHARED, **wanted.model}, "train": train, "memory": made["memory"] | memory}
-    return Recipe.from_dict(made | changes)
+    changes = made | {"model": {**SHARED, **wanted.model}, "train": train}
+    if codec:
+        train["batch_size"] = SMALL_BATCH
+    if codec in SHARES:
+        cache = made["memory"]["cache"] | {"fraction": SHARES[codec]}
+        changes["memory"] = made["memory"] | {"precision": codec, "state": "bf16", "lookahead": 0, "cache": cache}
+    return Recipe.from_dict(changes)
 
 
 def prepared(made: Recipe) -> Dataset:
@@ -185,10 +193,30 @@ def one(made: Recipe, kept: Path) -> dict[str, Any]:
     found = {
         "auc": result["test"]["auc"], "log_loss": result["test"]["log_loss"], "steps": result["steps"],
         "best_step": best, "seconds_to_best": at_best["seconds"], "seconds": watch.now[0], "evaluations": evaluations,
+        "rows_behind_caches": behind_caches(trainer.plan),
     }  # fmt: skip
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps({"about": about, "found": found}))
     return found
+
+
+def behind_caches(plan: Plan | None) -> float:
+    """Share of all rows that do not lie in float32 in level 0."""
+    tables = () if plan is None else plan.tables
+    behind = sum(placed.rows for placed in tables if placed.tier != "level0")
+    return behind / max(sum(placed.rows for placed in tables), 1)
+
+
+def low_precision(name: str, draws: Sequence[int], setting: Setting, codecs: Sequence[str]) -> list[dict[str, Any]]:
+    """Runs of a model in small batches, of float32 rows and of each codec, a line each."""
+    rows = []
+    for seed, codec in product(draws, ("fp32", *codecs)):
+        kept = WORK / setting.name(f"{name}-{codec}", seed)
+        found = one(recipe(name, seed, setting, codec), kept)
+        if codec in SHARES and not found["rows_behind_caches"]:
+            raise ConfigError(f"{name} in {codec}: no table has a cache smaller than itself, so that all is float32")
+        rows.append(told(f"{name} {codec}", seed, found))
+    return rows
 
 
 def told(title: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
@@ -237,18 +265,16 @@ def run(
     for name in names:
         for seed in draws:
             rows.append(told(name, seed, one(recipe(name, seed, setting), WORK / setting.name(name, seed))))
-            for codec in codecs:
-                kept = WORK / setting.name(f"{name}-{codec}", seed)
-                rows.append(told(f"{name} {codec}", seed, one(recipe(name, seed, setting, codec), kept)))
             if name in beside and seed in draws[:peer_seeds]:
                 kept, decay = WORK / setting.name(f"fuxictr-{name}", seed), PUBLISHED[name].decay
                 found = fuxictr.trained(name, decay, seed, files(), threads=threads, epochs=setting.epochs, kept=kept)
                 rows.append(told(f"{name} of FuxiCTR", seed, found))
+        rows += low_precision(name, draws, setting, codecs) if codecs else []
     of = {title: [row for row in rows if row["model"] == title] for title in {row["model"] for row in rows}}
     metrics = {key: value for name in names for key, value in summary(name, of[name]).items()}
     for name in names:
         for codec in codecs:
-            aucs = (mean(row["auc"] for row in of[title]) for title in (f"{name} {codec}", name))
+            aucs = (mean(row["auc"] for row in of[title]) for title in (f"{name} {codec}", f"{name} fp32"))
             metrics[f"auc_delta_{codec}_{name}"] = next(aucs) - next(aucs)
     for name in beside:
         metrics |= fuxictr.metrics(name, of[name], of[f"{name} of FuxiCTR"])

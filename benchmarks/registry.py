@@ -26,6 +26,7 @@ BENCHMARKS = {
     "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
     "exchange": "benchmarks.exchange",
+    "globo": "benchmarks.globo",
     "hot_distributed": "benchmarks.hot_distributed",
     "hot_drift": "benchmarks.hot_drift",
     "hot_quality": "benchmarks.hot_quality",
@@ -37,6 +38,7 @@ BENCHMARKS = {
     "quality": "benchmarks.quality",
     "simulator": "benchmarks.simulator",
     "scorer": "benchmarks.scorer",
+    "sizes": "benchmarks.sizes",
     "tiers": "benchmarks.tiers",
     "tower_quality": "benchmarks.tower_quality",
     "towers": "benchmarks.towers",
@@ -60,7 +62,7 @@ def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]
     """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
 
     Some take `options`: ``data``, ``rows`` and ``minutes``, and ``models``, ``seeds``, ``threads``, ``precision``,
-    ``peer_seeds`` and ``codecs`` of `quality`.
+    ``peer_seeds`` and ``codecs`` of `quality`, of which `sizes` and `globo` take some, and ``samples``.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
@@ -109,6 +111,7 @@ def versions() -> dict[str, str]:
         "fbgemm-gpu-cpu",
         "rocksdict",
         "onnxruntime",
+        "lightgbm",
     )
     return found | {
         name: metadata.version(name) for name in wanted if name in installed or name.replace("-", "_") in installed

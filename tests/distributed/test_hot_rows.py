@@ -15,6 +15,7 @@ from distributed.test_runs import TIERED, assert_near, content, model, recipe, t
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
+from stratarec.distributed.calibration import NetworkFigures, Pace
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.engine import SharedEngine
@@ -25,6 +26,7 @@ from stratarec.embedding import RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.training.records import read_plan
+from stratarec.training.run import new_plan
 from stratarec.training.trainer import Trainer
 
 
@@ -204,6 +206,20 @@ def test_copies_are_made_where_they_pay_alone(ranks: Ranks, home: Path, tmp_path
     plan = read_plan(tmp_path / "run", auto, Dataset.open(auto.data.path))
     assert plan is not None
     assert plan.notes[-1] == "no copies of hot rows: they save bytes between hosts of several ranks alone"
+
+
+def test_a_slow_network_makes_copies_and_a_fast_one_none(home: Path, tmp_path: Path) -> None:
+    made = copying(home, tmp_path / "run").to_dict()
+    auto = Recipe.from_dict({**made, "hot": {"budget": "24KiB"}})
+    dataset = Dataset.open(auto.data.path)
+    for seconds_a_byte, pays in ((1e-5, True), (1e-12, False)):
+        network = NetworkFigures(alpha=1e-5, alpha_peer=1e-6, beta=seconds_a_byte, sharing=2)
+        plan = new_plan(auto, dataset, 4, 2, Pace(network=network, row_bytes_per_second=1e9))
+        assert plan is not None
+        assert any(table.copied_head for table in plan.tables) == pays
+        copies = sum(table.bytes["dram"].get("copies", 0) for table in plan.tables)
+        assert (0 < copies <= 4 * 24 * 1024) == pays
+        assert ("steps get" in plan.notes[-1]) == pays
 
 
 def test_a_budget_beyond_the_memory_of_a_rank_is_one_error_on_all(ranks: Ranks, home: Path, tmp_path: Path) -> None:

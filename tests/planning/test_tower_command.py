@@ -147,16 +147,28 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
     assert plan(home, "--hosts", "4x2", "--network", "100Mbit") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    for text in ("flat", "sptt", "int8", "fastest, same results", "4 towers of ratio", "not measured", "even loads"):
+    for text in (
+        "flat",
+        "sptt",
+        "int8",
+        "fastest, same results",
+        "4 towers of ratio",
+        "not measured",
+        "even loads",
+        "hot rows:",
+    ):
         assert text in out
     assert plan(home, "--hosts", "32x1", "--network", "100Mbit") == 0
     assert "no towers: 32 hosts need one each, and 26 sets" in capsys.readouterr().out
     assert plan(home, "--hosts", "4x2", "--network", "100Mbit", "--json") == 0
-    steps = json.loads(capsys.readouterr().out)["steps"]
+    found = json.loads(capsys.readouterr().out)
+    steps, hot = found["steps"], found["hot rows"]
     flat = next(row for row in steps if (row["exchange"], row["wire"]) == ("flat", "fp32"))
     towers = next(row for row in steps if row["ratio"] == 4 and row["wire"] == "fp32")
     assert towers["between"] < flat["between"]
     assert flat["step"] == pytest.approx(sum(flat[part] for part in ("compute", "reduction", "inside", "between")))
+    assert hot["pay"] == (hot["rows"] > 0 and hot["copied"]["step"] < hot["flat"]["step"])
+    assert hot["flat"]["step"] < flat["step"]  # distinct rows are fewer
 
 
 @pytest.mark.parametrize(

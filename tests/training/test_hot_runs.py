@@ -86,7 +86,7 @@ def test_a_resumed_run_ends_with_the_same_bits(home: Path, tmp_path: Path, batch
     assert list(map(tuple, resumed.position.losses)) == whole.position.losses
     assert list(map(tuple, resumed.position.kind_losses)) == whole.position.kind_losses
     assert bool(whole.position.kind_losses) == (batches != "none")
-    shown = "Training loss by kind of batch" in (tmp_path / "whole" / "report.html").read_text()
+    shown = "Loss by kind of batch" in (tmp_path / "whole" / "report.html").read_text()
     assert shown == (batches != "none")
     assert isinstance(whole.loader, HotLoader) == (batches != "none")
 

@@ -18,7 +18,7 @@ from stratarec.training.sizing import chosen, sized
 
 @pytest.mark.parametrize(
     ("samples", "batch", "epochs"),
-    [(0, 128, 2), (8_000, 256, 2), (80_000, 512, 1), (800_000, 1024, 1), (8_000_000, 2048, 1), (10**10, 4096, 1)],
+    [(0, 128, 2), (8_000, 128, 2), (80_000, 256, 1), (800_000, 512, 1), (8_000_000, 1024, 1), (10**10, 4096, 1)],
 )
 def test_batches_grow_with_the_data_and_few_samples_are_seen_again(samples: int, batch: int, epochs: int) -> None:
     found = chosen(samples, validated=True)
@@ -27,6 +27,29 @@ def test_batches_grow_with_the_data_and_few_samples_are_seen_again(samples: int,
     evaluations = samples // batch // found["train.eval_every"] if found["train.eval_every"] else epochs
     assert evaluations == (4 if epochs == 1 else 2)
     assert found["train.early_stopping.patience"] == 2
+
+
+@pytest.mark.parametrize(("samples", "decay"), [(100, 0.0), (80_000, 0.9904), (800_000, 0.9981), (10**10, 0.9999)])
+def test_the_average_is_over_the_last_third_of_the_steps(samples: int, decay: float) -> None:
+    assert chosen(samples, validated=False)["train.average.decay"] == decay
+
+
+def test_rates_are_those_of_small_data_or_of_large_and_go_together(tmp_path: Path) -> None:
+    small, large = chosen(2_000_000, validated=True), chosen(2_000_001, validated=True)
+    assert (small["train.embedding.kind"], large["train.embedding.kind"]) == ("adagrad", "rowwise_adagrad")
+    assert small["train.embedding.learning_rate"] > large["train.embedding.learning_rate"]
+    content = without(tiny(tmp_path), "batch_size", "epochs", "early_stopping")
+    dataset = prepare(Recipe.from_dict(content).data)
+    found, said = sized(content, dataset)
+    assert found["train"]["embedding"] == {"kind": "adagrad", "learning_rate": 0.05}
+    assert (found["train"]["dense"], found["model"]["initial_rows"]) == ({"learning_rate": 0.002}, 0.1)
+    named = {**content, "train": {**content["train"], "embedding": {"learning_rate": 0.3}}}
+    found, said = sized(named, dataset)
+    assert found["train"]["embedding"] == {"learning_rate": 0.3}
+    assert "dense" not in found["train"]
+    assert "initial_rows" not in found["model"]
+    assert "average" in found["train"]
+    assert said.count("=") == 4
 
 
 def test_without_validation_there_is_one_pass() -> None:
@@ -43,7 +66,7 @@ def test_what_a_recipe_names_is_never_changed(tmp_path: Path) -> None:
     dataset = prepare(Recipe.from_dict(content).data)
     assert sized(content, dataset) == (content, "")
     found, said = sized(without(content, "batch_size"), dataset)
-    assert (found["train"]["batch_size"], said.count("=")) == (256, 1)
+    assert (found["train"]["batch_size"], said.count("=")) == (128, 1)
     # One who says how long it trains has evaluations in mind, too.
     assert {name: found["train"].get(name) for name in ("epochs", "early_stopping")} == {
         "epochs": 2,
@@ -62,8 +85,9 @@ def test_a_run_says_what_was_chosen_and_keeps_it(tmp_path: Path, capsys: pytest.
     prepare(Recipe.from_dict(content).data)
     assert main(["train", str(tmp_path / "r.yaml")]) == 0
     error = capsys.readouterr().err
-    assert "training samples, as the recipe does not say: train.batch_size=256 train.epochs=2" in error
+    assert "training samples, as the recipe does not say: train.batch_size=128 train.epochs=2" in error
     train = read_recipe(tmp_path / "run").train
-    assert (train.batch_size, train.epochs, train.early_stopping.patience) == (256, 2, 2)
+    assert 0.9 < train.average.decay < 1
+    assert (train.batch_size, train.epochs, train.early_stopping.patience) == (128, 2, 2)
     # The same call finds the same values, and so its run.
     assert main(["train", str(tmp_path / "r.yaml"), "--resume"]) == 0

@@ -372,7 +372,8 @@ class SharedEngine:
         (ride, rule), self._pending = self._pending, None
         assert ride.result is not None
         with self.health.changing("an optimizer step"):
-            self.replicas.update(*ride.result, rule)
+            for numbers, gradients in ride.result:
+                self.replicas.update(numbers, gradients, rule)
         self._older = True
 
     def _settle_sums(self) -> None:

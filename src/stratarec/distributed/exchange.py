@@ -138,8 +138,7 @@ class FlatExchange:
             failed = error
         ride: Ride[HotLookups] | None = None
         if trained and self._sums is not None:
-            hot = np.sort(np.concatenate([_NONE, *(each.hot for each in distinct.values())]))
-            ride = Ride(self._sums.look_up(hot))
+            ride = Ride(self._sums.look_up(np.concatenate([_NONE, *(each.hot for each in distinct.values())])))
         theirs, idle = self._announce(asked, failed, channel, ride, stopped)
         message = [self._requests.message(part) for part in asked]
         sizes = message_sizes(theirs)

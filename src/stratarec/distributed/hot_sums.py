@@ -25,6 +25,7 @@ from stratarec.distributed.replicas import Replicas
 from stratarec.distributed.rides import Content, Turn, Turns
 from stratarec.distributed.sharding import Rows
 from stratarec.distributed.wire import Wire
+from stratarec.kernels.memory import RECYCLER
 
 # What leaves every first summand its own bits.
 _NOTHING = -0.0
@@ -44,8 +45,8 @@ class HotLookups(NamedTuple):
     """All ranks, of the rows of each place."""
 
 
-Summed = tuple[Rows, Tensor]
-"""Ascending numbers of hot rows, and their gradients one after another."""
+Summed = list[tuple[Rows, Tensor]]
+"""Ascending numbers of hot rows of each place, and their gradients one after another."""
 
 
 class HotSums:
@@ -67,12 +68,14 @@ class HotSums:
         self._inside = [self._host * self._local + place for place in range(self._local)]
         self._between = [host * self._local + self._place for host in range(hosts)]
         self._ranks = ranks
+        # Where a row lies among those that are added: sorted numbers would be searched for as long as all else takes.
+        self._where = np.empty(replicas.rows, dtype=np.int64)
         self._bits = [-(-len(range(place, replicas.rows, self._local)) // 8) for place in range(self._local)]
 
     # Which rows
 
     def look_up(self, numbers: Rows) -> Turns[HotLookups]:
-        """Tell the others which hot rows this rank looks up."""
+        """Tell the others which hot rows this rank looks up, by numbers in any order."""
         found = np.zeros(self.replicas.rows, dtype=np.bool_)
         found[numbers] = True
         mine, place = self._bits[self._place], self._place
@@ -83,7 +86,7 @@ class HotSums:
         everyone = np.bitwise_or.reduce(between)
         known = yield from self._swap(self._inside, [everyone] * self._local, self._bits)
         return HotLookups(
-            own=numbers,
+            own=np.flatnonzero(found),
             inside=[self._numbers(bits, place) for bits in inside],
             between=[self._numbers(bits, place) for bits in between],
             everyone=[self._numbers(bits, other) for other, bits in enumerate(known)],
@@ -110,7 +113,7 @@ class HotSums:
         return int(self._local > 1 and self._hosts > 1)
 
     def total(self, lookups: HotLookups, flat: Tensor, step: int) -> Turns[Summed]:
-        """Ascending numbers and summed gradients of the rows that any rank looks up.
+        """Summed gradients of the rows that any rank looks up, place by place.
 
         Parameters
         ----------
@@ -132,8 +135,7 @@ class HotSums:
             mine = self._added(place, zip(lookups.between, sums, strict=True))
         sizes = [self._bytes(numbers) for numbers in lookups.everyone]
         known = yield from self._swap(self._inside, [_bytes(mine)] * self._local, sizes)
-        numbers = np.sort(np.concatenate(lookups.everyone))
-        return numbers, self._added(numbers, zip(lookups.everyone, map(_floats, known), strict=True))
+        return list(zip(lookups.everyone, map(_floats, known), strict=True))
 
     def _bytes(self, numbers: Rows) -> int:
         return sum(4 * rows * width for rows, width in self.replicas.spans(numbers))
@@ -149,11 +151,13 @@ class HotSums:
     def _added(self, numbers: Rows, parts: Iterable[tuple[Rows, Tensor]]) -> Tensor:
         """The sum, part after part, of rows of which each part has some."""
         replicas = self.replicas
-        found = torch.full((sum(rows * width for rows, width in replicas.spans(numbers)),), _NOTHING)
+        found = RECYCLER.empty(self._bytes(numbers) // 4).fill_(_NOTHING)
         sums = replicas.by_width(numbers, found)
+        for mine, _ in sums:
+            self._where[mine] = np.arange(len(mine))
         for theirs, flat in parts:
-            for (mine, rows), (some, more) in zip(sums, replicas.by_width(theirs, flat), strict=True):
-                rows.index_add_(0, torch.from_numpy(np.searchsorted(mine, some)), more)
+            for (_, rows), (some, more) in zip(sums, replicas.by_width(theirs, flat), strict=True):
+                rows.index_add_(0, torch.from_numpy(self._where[some]), more)
         return found
 
 

@@ -10,7 +10,7 @@ chance of q(n) = 1 - exp(-n k). With b bytes of it on the wire and 4 D as float3
 The row and its gradient travel, and its id: a copy sends the gradient alone, once a host and not once a rank, and a bit
 in place of the id. So between two hosts it saves up to 1 - 1 / L of the bytes of rows that all ranks look up, nothing
 where a host has one rank, and it costs bytes where L is less than half of T. Every rank adds and updates what others
-look up, too: memory that is touched, and up to three collectives more a step.
+look up, too: memory that is touched. Where there are hosts of several ranks a step has one more collective.
 
 Assumed, beyond what `simulate` does: lookups are independent, and every rank's follow the same law.
 """
@@ -110,8 +110,8 @@ def copy_flows(lookups: Floats, width: int, hosts: int, ranks: int, wires: RowWi
 
 
 def more_collectives(hosts: int, ranks: int) -> int:
-    """Of a step with copies, beyond those of the flat exchange; those of ids are ahead of it."""
-    return 2 * (ranks > 1) + (hosts > 1)
+    """Of a step with copies, beyond those of the flat exchange, on which what else they tell rides."""
+    return int(ranks > 1 and hosts > 1)
 
 
 def flat_step(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stratarec.data.dataset import Dataset
-from stratarec.distributed.calibration import NetworkFigures
+from stratarec.distributed.calibration import Pace
 from stratarec.distributed.hot_traffic import Rates, RowWires, flat_step
 from stratarec.distributed.machines import Calibration, Cluster
 from stratarec.distributed.simulate import StepTime
@@ -16,7 +16,6 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.hot.parts import Part, parts_of, share_of_accesses, used_bytes
 from stratarec.planning.copies import Copies, Ranks, choose_copies, with_copies
 from stratarec.planning.plan import Plan
-from stratarec.planning.tiers import measure_tiers
 from stratarec.recipe import Recipe
 from stratarec.sizes import readable
 from stratarec.training.workloads import inside_rate, workload
@@ -41,14 +40,14 @@ def parts_and_widths(recipe: Recipe, dataset: Dataset) -> tuple[list[Part], list
 
 
 def copies_planned(
-    plan: Plan, recipe: Recipe, dataset: Dataset, hosts: int, network: NetworkFigures | None = None
+    plan: Plan, recipe: Recipe, dataset: Dataset, hosts: int, pace: Pace | None = None
 ) -> Plan:  # fmt: skip
     """The plan with the copies that the recipe asks for.
 
     Parameters
     ----------
-    network : NetworkFigures or None
-        As measured; without them ``auto`` copies nothing.
+    pace : Pace or None
+        Of the ranks at hand; without it ``auto`` copies nothing.
     """
     hot = recipe.hot
     if plan.ranks == 1 or hot.budget is None or hot.copies == "none":
@@ -58,14 +57,13 @@ def copies_planned(
     if hot.copies == "always":
         found = choose_copies(parts, widths, hot.budget, ranks_of(recipe, dataset, hosts, local), None, 0.0)
         return with_copies(plan, parts, found.rows)
-    reason = _cannot(recipe, hosts, local, network)
-    if reason or network is None:
-        return _without(plan, reason)
-    rates = Rates(
-        inside_rate(recipe, local), 1 / max(network.beta, 1e-12), measure_tiers(recipe.memory).dram.row_bytes_per_second
-    )
+    reason = _cannot(recipe, hosts, local)
+    if reason or pace is None:
+        return _without(plan, reason or "no network was measured: start it by torchrun")
+    rows = pace.row_bytes_per_second
+    rates = Rates(min(inside_rate(recipe, local), rows), 1 / max(pace.network.beta, 1e-12), rows)
     ranks = ranks_of(recipe, dataset, hosts, local)
-    found = choose_copies(parts, widths, hot.budget, ranks, rates, network.latency(plan.ranks - 1))
+    found = choose_copies(parts, widths, hot.budget, ranks, rates, pace.network.latency(plan.ranks - 1))
     if not found.rows.any() or found.saved_seconds <= 0:
         return _without(plan, "no step gets shorter by them on the network as it was measured")
     made = with_copies(plan, parts, found.rows)
@@ -147,7 +145,7 @@ def saves(copies: Copies) -> str:
     )
 
 
-def _cannot(recipe: Recipe, hosts: int, local: int, network: NetworkFigures | None) -> str:
+def _cannot(recipe: Recipe, hosts: int, local: int) -> str:
     """Why ``auto`` copies nothing, whatever the network; empty where it may."""
     if hosts == 1 or local == 1:
         return "they save bytes between hosts of several ranks alone"
@@ -155,7 +153,7 @@ def _cannot(recipe: Recipe, hosts: int, local: int, network: NetworkFigures | No
         return "by towers no row leaves its host"
     if recipe.train.embedding.clocked:
         return "every step changes all rows"
-    return "" if network is not None else "no network was measured: start it by torchrun"
+    return ""
 
 
 def _without(plan: Plan, reason: str) -> Plan:

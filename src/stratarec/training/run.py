@@ -16,7 +16,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
 from stratarec.data.portions import batches
-from stratarec.distributed.calibration import NetworkFigures
+from stratarec.distributed.calibration import Pace
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
@@ -95,7 +95,7 @@ def _check_model(path: Path, identity: Mapping[str, Any], known: Mapping[str, An
 
 
 def new_plan(
-    recipe: Recipe, dataset: Dataset, ranks: int = 1, hosts: int = 1, network: NetworkFigures | None = None
+    recipe: Recipe, dataset: Dataset, ranks: int = 1, hosts: int = 1, pace: Pace | None = None
 ) -> Plan | None:  # fmt: skip
     """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan.
 
@@ -103,7 +103,7 @@ def new_plan(
 
     Parameters
     ----------
-    network : NetworkFigures or None
+    pace : Pace or None
         Of the ranks, where copies of hot rows are to be chosen by it.
     """
     copied = ranks > 1 and recipe.hot.budget is not None and recipe.hot.copies != "none"
@@ -119,7 +119,7 @@ def new_plan(
     plan = make_hot_plan(
         tables, dataset, train.embedding, recipe.memory, recipe.hot, batch_size=train.batch_size, ranks=ranks
     )
-    return copies_planned(plan, recipe, dataset, hosts, network)
+    return copies_planned(plan, recipe, dataset, hosts, pace)
 
 
 def new_model(

@@ -2,8 +2,9 @@
 
 Batches grow with the data, to twice their size where there are ten times as many samples: small data need steps, large
 ones speed. One pass is best, as rows that are seen a second time are learned by heart, but for a few thousand samples,
-which end before the network has begun. `docs/log.md` has the measurements. A value that the recipe names is never
-changed.
+which end before the network has begun. A network of one pass is left at a rate that does not fall, so it is used with
+the average of its weights over the last third of the steps. `docs/log.md` has the measurements. A value that the recipe
+names is never changed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,24 @@ from stratarec.data.dataset import Dataset
 from stratarec.recipe import with_values
 
 # A batch that was best, of how many training samples, and how it grows with them.
-_BATCH, _SAMPLES, _GROWTH = 512, 80_000, 0.3
+_BATCH, _SAMPLES, _GROWTH = 256, 80_000, 0.3
 _SMALLEST, _LARGEST = 128, 4096
 # With fewer samples there is a second epoch.
 _FEW, _EPOCHS = 20_000, 2
 _EVALUATIONS = 4
+# Steps of a run over those that its average of weights remembers, and the most that it may keep of itself in a step.
+_MEMORIES, _MOST_DECAY = 3, 0.9999
+# Rates go together: a recipe that names one of them, or the size of batches, gets none. Up to so many samples tables
+# are small enough for a state of every weight, and too little is seen of a row for a smaller rate.
+_SMALL = 2_000_000
+_RATES_OF_SMALL: dict[str, Any] = {
+    "train.dense.learning_rate": 0.002, "train.embedding.kind": "adagrad", "train.embedding.learning_rate": 0.05,
+    "model.initial_rows": 0.1,
+}  # fmt: skip
+_RATES: dict[str, Any] = {
+    "train.dense.learning_rate": 0.001, "train.embedding.kind": "rowwise_adagrad",
+    "train.embedding.learning_rate": 0.02, "model.initial_rows": 0.0,
+}  # fmt: skip
 
 
 def chosen(samples: int, *, validated: bool) -> dict[str, Any]:
@@ -35,11 +49,14 @@ def chosen(samples: int, *, validated: bool) -> dict[str, Any]:
     best = _BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH
     batch = min(max(2 ** round(math.log2(best)), _SMALLEST), _LARGEST)
     several = validated and samples < _FEW
+    steps = max(samples // batch, 1) * (_EPOCHS if several else 1)
     return {
         "train.batch_size": batch,
         "train.epochs": _EPOCHS if several else 1,
         "train.eval_every": 0 if several else max(samples // (batch * _EVALUATIONS), 1),
         "train.early_stopping.patience": 2 if validated else 0,
+        "train.average.decay": round(min(max(1 - _MEMORIES / steps, 0.0), _MOST_DECAY), 4),
+        **(_RATES_OF_SMALL if samples <= _SMALL else _RATES),
     }
 
 
@@ -49,10 +66,15 @@ _LENGTH = ("train.epochs", "train.max_steps")
 
 def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any], str]:
     """A copy of a recipe's content with the values that it leaves out, and what they are, in words; empty where there
-    are none. Of a recipe that says how long it trains, the size of batches alone is chosen."""
+    are none. Of a recipe that says how long it trains, the size of batches alone is chosen; of one that says their
+    size, neither average nor rates."""
     samples = dataset.samples("train")
     values = chosen(samples, validated=dataset.samples("valid") > 0)
     named = _leaves(content)
+    if "train.batch_size" in named:
+        del values["train.average.decay"]
+    if named & {"train.batch_size", *_RATES}:
+        values = {field: value for field, value in values.items() if field not in _RATES}
     if any(field in named for field in _LENGTH):
         values = {"train.batch_size": values["train.batch_size"]}
     values = {field: value for field, value in values.items() if field not in named}

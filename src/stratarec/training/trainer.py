@@ -18,7 +18,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
 from stratarec.data.portions import Share
-from stratarec.distributed.calibration import network_at_hand
+from stratarec.distributed.calibration import pace_at_hand
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
@@ -130,15 +130,15 @@ class Trainer:
     def _one_plan(self, plan: Plan | None) -> Plan | None:
         """The plan of all ranks: memories are measured, and files read, by one."""
 
-        mesh, network = self.mesh, None
+        mesh, pace = self.mesh, None
         if plan is None and self.recipe.hot.budget is not None and self.recipe.hot.copies == "auto":
-            network = network_at_hand(mesh)
+            pace = pace_at_hand(mesh, self.recipe.model.vector_width)
 
         def made() -> dict[str, Any] | None:
             found = (
                 plan
                 or read_plan(self.run, self.recipe, self.dataset)
-                or new_plan(self.recipe, self.dataset, mesh.ranks, mesh.hosts, network)
+                or new_plan(self.recipe, self.dataset, mesh.ranks, mesh.hosts, pace)
             )
             return None if found is None else found.to_dict()
 

@@ -1,0 +1,147 @@
+"""The untuned Criteo recipe on made-up logs of Criteo's shape, from 10^5 rows on, beside LightGBM on target encodings.
+
+A log of N rows has 0.8 N to train on, 0.1 N to validate by, and at least 100,000 to test on, however small N is: with
+fewer a seed's chance is larger than what is compared. Every seed is another log. Ours is `recipes/criteo.yaml` as it
+is shipped, with what `training.sizing` chooses for so many samples. Trees have the same samples, prepared with an id
+for every value that occurs twice, not ten times as the recipe has it: they got more of that. Each side has the same
+number of threads.
+
+The truth of these logs is a factorisation machine with first-order effects (`data.sources.synthetic`): half of what
+there is to know is additive, which trees on target encodings find with few samples, and half are products of latent
+factors of all pairs of features, the form that DLRM has and trees have not. So they favour ours where there is enough
+data to find the products. ``--samples 100000,1000000,10000000`` says which sizes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks import trees
+from benchmarks.kept import FOLDER, kept
+from benchmarks.registry import import_peer
+from benchmarks.sessions import ROOT
+from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.sources.synthetic import SyntheticConfig
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.errors import ConfigError
+from stratarec.recipe import Recipe, read_content
+from stratarec.training.metrics import evaluate_logits
+from stratarec.training.settings import torch_settings
+from stratarec.training.sizing import chosen, sized
+from stratarec.training.trainer import Trainer
+
+RECIPE = ROOT / "src" / "stratarec" / "recipes" / "criteo.yaml"
+SIZES, SEEDS = (100_000, 1_000_000), 3
+LEAST_TEST = 100_000
+RARE = (10, 2)
+"""Occurrences from which a value has an id: in the recipe, and for trees."""
+FIGURES = ("auc", "log_loss", "calibration")
+MODELS = ("stratarec", "lightgbm")
+TARGETS = {"auc_delta_lightgbm_100000": 0.0, "auc_delta_lightgbm_1000000": 0.001}
+Row = dict[str, Any]
+
+
+def log(folder: Path, samples: int, seed: int, rare: int, least_test: int = LEAST_TEST) -> PrepareConfig:
+    """A log of N rows and what more the test takes, and how it is prepared."""
+    test = max(samples // 10, least_test)
+    total = samples * 9 // 10 + test
+    return PrepareConfig(
+        source=SyntheticConfig(samples=total, session_length=1.0, missing=0.0, seed=seed),
+        path=str(folder / f"{samples}-{rare}"),
+        vocabulary=VocabularyConfig(min_count=rare, tail_buckets=64),
+        split=SplitConfig(by="fraction", valid=samples / 10 / total, test=test / total),
+        keep_rows=False,
+    )
+
+
+def ours(data: PrepareConfig, seed: int, threads: int) -> Row:
+    """The recipe as it is shipped, on another log."""
+    dataset = prepare(data)
+    content = read_content(RECIPE)
+    content["data"] = replace(Recipe.load(RECIPE), data=data).to_dict()["data"]
+    with tempfile.TemporaryDirectory() as folder:
+        content["train"] |= {"seed": seed, "threads": threads, "run": f"{folder}/run"}
+        content, said = sized(content, dataset)
+        began = time.perf_counter()
+        result = Trainer(Recipe.from_dict(content), dataset).train()
+        seconds = time.perf_counter() - began
+    found = {name: result["test"][name] for name in FIGURES}
+    return {"model": "stratarec", **found, "seconds": seconds, "settings": said}
+
+
+def lightgbm(data: PrepareConfig, seed: int, threads: int, *, quick: bool) -> Row:
+    """Trees on the same samples."""
+    dataset = prepare(data)
+    splits = {split: trees.read(dataset, split) for split in dataset.splits}
+    rows = [dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse]
+    grown = trees.grow(splits, rows, seed=seed, threads=threads, quick=quick)
+    test = evaluate_logits(splits["test"].label, grown.test).to_dict()
+    found = {name: test[name] for name in FIGURES}
+    settings = f"{grown.trees} trees, {grown.settings}"
+    return {"model": "lightgbm", **found, "seconds": grown.seconds, "settings": settings}
+
+
+def gate(forms: Sequence[PrepareConfig]) -> None:
+    """All forms of a log have as many clicks in each split."""
+    found = [dict(prepare(data).positives) for data in forms]
+    if any(each != found[0] for each in found):
+        raise AssertionError(f"clicks of the splits differ between prepared forms: {found}")
+
+
+def both(samples: int, seed: int, threads: int, *, quick: bool) -> list[Row]:
+    """A log, and what each side makes of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        forms = [log(Path(folder), samples, seed, rare, 1000 if quick else LEAST_TEST) for rare in RARE]
+        gate(forms)
+        pair = [ours(forms[0], seed, threads), lightgbm(forms[1], seed, threads, quick=quick)]
+    said = ", ".join(f"{row['model']} {row['auc']:.5f} in {row['seconds']:.0f} s" for row in pair)
+    print(f"{samples:,} rows, seed {seed}: AUC {said}", file=sys.stderr, flush=True)
+    return [{"samples": samples, "seed": seed, **row} for row in pair]
+
+
+@torch_settings()
+def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads: int = 1) -> dict[str, Any]:
+    """Every size and seed; `quick` has one log of 4,000 rows and 20 trees."""
+    import_peer("lightgbm")
+    if few := [size for size in samples if size < 1000]:
+        raise ConfigError(f"--samples has {few[0]}, expected 1000 or more")
+    sizes, draws = ((4000,), 1) if quick else (tuple(samples), seeds)
+    about = {"recipe": read_content(RECIPE), "grid": trees.GRID, "fixed": trees.FIXED, "threads": threads}
+    rows: list[Row] = []
+    for size in sizes:
+        about["chosen"] = chosen(size * 8 // 10, validated=True)
+        for seed in range(1, draws + 1):
+            path = FOLDER / "sizes" / f"{size}-{seed}{'-quick' if quick else ''}.json"
+            rows += kept(path, about, lambda at=(size, seed): {"rows": both(*at, threads, quick=quick)})["rows"]
+    return {
+        "config": {
+            "recipe": "criteo", "samples": list(sizes), "seeds": draws, "threads": threads, "least_test": LEAST_TEST,
+            "trees": {"grid": list(trees.GRID), "fixed": trees.FIXED, "min_count": RARE}, "targets": TARGETS,
+        },
+        "metrics": {name: value for size in sizes for name, value in _compared(size, rows).items()},
+        "samples": {
+            "rows": [{name: value for name, value in row.items() if name != "settings"} for row in rows],
+            "settings": [row["settings"] for row in rows],
+        },
+    }  # fmt: skip
+
+
+def _compared(size: int, rows: Sequence[Row]) -> dict[str, float]:
+    """Means over the logs of a size."""
+    found: dict[str, float] = {}
+    for name in ("auc", "log_loss", "seconds"):
+        here, peer = (
+            mean(row[name] for row in rows if (row["samples"], row["model"]) == (size, model)) for model in MODELS
+        )
+        found |= {f"{name}_{size}": here, f"{name}_lightgbm_{size}": peer}
+        if name != "seconds":
+            found[f"{name}_delta_lightgbm_{size}"] = here - peer
+    return found
