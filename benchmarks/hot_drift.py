@@ -4,7 +4,8 @@ Samples of a quarter of the users are made day by day as in `daily`. Every day i
 day before, so ids of the first day go on meaning the same values, and once anew. Of each day's training samples three
 shares are counted: inputs that need no rows but the first day's hot ones; the same with a profile made anew by that
 day's counts where ids are inherited, so that popular rows stand behind rows that no longer are; and with ids ranked
-anew. All three have the bytes of the first profile; tables that it has whole (weekdays, say) are whole on every day.
+anew. All three have the bytes of the first profile; tables of a few rows (weekdays, say) are
+hot whole on every day at no cost, as a plan has them in DRAM.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from stratarec.hot.parts import Part, parts_of, row_bytes_of
 from stratarec.hot.profile import HotProfile
 from stratarec.recipe import Recipe
 
-DAYS, QUICK_DAYS = 7, 3
+DAYS, QUICK_DAYS = 6, 3
 USERS = 4
+SMALL = 1000
 SHARES = (0.02, 0.068, 0.124)
 
 
@@ -46,15 +48,15 @@ def parts(made: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[Part]]:
     """Bytes of a row of each table, and the parts."""
     (width,) = {made.model.table_width(name) for name in dataset.vocabularies}
     row_bytes = row_bytes_of(dataset, width, made.train.embedding)
+    row_bytes = {name: size * (dataset.table_rows()[name] >= SMALL) for name, size in row_bytes.items()}
     return row_bytes, parts_of(dataset, row_bytes)
 
 
 def share_of(dataset: Dataset, made: Recipe, profile: HotProfile) -> float:
     """Training inputs that need none but the hot rows of a profile, of this data set or of one that it goes on from."""
     _, found = parts(made, dataset)
-    whole = {table.name for table in profile.tables if table.hot == table.rows}
     hot = [
-        part.rows if part.table in whole else min(int(rows), part.rows)
+        min(int(rows), part.rows) if part.row_bytes else part.rows
         for part, rows in zip(found, profile.hot(found), strict=True)
     ]
     return classify(dataset, found, np.array(hot), "train").inputs / dataset.samples("train")

@@ -40,7 +40,7 @@ from stratarec.planning.hot_rows import hot_rows, make_hot_plan
 
 SHARES_WIDTH = 16
 # Of few rows: a batch must use a small part of them.
-QUICK_BATCH = 128
+SMALL_BATCH, QUICK_BATCH = 1024, 128
 OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
 # Cells: how much smaller than float32 in DRAM, batches staged ahead, share of the budget for hot rows.
 CELLS = ((8, 2, 0.5), (37, 1, 0.2))
@@ -98,23 +98,23 @@ def side(
     return Side(model, dense, loader, "float32", lookahead if tiers else 0)
 
 
-def speeds(dataset: Dataset, folder: Path, quick: bool) -> list[dict[str, Any]]:
+def speeds(dataset: Dataset, folder: Path, batch: int, rounds: int, stretch: int) -> list[dict[str, Any]]:
     """A line for each way of holding the tables."""
-    made = partial(side, path=folder, batch=QUICK_BATCH if quick else BATCH)
+    made = partial(side, path=folder, batch=batch)
     makers: dict[str, Any] = {"dram": partial(made, dataset, 1, 0, HotConfig())}
     for times, lookahead, share in CELLS:
         budget = int(share * float32_bytes(dataset) / times)
         for name, hot in (
             ("planned", HotConfig()),
             ("hot_rows", HotConfig(budget=budget, batches="none")),
-            ("hot_batches", HotConfig(budget=budget)),
+            ("hot_batches", HotConfig(budget=budget, batches="proportional")),
         ):
             makers[f"{times}x_{name}"] = partial(made, dataset, times, lookahead, hot)
     pair: Mapping[str, Side] = {name: make() for name, make in makers.items()}
     for name, each in pair.items():
         if name != "dram":
             fill(each)
-    seconds = take_turns(pair, rounds=4 if quick else 8, stretch=8 if quick else 25, warmup=20 if quick else 100)
+    seconds = take_turns(pair, rounds, stretch, warmup=2 * stretch + 10)
     found = [_row(name, each, median(seconds[name]), median(seconds["dram"])) for name, each in pair.items()]
     for row in found[1:]:
         check_budget(row, float32_bytes(dataset) / int(row["tables"].split("x")[0]))
@@ -145,25 +145,26 @@ def run(quick: bool, data: Path | None = None, rows: int | None = None) -> dict[
     Parameters
     ----------
     rows : int
-        Most rows of a table, where the machine's memory is too small for the whole log's.
+        Most rows of a table, where the machine's memory is too small for the whole log's; batches are smaller, too.
     """
     if data is not None:
         found = shares(Dataset.open(data))
         return {"config": {"data": data.name, "width": SHARES_WIDTH}, "metrics": {}, "samples": {"rows": found}}
     samples, cap = (1_500_000, 400_000) if quick else (6_000_000, 40_000_000)
+    batch = QUICK_BATCH if quick else BATCH
     if rows is not None:
-        samples, cap = min(samples, 2 * rows), min(cap, rows)
+        samples, cap, batch = min(samples, 2 * rows), min(cap, rows), min(batch, SMALL_BATCH)
     # Kept: making the log takes longer than all that is measured.
     dataset = Dataset.open(criteo_shape(ROOT / "data" / "benchmarks" / f"criteo-{samples}-{cap}", samples, cap).path)
     found = shares(dataset)
     with tempfile.TemporaryDirectory(dir=ROOT / "data") as folder:
-        measured = speeds(dataset, Path(folder), quick)
+        measured = speeds(dataset, Path(folder), batch, *((4, 8) if quick else (8, 25)))
     tables = dataset.table_rows()
     speed = {row["tables"]: row["speed"] for row in measured}
     return {
         "config": {
             "width": WIDTH,
-            "batch": QUICK_BATCH if quick else BATCH,
+            "batch": batch,
             "tables": tables,
             "cells": CELLS,
             "samples": samples,

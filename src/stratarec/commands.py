@@ -255,6 +255,7 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.data.dataset import Dataset
     from stratarec.errors import ConfigError
     from stratarec.files import check_output
+    from stratarec.hot.calibrator import passed_over
     from stratarec.profiling.duplication import profile as run
     from stratarec.reporting.duplication import print_profile, write_profile
     from stratarec.reporting.hot import print_hot
@@ -271,7 +272,8 @@ def profile(args: argparse.Namespace) -> None:
         found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
     print_profile(found)
     if hot is not None:
-        print_hot(hot, counted)
+        remark = passed_over(dataset)
+        print_hot(hot, [*counted, *([f"note: {remark}"] if remark else [])])
     write_profile(output, found, hot)
     _say(f"report {output}")
 

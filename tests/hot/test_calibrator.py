@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.hot.by_count import hottest_rows
 from stratarec.hot.by_input import most_inputs
-from stratarec.hot.calibrator import calibrate, without_skew
+from stratarec.hot.calibrator import calibrate, passed_over, without_skew
 from stratarec.hot.classifier import Classification, classify
 from stratarec.hot.needs import are_hot
 from stratarec.hot.parts import Part, parts_of, used_bytes
@@ -129,6 +130,14 @@ def test_a_profile_is_of_one_data_set(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "hot.json").write_text((tmp_path / "hot.json").read_text().replace('"head": ', '"head": 1'))
     with pytest.raises(ConfigError, match="was changed after it was written"):
         HotProfile.read(tmp_path / "hot.json")
+
+
+def test_ids_that_keep_an_earlier_order_are_told_of(dataset: Dataset) -> None:
+    assert not passed_over(dataset)
+    kinds = {"item": (100, 40), "shop": (50, 50), "place": (50, 0)}
+    tables = {name: SimpleNamespace(values=values, inherited=kept) for name, (values, kept) in kinds.items()}
+    found = passed_over(SimpleNamespace(vocabularies=tables))  # type: ignore[arg-type]
+    assert "ids of item go on" in found
 
 
 @pytest.mark.parametrize(("budget", "said"), [(1, "hold no row"), (1 << 40, "every row fits")])

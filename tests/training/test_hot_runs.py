@@ -50,7 +50,7 @@ def exact(plan: Plan | None) -> Plan:
 
 
 def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "hot", {"budget": "256KiB"})
+    made = recipe(home, tmp_path / "hot", {"budget": "256KiB", "batches": "proportional"})
     plan = exact(new_plan(made, Dataset.open(made.data.path)))
     assert any(placed.hot_head for placed in plan.tables)
     trainer = Trainer(made, Dataset.open(made.data.path), plan=plan)
@@ -86,14 +86,14 @@ def test_a_resumed_run_ends_with_the_same_bits(home: Path, tmp_path: Path, batch
     assert list(map(tuple, resumed.position.losses)) == whole.position.losses
     assert list(map(tuple, resumed.position.kind_losses)) == whole.position.kind_losses
     assert bool(whole.position.kind_losses) == (batches != "none")
-    shown = "Training loss by kind of batch" in (tmp_path / "whole" / "report.html").read_text()
+    shown = "Loss by kind of batch" in (tmp_path / "whole" / "report.html").read_text()
     assert shown == (batches != "none")
     assert isinstance(whole.loader, HotLoader) == (batches != "none")
 
 
 def test_hot_inputs_are_counted_once_for_a_data_set_and_its_hot_rows(home: Path, tmp_path: Path, monkeypatch) -> None:
     def loader(budget: str) -> HotLoader:
-        made = recipe(home, tmp_path / "run", {"budget": budget})
+        made = recipe(home, tmp_path / "run", {"budget": budget, "batches": "proportional"})
         found = Trainer(made, Dataset.open(made.data.path)).loader
         assert isinstance(found, HotLoader)
         return found

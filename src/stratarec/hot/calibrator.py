@@ -108,6 +108,17 @@ def _tables(dataset: Dataset, parts: Sequence[Part], hot: Counts) -> tuple[HotTa
     return tuple(found)
 
 
+def passed_over(dataset: Dataset) -> str:
+    """What to say of ids that keep the order of an earlier data set; empty where this one's counts rank all."""
+    tables = [name for name, info in dataset.vocabularies.items() if 0 < info.inherited < info.values]
+    if not tables:
+        return ""
+    return (
+        f"ids of {', '.join(tables)} go on from an earlier data set, so what became popular since lies behind its "
+        "rows, which would have to be hot, too: prepare without data.vocabulary.base where that leaves few hot inputs"
+    )
+
+
 def without_skew(profile: HotProfile) -> str:
     """What to say of data whose hot rows are hardly more popular than others; empty where they are."""
     point = profile.chosen

@@ -25,10 +25,11 @@ class HotConfig:
     budget: Annotated[int | None, BeforeValidator(_bytes)] = None
     """Bytes of memory.dram for hot rows of tables that do not lie whole in it, weights and optimizer state; null for
     none."""
-    batches: Batches = "proportional"
-    """Inputs all of whose rows are hot or lie whole in DRAM make batches of their own. ``proportional`` trains these
-    evenly among the others; ``adaptive`` in turns, whose length follows the validation loss from epoch to epoch (FAE,
-    arXiv 2103.00686); ``none`` leaves batches as they are. Several processes leave them so, too."""
+    batches: Batches = "none"
+    """Whether inputs all of whose rows are hot or lie whole in DRAM make batches of their own. ``none`` leaves batches
+    as they are; ``proportional`` trains those evenly among the others; ``adaptive`` in turns, whose length follows the
+    validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both cost quality where many inputs are hot. Several
+    processes leave batches as they are."""
     copies: Copies = "auto"
     """Where several processes share the tables: whether each has copies of hot rows, with their optimizer state, so
     that these do not travel. ``auto``: where that is predicted to make steps shorter, of which rows, by the network

@@ -12,7 +12,7 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import ConfigError
-from stratarec.hot.calibrator import calibrate
+from stratarec.hot.calibrator import calibrate, passed_over
 from stratarec.hot.config import HotConfig
 from stratarec.hot.parts import Counts, Part, parts_of
 from stratarec.hot.profile import HotProfile
@@ -63,7 +63,7 @@ def make_hot_plan(
         rows = {table.name: (table.head, table.tail) for table in found.tables if table.name not in whole}
         plan = make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, hot=rows)
         if whole <= _whole(plan):
-            return _with_hot_rows(plan, found, hot.budget, row_bytes)
+            return _with_hot_rows(plan, found, hot.budget, row_bytes, passed_over(dataset))
         whole &= _whole(plan)
 
 
@@ -86,7 +86,9 @@ def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[Part], Counts]:
     return parts, np.array(rows, dtype=np.int64)
 
 
-def _with_hot_rows(plan: Plan, profile: HotProfile, budget: int, row_bytes: Mapping[str, int]) -> Plan:
+def _with_hot_rows(
+    plan: Plan, profile: HotProfile, budget: int, row_bytes: Mapping[str, int], remark: str
+) -> Plan:  # fmt: skip
     found = {table.name: table for table in profile.tables}
 
     def with_rows(placed: TablePlacement) -> TablePlacement:
@@ -109,5 +111,5 @@ def _with_hot_rows(plan: Plan, profile: HotProfile, budget: int, row_bytes: Mapp
         plan,
         tables=tuple(map(with_rows, plan.tables)),
         budgets={**plan.budgets, **({} if dram is None else {"dram": dram + budget})},
-        notes=(*plan.notes, note),
+        notes=(*plan.notes, *([remark] if remark else []), note),
     )

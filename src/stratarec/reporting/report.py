@@ -154,8 +154,8 @@ def _kinds(position: Mapping[str, Any]) -> Chart | None:
     for losses, color in ((mixed, ACCENT), (hot, SECOND)):
         _draw(axes, steps, losses, color)
     return Chart(
-        title="Training loss by kind of batch",
-        note="log loss, smoothed",
+        title="Loss by kind of batch",
+        note="smoothed",
         figure=figure,
         legend=(("var(--accent)", "mixed batches"), ("var(--second)", "hot batches")),
     )
