@@ -201,7 +201,7 @@ def test_runs_with_copies_train_the_model_of_one_process_and_resume_to_the_bit(
 def test_copies_are_made_where_they_pay_alone(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     """One host has no link that they could spare, and the plan says so."""
     made = copying(home, tmp_path / "run", max_steps=2, eval_every=0).to_dict()
-    auto = Recipe.from_dict({**made, "hot": {"budget": "24KiB"}})
+    auto = Recipe.from_dict({**made, "hot": {"budget": "24KiB", "copies": "auto"}})
     assert [copied for _, copied in ranks.run(4, copying_run, auto)] == [{}] * 4
     plan = read_plan(tmp_path / "run", auto, Dataset.open(auto.data.path))
     assert plan is not None
@@ -210,7 +210,7 @@ def test_copies_are_made_where_they_pay_alone(ranks: Ranks, home: Path, tmp_path
 
 def test_a_slow_network_makes_copies_and_a_fast_one_none(home: Path, tmp_path: Path) -> None:
     made = copying(home, tmp_path / "run").to_dict()
-    auto = Recipe.from_dict({**made, "hot": {"budget": "24KiB"}})
+    auto = Recipe.from_dict({**made, "hot": {"budget": "24KiB", "copies": "auto"}})
     dataset = Dataset.open(auto.data.path)
     for seconds_a_byte, pays in ((1e-5, True), (1e-12, False)):
         network = NetworkFigures(alpha=1e-5, alpha_peer=1e-6, beta=seconds_a_byte, sharing=2)

@@ -30,10 +30,11 @@ class HotConfig:
     as they are; ``proportional`` trains those evenly among the others; ``adaptive`` in turns, whose length follows the
     validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both cost quality where many inputs are hot. Several
     processes leave batches as they are."""
-    copies: Copies = "auto"
+    copies: Copies = "none"
     """Where several processes share the tables: whether each has copies of hot rows, with their optimizer state, so
-    that these do not travel. ``auto``: where that is predicted to make steps shorter, of which rows, by the network
-    measured when the run starts; ``always``: of as many rows as `budget` holds."""
+    that these do not travel. ``none``, as no step that was measured got shorter by them; ``auto``: where that is
+    predicted, of which rows, by the network measured when the run starts; ``always``: of as many rows as `budget`
+    holds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", _bytes(self.budget))
@@ -47,9 +48,9 @@ class HotConfig:
         """Whether hot inputs have batches of their own."""
         return self.budget is not None and self.batches != "none"
 
-    def leave(self, dram: int | None) -> int | None:
-        """What is left of a budget of DRAM."""
-        if dram is None or self.budget is None:
+    def leave(self, dram: int | None, ranks: int) -> int | None:
+        """What is left of a budget of DRAM; all of it where several processes make no copies."""
+        if dram is None or self.budget is None or (ranks > 1 and self.copies == "none"):
             return dram
         if self.budget >= dram:
             raise ConfigError(f"hot.budget is {self.budget:,} bytes of memory.dram, which is {dram:,}; give it less")

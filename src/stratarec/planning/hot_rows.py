@@ -44,7 +44,7 @@ def make_hot_plan(
     ConfigError
         When there is nothing to be hot: all tables lie whole in DRAM.
     """
-    rest = replace(memory, dram=hot.leave(memory.dram))
+    rest = replace(memory, dram=hot.leave(memory.dram, ranks))
     plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
     if hot.budget is None:
         return plan

@@ -36,7 +36,7 @@ def sharding_plan(
     `by_towers`, the tables of a tower lie on its host.
     """
     loads = _loads(recipe, dataset, tables, plan, ranks)
-    kind, budget = recipe.distributed.sharding, recipe.hot.leave(recipe.memory.dram)
+    kind, budget = recipe.distributed.sharding, recipe.hot.leave(recipe.memory.dram, ranks)
     if not by_towers:
         return plan_sharding(loads, ranks, kind, budget)
     towers = _loads_by_tower(recipe, dataset, loads)
