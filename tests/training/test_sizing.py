@@ -34,24 +34,6 @@ def test_the_average_is_over_the_last_third_of_the_steps(samples: int, decay: fl
     assert chosen(samples, validated=False)["train.average.decay"] == decay
 
 
-def test_rates_are_those_of_small_data_or_of_large_and_go_together(tmp_path: Path) -> None:
-    small, large = chosen(2_000_000, validated=True), chosen(2_000_001, validated=True)
-    assert (small["train.embedding.kind"], large["train.embedding.kind"]) == ("adagrad", "rowwise_adagrad")
-    assert small["train.embedding.learning_rate"] > large["train.embedding.learning_rate"]
-    content = without(tiny(tmp_path), "batch_size", "epochs", "early_stopping")
-    dataset = prepare(Recipe.from_dict(content).data)
-    found, said = sized(content, dataset)
-    assert found["train"]["embedding"] == {"kind": "adagrad", "learning_rate": 0.05}
-    assert (found["train"]["dense"], found["model"]["initial_rows"]) == ({"learning_rate": 0.002}, 0.1)
-    named = {**content, "train": {**content["train"], "embedding": {"learning_rate": 0.3}}}
-    found, said = sized(named, dataset)
-    assert found["train"]["embedding"] == {"learning_rate": 0.3}
-    assert "dense" not in found["train"]
-    assert "initial_rows" not in found["model"]
-    assert "average" in found["train"]
-    assert said.count("=") == 4
-
-
 def test_without_validation_there_is_one_pass() -> None:
     found = chosen(8_000, validated=False)
     assert (found["train.epochs"], found["train.early_stopping.patience"]) == (1, 0)

@@ -25,17 +25,6 @@ _FEW, _EPOCHS = 20_000, 2
 _EVALUATIONS = 4
 # Steps of a run over those that its average of weights remembers, and the most that it may keep of itself in a step.
 _MEMORIES, _MOST_DECAY = 3, 0.9999
-# Rates go together: a recipe that names one of them, or the size of batches, gets none. Up to so many samples tables
-# are small enough for a state of every weight, and too little is seen of a row for a smaller rate.
-_SMALL = 2_000_000
-_RATES_OF_SMALL: dict[str, Any] = {
-    "train.dense.learning_rate": 0.002, "train.embedding.kind": "adagrad", "train.embedding.learning_rate": 0.05,
-    "model.initial_rows": 0.1,
-}  # fmt: skip
-_RATES: dict[str, Any] = {
-    "train.dense.learning_rate": 0.001, "train.embedding.kind": "rowwise_adagrad",
-    "train.embedding.learning_rate": 0.02, "model.initial_rows": 0.0,
-}  # fmt: skip
 
 
 def chosen(samples: int, *, validated: bool) -> dict[str, Any]:
@@ -56,7 +45,6 @@ def chosen(samples: int, *, validated: bool) -> dict[str, Any]:
         "train.eval_every": 0 if several else max(samples // (batch * _EVALUATIONS), 1),
         "train.early_stopping.patience": 2 if validated else 0,
         "train.average.decay": round(min(max(1 - _MEMORIES / steps, 0.0), _MOST_DECAY), 4),
-        **(_RATES_OF_SMALL if samples <= _SMALL else _RATES),
     }
 
 
@@ -67,14 +55,12 @@ _LENGTH = ("train.epochs", "train.max_steps")
 def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any], str]:
     """A copy of a recipe's content with the values that it leaves out, and what they are, in words; empty where there
     are none. Of a recipe that says how long it trains, the size of batches alone is chosen; of one that says their
-    size, neither average nor rates."""
+    size, no average."""
     samples = dataset.samples("train")
     values = chosen(samples, validated=dataset.samples("valid") > 0)
     named = _leaves(content)
     if "train.batch_size" in named:
         del values["train.average.decay"]
-    if named & {"train.batch_size", *_RATES}:
-        values = {field: value for field, value in values.items() if field not in _RATES}
     if any(field in named for field in _LENGTH):
         values = {"train.batch_size": values["train.batch_size"]}
     values = {field: value for field, value in values.items() if field not in named}
