@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -36,18 +36,25 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARN
 
 def measured(shape: Shape, rounds: int, steps: int, hosts: Hosts | None) -> dict[str, Any]:
     """What `exchange_ranks` measured; on this machine where there are no hosts."""
+    settings = {"shape": asdict(shape), "rounds": rounds, "steps": steps}
+
+    def launch(arguments: list[str]) -> int:
+        if hosts is None:
+            return torchrun(RANKS, arguments)
+        return hosts.torchrun(RANKS // hosts.count, arguments, ENVIRONMENT, _LIMIT_SECONDS)
+
+    found: dict[str, Any] = told_by_ranks("exchange_ranks", settings, launch)
+    return found
+
+
+def told_by_ranks(module: str, settings: Mapping[str, Any], launch: Callable[[list[str]], int]) -> Any:
+    """What the ranks of a module of this package write to ``out``; `launch` starts them and gives their exit status."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        settings = {"shape": asdict(shape), "rounds": rounds, "steps": steps, "out": str(out)}
-        arguments = ["-m", "benchmarks.exchange_ranks", json.dumps(settings)]
-        if hosts is None:
-            status = torchrun(RANKS, arguments)
-        else:
-            status = hosts.torchrun(RANKS // hosts.count, arguments, ENVIRONMENT, _LIMIT_SECONDS)
+        status = launch(["-m", f"benchmarks.{module}", json.dumps({**settings, "out": str(out)})])
         if status or not out.exists():
             raise TrainingError(f"a rank of the benchmark ended with status {status}; its error stands above")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        return json.loads(out.read_text())
 
 
 def torchrun(ranks: int, arguments: list[str]) -> int:

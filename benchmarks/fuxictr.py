@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.kept import kept
 from benchmarks.registry import PeerMissing
 
 SHARED = {"learning_rate": 0.001, "net_regularizer": 0, "batch_size": 4096, "embedding_dim": 10}
@@ -64,9 +65,9 @@ def installed() -> tuple[str, str]:
 
 
 def trained(
-    name: str, decay: float, seed: int, files: Mapping[str, Path], *, threads: int, epochs: int, kept: Path
+    name: str, decay: float, seed: int, files: Mapping[str, Path], *, threads: int, epochs: int, path: Path
 ) -> dict[str, Any]:
-    """What a run gave, as `quality.one` tells it; kept at `kept`, and taken from there."""
+    """What a run gave, as `quality.one` tells it; kept at `path`, and taken from there."""
     model, params = MODELS[name]
     regularizer = {"regularizer": decay} if name == "fm" else {"embedding_regularizer": decay}
     columns = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
@@ -75,9 +76,10 @@ def trained(
         "files": {split: str(file) for split, file in files.items()},
         "params": {**SHARED, **params, **regularizer, "seed": seed, "epochs": epochs},
     }  # fmt: skip
-    if kept.is_file() and (before := json.loads(kept.read_text()))["job"] == job:
-        found: dict[str, Any] = before["found"]
-        return found
+    return kept(path, job, lambda: _trained(job, threads))
+
+
+def _trained(job: Mapping[str, Any], threads: int) -> dict[str, Any]:
     python, checkout = installed()
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "job.json", Path(folder) / "out.json"
@@ -87,9 +89,7 @@ def trained(
         subprocess.run(
             [python, str(script), str(given), str(out)], check=True, env=environment, stdout=subprocess.DEVNULL
         )
-        found = json.loads(out.read_text())
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps({"job": job, "found": found}))
+        found: dict[str, Any] = json.loads(out.read_text())
     return found
 
 

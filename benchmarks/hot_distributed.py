@@ -11,23 +11,19 @@ without), the others of late rows are predicted.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from benchmarks.contenders import Shape
-from benchmarks.exchange import ENVIRONMENT
+from benchmarks.exchange import ENVIRONMENT, told_by_ranks
 from benchmarks.hosts import Hosts
 from benchmarks.towers_ranks import Contender, loads_of
 from stratarec.data.sources.synthetic import CRITEO_ROWS, EXPONENT
 from stratarec.distributed.hot_traffic import Flows, RowWires, copy_flows, flat_flows
 from stratarec.distributed.planning import travel
-from stratarec.errors import TrainingError
 
 HOSTS, LOCAL = 2, 2
 NETWORKS = {"unshaped": None, "1 Gbit/s": 1000.0, "100 Mbit/s": 100.0}
@@ -87,19 +83,15 @@ def contenders(copies: dict[str, int], quick: bool) -> list[Contender]:
 
 def measured(shape: Shape, mbit: float | None, quick: bool) -> list[dict[str, Any]]:
     """What the ranks measured on one network."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        settings = {
-            "shape": asdict(shape), "model": _LAYERS, "rounds": 1 if quick else 2, "steps": 2 if quick else 4,
-            "contenders": [asdict(each) for each in contenders(copied_rows(shape), quick)], "out": str(out),
-        }  # fmt: skip
-        with Hosts(HOSTS, mbit) as hosts:
-            arguments = ["-m", "benchmarks.hot_ranks", json.dumps(settings)]
-            status = hosts.torchrun(LOCAL, arguments, ENVIRONMENT, _LIMIT_SECONDS)
-        if status or not out.exists():
-            raise TrainingError(f"a rank of the benchmark ended with status {status}; its error stands above")
-        found: list[dict[str, Any]] = json.loads(out.read_text())
-        return found
+    settings = {
+        "shape": asdict(shape), "model": _LAYERS, "rounds": 1 if quick else 2, "steps": 2 if quick else 4,
+        "contenders": [asdict(each) for each in contenders(copied_rows(shape), quick)],
+    }  # fmt: skip
+    with Hosts(HOSTS, mbit) as hosts:
+        found: list[dict[str, Any]] = told_by_ranks(
+            "hot_ranks", settings, lambda arguments: hosts.torchrun(LOCAL, arguments, ENVIRONMENT, _LIMIT_SECONDS)
+        )
+    return found
 
 
 def best(rows: list[dict[str, Any]], kind: str) -> float:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import give_everyone_good_memory
 from benchmarks.contenders import Shape
-from benchmarks.towers_ranks import Bench, Contender, figures, merged
+from benchmarks.towers_ranks import Bench, Contender, figures, main, merged
 
 _DENSE_WIRE = "bf16"
 
@@ -45,18 +43,6 @@ def measured(mesh: Any, settings: dict[str, Any]) -> list[dict[str, Any]]:
     return figures(found, {bench.contender.name: bench.contender.overlap for bench in benches})
 
 
-def main() -> int:
-    settings = json.loads(sys.argv[1])
-    from stratarec.distributed.config import DistributedConfig
-    from stratarec.distributed.mesh import joined
-
-    with joined(DistributedConfig(timeout=120.0)) as mesh:
-        found = measured(mesh, settings)
-        if mesh.is_first:
-            Path(settings["out"]).write_text(json.dumps(found))
-    return 0
-
-
 if __name__ == "__main__":
     give_everyone_good_memory()
-    sys.exit(main())
+    sys.exit(main(measured))

@@ -11,7 +11,6 @@ FuxiCTR, which has published them, runs beside it where it is installed (`fuxict
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from statistics import mean, pstdev
 from typing import Any
 
 from benchmarks import fuxictr
+from benchmarks.kept import kept
 from benchmarks.precision_quality import SHARES
 from benchmarks.registry import PeerMissing
 from benchmarks.sessions import LOGS, ROOT, with_run
@@ -167,13 +167,14 @@ def prepared(made: Recipe) -> Dataset:
         return prepare(made.data, name="frappe_x1", overwrite=True)
 
 
-def one(made: Recipe, kept: Path) -> dict[str, Any]:
-    """What a run gave: test metrics, and validation AUC by seconds; kept at `kept`, and taken from there."""
+def one(made: Recipe, path: Path) -> dict[str, Any]:
+    """What a run gave: test metrics, and validation AUC by seconds; kept at `path`, and taken from there."""
     dataset = prepared(made)
-    about = {"recipe": made.to_dict(), "data": dataset.fingerprint}
-    if kept.is_file() and (before := json.loads(kept.read_text()))["about"] == about:
-        found: dict[str, Any] = before["found"]
-        return found
+    return kept(path, {"recipe": made.to_dict(), "data": dataset.fingerprint}, lambda: trained(made, dataset))
+
+
+def trained(made: Recipe, dataset: Dataset) -> dict[str, Any]:
+    """What a run gives."""
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(with_run(made, Path(folder) / "run"), dataset, progress=watch)
@@ -187,14 +188,11 @@ def one(made: Recipe, kept: Path) -> dict[str, Any]:
     ]  # fmt: skip
     best = int(result["checkpoint"].removeprefix("step-"))
     at_best = next(each for each in evaluations if each["step"] == best)
-    found = {
+    return {
         "auc": result["test"]["auc"], "log_loss": result["test"]["log_loss"], "steps": result["steps"],
         "best_step": best, "seconds_to_best": at_best["seconds"], "seconds": watch.now[0], "evaluations": evaluations,
         "rows_behind_caches": behind_caches(trainer.plan),
     }  # fmt: skip
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps({"about": about, "found": found}))
-    return found
 
 
 def behind_caches(plan: Plan | None) -> float:
@@ -249,8 +247,8 @@ def run(
         for seed in draws:
             rows.append(told(name, seed, one(recipe(name, seed, setting), WORK / setting.name(name, seed))))
             if name in beside and seed in draws[:peer_seeds]:
-                kept, decay = WORK / setting.name(f"fuxictr-{name}", seed), PUBLISHED[name].decay
-                found = fuxictr.trained(name, decay, seed, files(), threads=threads, epochs=setting.epochs, kept=kept)
+                path, decay = WORK / setting.name(f"fuxictr-{name}", seed), PUBLISHED[name].decay
+                found = fuxictr.trained(name, decay, seed, files(), threads=threads, epochs=setting.epochs, path=path)
                 rows.append(told(f"{name} of FuxiCTR", seed, found))
     of = {title: [row for row in rows if row["model"] == title] for title in {row["model"] for row in rows}}
     metrics = {key: value for name in names for key, value in summary(name, of[name]).items()}

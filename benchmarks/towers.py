@@ -10,18 +10,14 @@ exchange sends each row once, at 1 Gbit/s alone; and a DLRM at D = 64, likewise.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import Shape
-from benchmarks.exchange import ENVIRONMENT
+from benchmarks.exchange import ENVIRONMENT, told_by_ranks
 from benchmarks.hosts import Hosts
 from benchmarks.towers_ranks import Contender
 from stratarec.data.sources.synthetic import CRITEO_ROWS
-from stratarec.errors import TrainingError
 
 HOSTS, RANKS_A_HOST, BATCH = 2, 2, 1024
 _LIMIT_SECONDS = 1500.0
@@ -59,20 +55,16 @@ def measured(model: str, mbit: float | None, quick: bool) -> dict[str, Any]:
     cap = 2_000 if quick else 40_000
     shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=width, batch=BATCH, ids=ids)
     slow = mbit is not None and mbit < 1000
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        settings = {
-            "shape": asdict(shape), "model": layers, "dense_wire": "bf16", "rounds": 1 if quick else 2 if slow else 3,
-            "steps": 1 if slow else 3, "contenders": [asdict(each) for each in contenders(quick)],
-            "out": str(out),
-        }  # fmt: skip
-        with Hosts(HOSTS, mbit) as hosts:
-            arguments = ["-m", "benchmarks.towers_ranks", json.dumps(settings)]
-            status = hosts.torchrun(RANKS_A_HOST, arguments, ENVIRONMENT, _LIMIT_SECONDS)
-        if status or not out.exists():
-            raise TrainingError(f"a rank of the benchmark ended with status {status}; its error stands above")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+    settings = {
+        "shape": asdict(shape), "model": layers, "dense_wire": "bf16", "rounds": 1 if quick else 2 if slow else 3,
+        "steps": 1 if slow else 3, "contenders": [asdict(each) for each in contenders(quick)],
+    }  # fmt: skip
+    with Hosts(HOSTS, mbit) as hosts:
+        found: dict[str, Any] = told_by_ranks(
+            "towers_ranks", settings,
+            lambda arguments: hosts.torchrun(RANKS_A_HOST, arguments, ENVIRONMENT, _LIMIT_SECONDS),
+        )  # fmt: skip
+    return found
 
 
 def ratios(rows: list[dict[str, Any]], ratio: float = 4.0) -> dict[str, float]:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -255,13 +255,14 @@ def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(measure: Callable[[Any, dict[str, Any]], Any], towers: int = 0) -> int:
+    """A rank: what `measure` finds on the mesh goes to ``out`` of the settings."""
     settings = json.loads(sys.argv[1])
     from stratarec.distributed.config import DistributedConfig
     from stratarec.distributed.mesh import joined
 
-    with joined(DistributedConfig(timeout=120.0), towers=2) as mesh:
-        found = measured(mesh, settings)
+    with joined(DistributedConfig(timeout=120.0), towers=towers) as mesh:
+        found = measure(mesh, settings)
         if mesh.is_first:
             Path(settings["out"]).write_text(json.dumps(found))
     return 0
@@ -269,4 +270,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     give_everyone_good_memory()
-    sys.exit(main())
+    sys.exit(main(measured, towers=2))

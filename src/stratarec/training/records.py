@@ -120,8 +120,7 @@ def _asked(recipe: Recipe) -> Json:
     """What a plan is made for."""
     content = recipe.to_dict()
     hot = recipe.hot
-    found = {**content["memory"], **({} if hot.budget is None else {"hot": hot.budget})}
-    return found if hot.budget is None or hot.copies == "auto" else {**found, "copies": hot.copies}
+    return {**content["memory"], **({} if hot.budget is None else {"hot": hot.budget, "copies": hot.copies})}
 
 
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:

@@ -79,8 +79,8 @@ class PositionState(Model):
     smoothed_loss: float
     finished: bool
     losses: tuple[tuple[Count, float], ...]
-    kind_losses: tuple[tuple[Count, float | None, float | None], ...] = ()
-    smoothed_by_kind: tuple[float | None, float | None] = (None, None)
+    kind_losses: tuple[tuple[Count, float | None, float | None], ...]
+    smoothed_by_kind: tuple[float | None, float | None]
     evaluations: tuple[Evaluation, ...]
     train_seconds: Annotated[float, pydantic.Field(ge=0)]
     trained_samples: Count
