@@ -69,7 +69,7 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
     groups = [_group(buffer.tables[name], tables[name]) for name in shared]
     return Batch(
         label=_label(columns[:labels]),
-        dense=torch.from_numpy(dense),
+        dense=dense,
         sparse=_keyed(samples.sparse, ids, offsets, size, weights),
         groups=(*groups, *(_history(name, buffer.tables[name], tables[name]) for name in dataset.windows)),
         user=torch.from_numpy(words[:front].view(np.int64)) if buffer.users else None,
@@ -85,13 +85,16 @@ def _label(columns: NDArray[np.int32]) -> Tensor:
 
 def _dense(
     buffer: ShuffleBuffer, rows: NDArray[np.int32], pointers: Mapping[str, NDArray[np.int32]], features: int
-) -> NDArray[np.float32]:
+) -> Tensor:
     """``[B, features]``, those of groups too."""
-    found = np.empty((len(rows), features), dtype=np.float32)
+    # Memory of torch, which begins at multiples of 64 bytes: by where NumPy's begins, a product of MKL may be summed in
+    # another order ("Getting Reproducible Results", oneMKL developer guide).
+    found = torch.empty(len(rows), features)
+    values = found.numpy()
     tables = ((buffer.tables[name].columns, chosen) for name, chosen in pointers.items())
     for columns, chosen in ((buffer.samples, rows), *tables):
         if len(columns.dense_places):
-            scatter_rows(columns.dense, chosen, found, columns.dense_places)
+            scatter_rows(columns.dense, chosen, values, columns.dense_places)
     return found
 
 
