@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.kept import kept
 from benchmarks.registry import PeerMissing
 
-SHARED = {"learning_rate": 0.001, "net_regularizer": 0, "batch_size": 4096, "embedding_dim": 10}
+SHARED = {"learning_rate": 0.001, "batch_size": 4096, "embedding_dim": 10}
 DEEP = {"batch_norm": True}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "fm": ("FM", {}),
@@ -69,7 +69,9 @@ def trained(
 ) -> dict[str, Any]:
     """What a run gave, as `quality.one` tells it; kept at `path`, and taken from there."""
     model, params = MODELS[name]
-    regularizer = {"regularizer": decay} if name == "fm" else {"embedding_regularizer": decay}
+    # Its FM has one for all weights, which are rows.
+    deep = {"embedding_regularizer": decay, "net_regularizer": 0}
+    regularizer = {"regularizer": decay} if name == "fm" else deep
     columns = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
     job = {
         "model": model, "threads": threads, "columns": columns,
