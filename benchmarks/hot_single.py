@@ -2,7 +2,7 @@
 
 Shares: rows chosen for 2, 6.8 and 12.4 % of all bytes (D = 16, row-wise Adagrad): lookups that go to them, inputs that
 need no others, estimated and counted, against rows with most lookups per byte; with ``--data`` of a prepared data set
-instead of the synthetic log's.
+instead of the synthetic log's, and how many of 100 intervals hold what is counted.
 
 Speed: as `tiers`, the same tables on an append-only log within an 8th and a 37th of their float32 bytes, once as
 planned and once with a part of the same budget for hot rows, with and without batches of their own. Steps are averaged
@@ -69,6 +69,19 @@ def shares(dataset: Dataset) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def held(dataset: Dataset, share: float, trials: int) -> dict[str, int]:
+    """Of how many samples of inputs, one after another, the interval of hot inputs holds what is counted."""
+    row_bytes = row_bytes_of(dataset, SHARES_WIDTH, OPTIMIZER)
+    parts = parts_of(dataset, row_bytes)
+    budget, samples = int(share * sum(part.nbytes for part in parts)), dataset.samples("train")
+    inside = 0
+    for seed in range(trials):
+        profile = calibrate(dataset, row_bytes, budget, curve=(), seed=seed)
+        counted = classify(dataset, parts, profile.hot(parts), "train").inputs / samples
+        inside += profile.chosen.inputs.low <= counted <= profile.chosen.inputs.high
+    return {"trials": trials, "inside": inside}
 
 
 def side(
@@ -148,8 +161,13 @@ def run(quick: bool, data: Path | None = None, rows: int | None = None) -> dict[
         Most rows of a table, where the machine's memory is too small for the whole log's; batches are smaller, too.
     """
     if data is not None:
-        found = shares(Dataset.open(data))
-        return {"config": {"data": data.name, "width": SHARES_WIDTH}, "metrics": {}, "samples": {"rows": found}}
+        dataset = Dataset.open(data)
+        found, intervals = shares(dataset), held(dataset, CURVE[1], 10 if quick else 100)
+        return {
+            "config": {"data": data.name, "width": SHARES_WIDTH},
+            "metrics": {"intervals_held": intervals["inside"] / intervals["trials"]},
+            "samples": {"rows": found, "intervals": [intervals]},
+        }
     samples, cap = (1_500_000, 400_000) if quick else (6_000_000, 40_000_000)
     batch = QUICK_BATCH if quick else BATCH
     if rows is not None:
