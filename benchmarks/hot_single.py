@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.precision_quality import criteo_shape
 from benchmarks.sessions import ROOT
-from benchmarks.tiers import BATCH, WIDTH, check_budget, fill, float32_bytes
+from benchmarks.tiers import BATCH, QUICK_BATCH, WIDTH, check_budget, fill, float32_bytes
 from benchmarks.train import BOTTOM, EPS, RATE, TOP, Side, take_turns
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
@@ -40,7 +40,7 @@ from stratarec.planning.hot_rows import hot_rows, make_hot_plan
 
 SHARES_WIDTH = 16
 # Of few rows: a batch must use a small part of them.
-SMALL_BATCH, QUICK_BATCH = 1024, 128
+SMALL_BATCH = 1024
 OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
 # Cells: how much smaller than float32 in DRAM, batches staged ahead, share of the budget for hot rows.
 CELLS = ((8, 2, 0.5), (37, 1, 0.2))
