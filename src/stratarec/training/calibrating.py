@@ -20,7 +20,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
 from stratarec.models.calibration import LEAST_GAP, Calibration, LogitMap
 from stratarec.training.evaluation import Scored
@@ -90,6 +89,8 @@ def _newton(score: Doubles, target: Doubles, scale: Doubles, *, free: bool) -> t
 
 
 def _isotonic(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
+    from scipy.optimize import isotonic_regression  # a second to import, for one kind of two
+
     _, cell = np.unique(np.floor(np.clip(score, -80, 80) * _CELLS_PER_LOGIT), return_inverse=True)
     mass, positive, place = (
         np.bincount(cell, weights=column).astype(np.float64) for column in (scale, scale * truth, scale * score)

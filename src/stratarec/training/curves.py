@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from stratarec.models import CTRModel
 from stratarec.progress import Progress
 from stratarec.reporting.metrics import LABELS
 from stratarec.training.position import Position
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class Curves:

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch.utils.tensorboard import SummaryWriter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
@@ -50,6 +48,9 @@ from stratarec.training.stopping import StopRequest
 from stratarec.training.together import Peers, Together
 from stratarec.training.validation import Validation, Watch, nobody
 from stratarec.training.warmup import warm_up
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 T = TypeVar("T")
 
@@ -286,6 +287,8 @@ class Trainer:
         """TensorBoard's file, which one rank writes."""
         if not self.mesh.is_first:
             return nullcontext()
+        from torch.utils.tensorboard import SummaryWriter  # half a second to import, for who trains alone
+
         return SummaryWriter(str(self.run / "tensorboard"), purge_step=self.position.step)
 
     def _introduce(self) -> None:
