@@ -30,7 +30,10 @@ def fill_disk(path: Path, free: int) -> None:
 
 
 def tiny(root: Path, **train: Any) -> dict[str, Any]:
-    """A recipe of a few thousand samples under `root`; `train` changes its training section."""
+    """A recipe of a few thousand samples under `root`; `train` changes its training section.
+
+    Without a report, whose drawing takes as long as the training.
+    """
     return {
         "name": "tiny",
         "data": {
@@ -46,6 +49,7 @@ def tiny(root: Path, **train: Any) -> dict[str, Any]:
             "epochs": 2,
             "eval_every": 20,
             "log_every": 5,
+            "report": False,
             "shuffle_row_groups": 2,
             "checkpoint": {"every_steps": 7, "keep": 2},
             **train,

@@ -126,9 +126,9 @@ def test_what_was_replaced_meanwhile_is_not_held(thing: Path) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("holding")
     prepare(Recipe.from_dict(tiny(root)).data)
-    made = Recipe.from_dict(tiny(root, max_steps=14))
+    made = Recipe.from_dict(tiny(root, max_steps=14, report=True))
     Trainer(made, Dataset.open(made.data.path)).train()
-    (root / "r.yaml").write_text(yaml.safe_dump(tiny(root, max_steps=14)))
+    (root / "r.yaml").write_text(yaml.safe_dump(tiny(root, max_steps=14, report=True)))
     return root
 
 

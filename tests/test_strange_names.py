@@ -39,7 +39,7 @@ def write(root: Path, names: tuple[str, ...]) -> Path:
     dense = draws.random(1200)
     frame = {"y": draws.integers(0, 2, 1200), "v": visit, "w": visit % 19, "t": np.arange(1200), names[0] + "d": dense}
     pl.DataFrame({**frame, **columns}).write_parquet(root / "log.parquet")
-    content = tiny(root, max_steps=6, epochs=1)
+    content = tiny(root, max_steps=6, epochs=1, report=True)
     content["name"] = f"<b>{names[0]} [/x]</b>".replace("/", "")
     content["data"]["source"] = {
         "kind": "parquet",

@@ -372,7 +372,8 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
 
         print_comparison(result["memory"])  # type: ignore[arg-type]
     _say(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
-    _say(f"report           {run / 'report.html'}")
+    if (run / "report.html").exists():
+        _say(f"report           {run / 'report.html'}")
     _say(f"TensorBoard      {run / 'tensorboard'}")
 
 

@@ -37,7 +37,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         for name, value in (("_SECONDS", 0.02), ("_FILE_BYTES", 8 << 20), ("_DRAM_BYTES", 16 << 20)):
             patch.setattr(tiers, name, value)
-        recipe = str(write(root / "recipe.yaml", {**tiny(root, max_steps=40), "name": NAME}))
+        recipe = str(write(root / "recipe.yaml", {**tiny(root, max_steps=40, report=True), "name": NAME}))
         short = str(write(root / "short.yaml", few(root)))
         for command in (
             ["prepare", recipe],

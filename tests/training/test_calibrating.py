@@ -133,7 +133,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
 @pytest.fixture(scope="module", params=KINDS)
 def run(request: pytest.FixtureRequest, home: tuple[Path, Dataset]) -> tuple[Recipe, dict[str, Any]]:
     root, dataset = home
-    train = {"run": str(root / request.param), "max_steps": 40, "eval_every": 0, "calibration": request.param}
+    train = {
+        "run": str(root / request.param),
+        "max_steps": 40,
+        "eval_every": 0,
+        "calibration": request.param,
+        "report": True,
+    }
     recipe = Recipe.from_dict(tiny(root, **train))
     return recipe, Trainer(recipe, dataset).train()
 

@@ -340,8 +340,16 @@ def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
     assert result(whole)["test"] == result(tmp_path / "parts")["test"]
 
 
+def test_a_run_that_draws_no_report_has_none_of_its_shorter_self(home: Path, tmp_path: Path) -> None:
+    train(recipe(home, tmp_path / "run", max_steps=3, report=True))
+    assert (tmp_path / "run" / "report.html").exists()
+    train(recipe(home, tmp_path / "run", max_steps=5), resume=True)
+    assert result(tmp_path / "run")["steps"] == 5
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
 def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "a", max_steps=9)
+    made = recipe(home, tmp_path / "a", max_steps=9, report=True)
     trainer = Trainer(made, Dataset.open(made.data.path))
     interrupt_evaluation(trainer, 2)
     with pytest.raises(Interrupted, match=r"stopped in the final test; .*step-00000009; .*--resume only tests it"):

@@ -78,7 +78,7 @@ def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: P
 @pytest.mark.parametrize("batches", ["proportional", "adaptive", "none"])
 def test_a_resumed_run_ends_with_the_same_bits(home: Path, tmp_path: Path, batches: str) -> None:
     hot = {"budget": "256KiB", "batches": batches}
-    whole = train(recipe(home, tmp_path / "whole", hot, eval_every=0))
+    whole = train(recipe(home, tmp_path / "whole", hot, eval_every=0, report=True))
     part = recipe(home, tmp_path / "part", hot, eval_every=0, max_steps=len(whole.loader) + 13)
     train(part)
     resumed = train(recipe(home, tmp_path / "part", hot, eval_every=0), resume=True)

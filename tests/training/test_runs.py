@@ -214,7 +214,7 @@ def test_kill_9_at_random_moments_changes_no_bit(
 
 
 def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = tiny(tmp_path)
+    content = tiny(tmp_path, report=True)
     content["model"]["history"] = {"pooling": "mean"}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0

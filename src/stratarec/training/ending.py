@@ -66,11 +66,15 @@ class Ending:
         result["peak_rss_bytes"] = peak_rss_bytes()
 
         def write() -> None:
+            write_result(self.run, result)
+            page = self.run / "report.html"
+            if not self.recipe.train.report:
+                page.unlink(missing_ok=True)  # of the run when it was shorter
+                return
             # Its drawing library is loaded here: every command and rank would wait for it.
             from stratarec.reporting.report import write_report
 
-            write_result(self.run, result)
-            write_report(self.run / "report.html", self.recipe.to_dict(), self.dataset, asdict(position), result)
+            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result)
 
         self.mesh.first(write)
         return result

@@ -47,6 +47,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "threads",
         "checkpoint",
         "log_every",
+        "report",
         "eval_every",
         "early_stopping",
         "calibration",
