@@ -201,7 +201,8 @@ if not child:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 other.join()
-print(os.read(reading, 200).decode() == f"{before} 1", train() == before)
+helpers_of_two = min(len(os.sched_getaffinity(0)) - 1, 1)
+print(os.read(reading, 200).decode() == f"{before} {helpers_of_two}", train() == before)
 """)
     assert found == "True True"
 
