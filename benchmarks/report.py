@@ -97,13 +97,18 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     """Replace what stands between the markers: in the README by the figures that matter most, in words, and in the page
     of benchmarks by every metric of the result files. The picture has those of the figures that are ratios."""
     found = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
-    metrics = {result["benchmark"]: result["metrics"] for result in found if not result["quick"]}
+    # Contenders of a benchmark may have run apart, and have a file each.
+    metrics: dict[str, dict[str, float]] = {}
+    targets: dict[str, dict[str, float]] = {}
+    for result in found:
+        if not result["quick"]:
+            metrics.setdefault(result["benchmark"], {}).update(result["metrics"])
+            targets.setdefault(result["benchmark"], {}).update(result["config"].get("targets", {}))
     rows = ["| what | figure |", "| --- | ---: |"]
     rows += [f"| {text} | {form.format(metrics[name][metric])} |" for text, name, metric, form in MATTER]
     _put(readme, rows)
     ratios = [(text, metrics[name][metric]) for text, name, metric, _ in MATTER if not metric.startswith("auc")]
     write_picture(picture, ratios)
-    targets = {result["benchmark"]: result["config"].get("targets", {}) for result in found}
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [
         f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key))} |"
