@@ -148,6 +148,13 @@ def test_every_sample_comes_once_in_every_epoch(data: Dataset) -> None:
     assert not equal(one[0], next(Loader(data, "train", LoaderConfig(batch_size=300, seed=9)).epoch(0)))
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_dense_values_begin_where_those_of_torch_do(data: Dataset, rank: int) -> None:
+    """Products of the same values have the same bits then, whatever memory they are given."""
+    for batch in Loader(data, "train", LoaderConfig(batch_size=118), Share(rank=rank, ranks=3)).epoch(0):
+        assert batch.dense.data_ptr() % 64 == 0
+
+
 def test_missing_values_are_empty_bags(data: Dataset) -> None:
     batch = next(Loader(data, "train", LoaderConfig(batch_size=2000)).epoch(0)).expanded()
     lengths = batch.sparse["C3"].lengths()
