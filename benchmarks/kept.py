@@ -19,7 +19,7 @@ FOLDER = ROOT / "data" / "benchmarks"
 def kept(path: Path, about: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `path` holds where it was made of `about`, else what `make` gives, which is written there."""
     plain = json.loads(json.dumps(about))
-    if path.is_file() and (before := json.loads(path.read_text()))["about"] == plain:
+    if path.is_file() and (before := json.loads(path.read_text())).get("about") == plain:
         found: dict[str, Any] = before["found"]
         return found
     found = make()
