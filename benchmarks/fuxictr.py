@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.kept import kept
 from benchmarks.registry import PeerMissing
+from stratarec.errors import TrainingError
 
 SHARED = {"learning_rate": 0.001, "batch_size": 4096, "embedding_dim": 10}
 DEEP = {"batch_norm": True}
@@ -88,9 +89,10 @@ def _trained(job: Mapping[str, Any], threads: int) -> dict[str, Any]:
         given.write_text(json.dumps({**job, "checkout": checkout}))
         script = Path(__file__).with_name("fuxictr_run.py")
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": checkout}
-        subprocess.run(
-            [python, str(script), str(given), str(out)], check=True, env=environment, stdout=subprocess.DEVNULL
-        )
+        command = [python, str(script), str(given), str(out)]
+        done = subprocess.run(command, check=False, env=environment, stdout=subprocess.DEVNULL)
+        if done.returncode:
+            raise TrainingError(f"FuxiCTR's {job['model']} ended with status {done.returncode}; its error stands above")
         found: dict[str, Any] = json.loads(out.read_text())
     return found
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sessions import ROOT
+from stratarec.files import write_atomic
 
 FOLDER = ROOT / "data" / "benchmarks"
 
@@ -19,10 +20,10 @@ FOLDER = ROOT / "data" / "benchmarks"
 def kept(path: Path, about: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `path` holds where it was made of `about`, else what `make` gives, which is written there."""
     plain = json.loads(json.dumps(about))
-    if path.is_file() and (before := json.loads(path.read_text())).get("about") == plain:
+    if path.is_file() and (before := json.loads(path.read_text()))["about"] == plain:
         found: dict[str, Any] = before["found"]
         return found
     found = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"about": plain, "found": found}))
+    content = json.dumps({"about": plain, "found": found}).encode()
+    write_atomic(path, lambda file: file.write(content))
     return found

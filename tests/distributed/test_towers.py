@@ -85,7 +85,7 @@ def pooled(mesh: Mesh, made: Recipe) -> Any:
 def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
     ranks: Ranks, home: Path, network: dict[str, Any], tolerance: float, tmp_path: Path
 ) -> None:
-    """With batch normalization and dropout all bits were equal on some processors and not on another."""
+    """With batch normalization and dropout bits differed on one machine and on no other; why is not known."""
     found = []
     for name, towers in (("flat", 0), ("sptt", 2)):
         made = recipe(home, tmp_path / name, None, deduplicate=False, batch_size=118, network=network)

@@ -88,7 +88,7 @@ def _dense(
 ) -> Tensor:
     """``[B, features]``, those of groups too."""
     # Memory of torch, which begins at multiples of 64 bytes: by where NumPy's begins, a product of MKL may be summed in
-    # another order ("Getting Reproducible Results", oneMKL developer guide).
+    # another order (Intel, "Getting Reproducible Results with Intel MKL", 2011).
     found = torch.empty(len(rows), features)
     values = found.numpy()
     tables = ((buffer.tables[name].columns, chosen) for name, chosen in pointers.items())

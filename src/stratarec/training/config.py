@@ -140,7 +140,7 @@ class TrainConfig:
     log_every: int = 50
     """Steps between points of the loss curve."""
     report: bool = True
-    """Draw ``report.html`` when the run ends, which takes about a second."""
+    """Draw ``report.html`` when the run ends, which takes about a second. A run that ended without has none."""
     shuffle_row_groups: int = 8
     """Row groups that are shuffled together; bounds the loader's memory."""
     portions: int = 1
