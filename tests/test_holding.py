@@ -187,23 +187,6 @@ def test_data_that_are_read_are_not_replaced(home: Path, capsys: pytest.CaptureF
     assert Dataset.open(home / "data").fingerprint == before
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "result.json", "report.html"])
-def test_a_run_is_not_written_through_links(
-    home: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(home / "run", tmp_path / "run")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "step-00000001").mkdir()
-    (tmp_path / "mine" / "step-00000001" / "state.json").write_text("mine")
-    there = tmp_path / "run" / name
-    shutil.rmtree(there) if there.is_dir() else there.unlink()
-    there.symlink_to(tmp_path / "mine")
-    for option in ("--resume", "--overwrite"):
-        assert main(["train", "-q", str(home / "r.yaml"), f"train.run={tmp_path / 'run'}", option]) == 2
-        assert f"{there} is a link" in capsys.readouterr().err
-    assert (tmp_path / "mine" / "step-00000001" / "state.json").read_text() == "mine"
-
-
 def test_check_reads_everything(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(home / "run", tmp_path / "run")
     shutil.copytree(home / "data", tmp_path / "data")

@@ -163,7 +163,7 @@ def make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        file = next(part for part in (path, *path.parents) if part.exists() and not part.is_dir())
+        file = next((part for part in (path, *path.parents) if part.exists() and not part.is_dir()), path)
         raise StorageError(f"cannot write {path}: {file} is a file, expected a directory") from error
     except OSError as error:
         raise storage_error(path, error) from error

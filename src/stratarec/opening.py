@@ -1,8 +1,5 @@
-"""Opening files where others may have put something: new ones are new, and what is read is a file.
-
-A temporary name is random, so that nothing can wait there, and is made exclusively, so that nothing that waits there
-all the same is followed.
-"""
+"""Opening files: temporary ones have names of their own and are locked while they are written, and what is read is a
+file."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _SPECIAL = {
 
 
 def temporary_name(path: Path) -> Path:
-    """Where `path` is written before it is whole: a name beside it that nobody can foresee, and so nobody can plant."""
+    """Where `path` is written before it is whole: a name beside it that no other writer has."""
     return path.with_name(f".{path.name[:_LONGEST_NAME]}.{secrets.token_hex(8)}.tmp")
 
 
@@ -43,7 +40,7 @@ def is_leftover(entry: str, patterns: Iterable[str] = ("*",)) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete, anywhere below `folder`, temporary files of processes that were killed; links are not followed.
+    """Delete, anywhere below `folder`, temporary files of processes that were killed.
 
     A file that somebody is writing is locked, and stays.
     """
@@ -53,11 +50,9 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _remove_unheld(path: Path) -> None:
-    with suppress(OSError):  # it is in use, or cannot be removed
-        if not path.is_symlink():
-            with open_regular(path) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+    with suppress(OSError), open_regular(path) as file:  # it is in use, or cannot be removed
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
 
 
 def remove_leftovers_of(path: Path) -> None:
@@ -83,7 +78,7 @@ def _leftovers_of(path: Path) -> list[os.DirEntry[str]]:
 
 def hold_directory(path: Path) -> int:
     """A descriptor that tells others that somebody writes in a temporary directory, until it is closed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
@@ -92,7 +87,7 @@ def hold_directory(path: Path) -> int:
 def _is_held(path: Path) -> bool:
     """Whether a directory is locked; where there are no locks, it may be."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return True
     try:
@@ -105,12 +100,12 @@ def _is_held(path: Path) -> bool:
 
 
 def create(path: Path) -> BinaryIO:
-    """A new file, open for writing; `FileExistsError` for whatever is there already, links that lead nowhere too."""
-    # Not Path.open("xb"): the mode says what the umask leaves, and a file that is held is told from a leftover.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    """A new file, open for writing and locked; `FileExistsError` for whatever is there already."""
+    file = path.open("xb")
+    # The lock tells a file that somebody writes from a leftover.
     with suppress(OSError):  # a file system without locks
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return os.fdopen(descriptor, "wb")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
 
 
 def open_regular(path: str | Path) -> BinaryIO:

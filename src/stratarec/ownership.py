@@ -73,8 +73,6 @@ def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
         When it is anything else: a file, a place of its own such as a home directory, a directory of another kind or of
         somebody else, or a part of one of ours.
     """
-    if path.is_symlink():  # `named_directory` has followed those that a user made
-        raise StorageError(f"{path} is a link, expected a directory or nothing; move it elsewhere")
     try:
         found = entries(path)
     except FileNotFoundError:

@@ -58,7 +58,7 @@ def set_aside(path: Path, kind: Kind) -> Path:
     """Rename a directory that may be replaced; returns where it is now. `recover` undoes this or completes it."""
     check_replaceable(path, kind)
     old = aside(path)
-    if old.exists() or old.is_symlink():
+    if old.exists():
         raise StorageError(f"cannot replace {path}: {old} is in the way; move it elsewhere")
     try:
         os.replace(path, old)
@@ -82,7 +82,7 @@ def put_back(path: Path, kind: Kind) -> None:
 def recover(path: Path, kind: Kind, stands: Callable[[Path], bool]) -> None:
     """Settle a replacement that was interrupted: it is finished if what is at `path` now `stands`, else undone."""
     old = aside(path)
-    if old.is_symlink() or kind_of(old) != kind.name:
+    if kind_of(old) != kind.name:
         return
     with contextlib.ExitStack() as stack:
         for folder in (old, path):  # whoever is replacing it now holds both

@@ -64,7 +64,7 @@ class Workspace:
             How many partitions rows are to be dealt to; asked where work begins.
         """
         path = self.root / ORIGIN
-        resumed = self._is_ours(path) and not any(entry.is_symlink() for entry in self.root.rglob("*"))
+        resumed = self._is_ours(path)
         if not resumed and len(entries(self.root)) > 1:
             self.start_anew(f"{self.root} is of other logs, settings or another version", say)
         make_directory(self.source)

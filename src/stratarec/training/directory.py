@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from stratarec.distributed.mesh import Mesh
-from stratarec.errors import CheckpointError, ConfigError, StorageError
+from stratarec.errors import CheckpointError, ConfigError
 from stratarec.holding import held
 from stratarec.opening import remove_leftovers
 from stratarec.ownership import Kind, claim, state
@@ -79,7 +79,6 @@ class RunDirectory:
         recover(self.path, RUN, lambda path: bool(checkpoint.steps(path / "checkpoints")))
         with ExitStack() as stack:
             earlier = state(self.path, RUN) == "ours"
-            self._check_links()
             if earlier:
                 stack.enter_context(held(self.path))
             if earlier and overwrite:
@@ -95,12 +94,6 @@ class RunDirectory:
             finally:
                 if self._replaced:
                     put_back(self.path, RUN)
-
-    def _check_links(self) -> None:
-        """Refuse to write through links: a run that somebody else made could lead anywhere by them."""
-        for name in RUN.content:
-            if (self.path / name).is_symlink():
-                raise StorageError(f"{self.path / name} is a link; name another {RUN.field}, or remove the link")
 
     def _found(self, resume: bool) -> Path | None:
         checkpoint.recover(self.checkpoints)

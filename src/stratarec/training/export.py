@@ -151,8 +151,8 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
             source = own_file(dataset.path, info.path)
         except ValueError as error:
             raise DatasetError(f"{error}; prepare the data again") from error
-        shutil.copyfile(source, folder / path, follow_symlinks=False)
-        if (folder / path).is_symlink() or file_hash(folder / path) != info.hash:
+        shutil.copyfile(source, folder / path)
+        if file_hash(folder / path) != info.hash:
             raise DatasetError(f"{source} is damaged: its hash does not match; prepare the data again")
         ids = ids_of(read_vocabulary(folder / path, info, str(source)))
         found[name] = ExportedVocabulary(**vars(ids), path=path)

@@ -105,7 +105,7 @@ def write_result(run: Path, result: dict[str, Any]) -> None:
 
 def read_result(run: Path) -> Result | None:
     """The result of a run; None where it has none yet."""
-    if not (run / RESULT).exists() and not (run / RESULT).is_symlink():
+    if not (run / RESULT).exists():
         return None
     return read_sealed(run / RESULT, Result, "remove it: `stratarec train --resume` makes it anew", CheckpointError)
 
@@ -126,7 +126,7 @@ def _asked(recipe: Recipe) -> Json:
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
     """The plan that a run was started with, if it still is what `recipe` asks for and of the tables of `dataset`."""
     path = run / PLAN
-    if not path.exists() and not path.is_symlink():
+    if not path.exists():
         return None
     found = read_sealed(path, RunPlan, "restore it, or start anew with --overwrite")
     if found.memory != _asked(recipe):

@@ -1,0 +1,157 @@
+"""Files that are being written: whole or absent, and what a killed process leaves of them goes with the next start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from recipes import tiny
+from stratarec.cli import main
+from stratarec.files import write_atomic, write_json, write_text
+from stratarec.opening import SpecialFileError, create, is_leftover, open_regular, remove_leftovers, temporary_name
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe, its data set and its run."""
+    root = tmp_path_factory.mktemp("trained")
+    content = tiny(Path(), max_steps=3)
+    content["data"]["path"], content["train"]["run"] = "data", "run"
+    (root / "r.yaml").write_text(yaml.safe_dump(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for command in ("prepare", "train"):
+            assert main([command, "-q", "r.yaml"]) == 0
+    return root
+
+
+@pytest.fixture
+def home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working directory."""
+    shutil.copytree(trained, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_have_the_mode_that_the_umask_leaves(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_text(tmp_path / "a", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+
+def test_names_of_any_length_and_script_have_temporary_names(tmp_path: Path) -> None:
+    for name in ("x" * 255, "é" * 127, "汉" * 85, "a\nb"):
+        write_text(tmp_path / name, "x")
+        assert is_leftover(temporary_name(tmp_path / name).name)
+    assert len({temporary_name(tmp_path / "a") for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), pa.ArrowInvalid("no"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    (tmp_path / "a").write_text("before")
+
+    def fail(file: Any) -> None:
+        file.write(b"half")
+        raise error
+
+    with pytest.raises(type(error)):
+        write_atomic(tmp_path / "a", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "before"
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from stratarec.files import write_atomic
+def write(file):
+    file.write(b"half"); file.flush(); print("writing", flush=True); time.sleep(60)
+write_atomic(Path(sys.argv[1]), write)
+"""
+
+
+def killed(path: Path, check: Callable[[], object] = lambda: None) -> None:
+    """Let a process begin to write `path` and kill it; `check` is called while it writes."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+        check()
+        writer.send_signal(signal.SIGKILL)
+
+
+def test_what_a_killed_process_left_is_known_and_removed_by_the_next(home: Path) -> None:
+    def leftovers(folder: str = "run") -> list[Path]:
+        return [path for path in (home / folder).rglob("*") if is_leftover(path.name)]
+
+    def stays() -> None:
+        remove_leftovers(home / "run")
+        assert len(leftovers()) == 1
+
+    killed(home / "run" / "recipe.json", stays)
+    assert len(leftovers()) == 1
+    # Of files whose writers are gone one is as good as another.
+    for name in ("predictions-test.parquet", "stratarec.json"):
+        temporary_name(home / "run" / name).touch()
+    assert main(["train", "-q", "r.yaml", "--overwrite"]) == 0
+    assert not leftovers()
+    work = home / "new.preparing"
+    for file in ("output/train/shard-00000.parquet", "spilled/00000000.arrow", "counts/00000.json", "origin.json"):
+        (work / file).parent.mkdir(parents=True, exist_ok=True)
+        temporary_name(work / file).touch()
+    write_json(work / "stratarec.json", {"kind": "half-prepared data set", "format": 1})
+    assert main(["prepare", "-q", "r.yaml", "data.path=new"]) == 0
+    assert not leftovers("new")
+
+
+def test_a_file_of_the_user_is_no_leftover(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (f".notes.{TOKEN}.tmp", ".recipe.json.tmp", ".recipe.json.0123.tmp", f"recipe.json.{TOKEN}.tmp"):
+        (home / "run" / name).write_text("mine")
+        assert main(["train", "-q", "r.yaml", "--overwrite"]) == 2
+        assert f"run also holds {name}" in capsys.readouterr().err
+        assert (home / "run" / name).read_text() == "mine"
+        (home / "run" / name).unlink()
+
+
+def test_only_files_are_opened_as_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "to-pipe").symlink_to("pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        began = time.monotonic()
+        for path, what in {
+            tmp_path / "pipe": "a pipe, which can be read only once",
+            tmp_path / "to-pipe": "a pipe",
+            tmp_path / "folder": "Is a directory",
+            tmp_path / "socket": "a socket",
+            Path("/dev/zero"): "a device",
+            Path("/dev/null"): "a device",
+        }.items():
+            with pytest.raises(SpecialFileError, match=f"{what}.*, expected a file"):
+                open_regular(path)
+        assert time.monotonic() - began < 5
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "to-file").symlink_to("file")
+    with open_regular(tmp_path / "to-file") as file:
+        assert file.read() == b"x"
+    with pytest.raises(FileExistsError):
+        create(tmp_path / "to-file")
