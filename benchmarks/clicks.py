@@ -37,9 +37,8 @@ from stratarec.embedding import ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig
 from stratarec.recipe import Recipe
-from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.metrics import Metrics, evaluate_logits
-from stratarec.training.settings import torch_settings
+from stratarec.training.settings import build_optimizer, peak_rss_bytes, torch_settings
 from stratarec.training.trainer import Trainer
 
 RECIPE = Path(stratarec.__file__).parent / "recipes" / "globo.yaml"
@@ -88,7 +87,7 @@ class TorchRecSide:
         copy_dense(ours, self.model)
         self.dense_schedule = trainer.config.dense
         dense = [*self.model.dlrm.dense_arch.parameters(), *self.model.dlrm.over_arch.parameters()]
-        self.optimizer = trainer.config.dense.build(nn.ParameterList(dense))
+        self.optimizer = build_optimizer(trainer.config.dense, nn.ParameterList(dense))
         self.steps = 0
 
     def step(self, batch: Batch) -> None:

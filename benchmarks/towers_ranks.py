@@ -25,6 +25,7 @@ from benchmarks.__main__ import give_everyone_good_memory
 from benchmarks.contenders import Shape
 from benchmarks.exchange_ranks import wire_bytes
 from stratarec.distributed.planning import TableLoad
+from stratarec.training.settings import build_optimizer
 
 DENSE = 13
 _WARM, _AHEAD = 1, 1
@@ -134,7 +135,7 @@ class Bench:
         self.reduction = TimedReduction(Together(self.mesh, self.model.network, dense_wire))
         train = TrainConfig(batch_size=shape.batch * mesh.ranks)
         self.stages = SharedStages(
-            self.mesh, self.model, train.dense.build(self.model.network), train, None,
+            self.mesh, self.model, build_optimizer(train.dense, self.model.network), train, None,
             exchange=Peers(self.model) if by_towers else None, reduction=self.reduction,
         )  # fmt: skip
         self._batches = [self._batch(shape, 1000 * self.mesh.place + number) for number in range(4)]

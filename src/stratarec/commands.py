@@ -383,10 +383,9 @@ def evaluate(args: argparse.Namespace) -> None:
     from stratarec.reporting.metrics import bins, lines, sliced
     from stratarec.reporting.progress import make_progress
     from stratarec.training.evaluation import evaluate_split
-    from stratarec.training.fresh import FreshLogs
+    from stratarec.training.fresh import FreshLogs, evaluate_logs
     from stratarec.training.metrics import figures
     from stratarec.training.run import open_run
-    from stratarec.training.slices import evaluate_logs
 
     data, logs = _data_or_logs(args, by=args.by)
     with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:

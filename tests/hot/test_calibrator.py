@@ -14,14 +14,11 @@ from stratarec.artifacts import write_sealed
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.errors import ConfigError
-from stratarec.hot.by_count import hottest_rows
-from stratarec.hot.by_input import most_inputs
-from stratarec.hot.calibrator import calibrate, passed_over, without_skew
-from stratarec.hot.classifier import Classification, classify
-from stratarec.hot.needs import are_hot
+from stratarec.hot.by_count import hottest_rows, most_inputs
+from stratarec.hot.calibrator import Estimate, calibrate, passed_over, without_skew
+from stratarec.hot.classifier import Classification, are_hot, classify
 from stratarec.hot.parts import Part, parts_of, used_bytes
 from stratarec.hot.profile import HotProfile
-from stratarec.hot.sampling import Estimate
 
 
 @pytest.fixture(scope="module")

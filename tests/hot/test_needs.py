@@ -9,7 +9,7 @@ import pytest
 from hot.popular import ROW_BYTES, prepared
 
 from stratarec.data.dataset import Dataset
-from stratarec.hot.needs import NeedsReader, are_hot, bag_needs
+from stratarec.hot.classifier import NeedsReader, are_hot, bag_needs
 from stratarec.hot.parts import Part, parts_of
 
 

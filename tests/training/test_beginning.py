@@ -29,6 +29,7 @@ from stratarec.tensors import read_tensors
 from stratarec.training import checkpoint
 from stratarec.training.beginning import beginning
 from stratarec.training.run import identity, new_model, new_plan, open_run
+from stratarec.training.settings import build_optimizer
 from stratarec.training.trainer import Trainer
 
 MEMORIES: dict[str, dict[str, Any]] = {
@@ -130,7 +131,7 @@ def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now:
         model = new_model(made, dataset, plan, "beginning")
         assert any(not tables.resident for tables in model.embeddings.engine.tables) == (now != "memory")
         untrained = rows_by_value(model, dataset)
-        optimizer = made.train.dense.build(model.network)
+        optimizer = build_optimizer(made.train.dense, model.network)
         with beginning(earlier, tmp_path / "new", identity(made, dataset), dataset, Mesh.alone()) as first:
             first.into(model, optimizer)
         found = rows_by_value(model, dataset)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from stratarec.training.config import DenseOptimizerConfig
+from stratarec.training.settings import build_optimizer
 
 KINDS: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "sgd": SGD}
 
@@ -30,9 +31,9 @@ def test_steps_have_the_bits_of_torchs_optimizer(kind: Any) -> None:
     theirs.load_state_dict(ours.state_dict())
     config = DenseOptimizerConfig(kind=kind, weight_decay=0.1)
     made = KINDS[kind](theirs.parameters(), lr=config.learning_rate, weight_decay=0.1, fused=True)  # type: ignore[call-arg]
-    stepped(ours, config.build(ours), 3)
+    stepped(ours, build_optimizer(config, ours), 3)
     stepped(theirs, made, 3)
-    taken = config.build(ours)
+    taken = build_optimizer(config, ours)
     taken.load_state_dict(deepcopy(made.state_dict()))
     stepped(ours, taken, 2)
     stepped(theirs, made, 2)

@@ -16,11 +16,10 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.request import Request
-from stratarec.training.cadence import Agreement, Cadence, Decision, Seen
-from stratarec.training.checkpoint import CheckpointConfig
-from stratarec.training.config import TrainConfig
+from stratarec.training.cadence import Agreement, Cadence, Decision, Seen, Stopped
+from stratarec.training.config import CheckpointConfig, TrainConfig
 from stratarec.training.pipeline import Pipeline, Schedule, Stages
-from stratarec.training.stopping import Stopped
+from stratarec.training.settings import build_optimizer
 
 SCHEMA = Schema(dense=(DenseFeature(name="d"),), sparse=(SparseFeature(name="f"),))
 
@@ -157,7 +156,7 @@ def some_batches(count: int) -> list[Batch]:
 
 def stages_of(model: CTRModel, schedule: Schedule, **others: Any) -> Stages:
     config = TrainConfig()
-    return Stages(model, config.dense.build(model.network), config, schedule, **others)
+    return Stages(model, build_optimizer(config.dense, model.network), config, schedule, **others)
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])

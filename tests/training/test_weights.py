@@ -21,11 +21,10 @@ from stratarec.jagged import KeyedJagged
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation import evaluate_split
-from stratarec.training.fresh import FreshLogs
+from stratarec.training.fresh import FreshLogs, evaluate_logs
 from stratarec.training.metrics import evaluate_logits
 from stratarec.training.objective import Objective
 from stratarec.training.run import open_run
-from stratarec.training.slices import evaluate_logs
 from stratarec.training.trainer import Trainer
 
 ROWS = 1500

@@ -1,7 +1,14 @@
-"""The hot rows that take most lookups: all rows ranked by lookups per byte, as FAE's authors do.
+"""Hot rows for a budget, two ways.
 
-They sort the rows of all tables together and keep the first of them that fit; rows of one width, without optimizer
-state. Here rows of several widths are ranked by lookups per byte, and a part of a table is taken from its front.
+`hottest_rows`: those that take most lookups, as FAE's authors do. They sort the rows of all tables together and keep
+the first of them that fit; rows of one width, without optimizer state. Here rows of several widths are ranked by
+lookups per byte, and a part of a table is taken from its front.
+
+`most_inputs`: those that make most inputs hot. An input is hot when *every* lookup of it is, so rows are worth what
+they complete together: the popular rows of one table are worth nothing where another table's rows of the same inputs
+are cold. So rows are taken away instead of added: all that sampled inputs need is hot at first, and again and again the
+rows go whose bytes cost fewest inputs, until the rest fits. An input that is lost no longer holds up rows of other
+tables. (This is the peeling of densest subgraphs, Charikar 2000, with tables' prefixes for vertices.)
 """
 
 from __future__ import annotations
@@ -9,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stratarec.hot.classifier import Needs
 from stratarec.hot.parts import Counts, Part, used_bytes
 
 # Halvings of the least lookups per byte; enough to tell any two counts apart.
@@ -64,4 +73,124 @@ def _fill(parts: Sequence[Part], hot: Counts, budget: int) -> Counts:
             continue
         found[place] += more
         spare -= more * part.row_bytes
+    return found
+
+
+# Neighbouring thresholds of a part are this far apart, or one row.
+_STEP = 1.04
+# Of the budget, for tables that are hot whole.
+_SMALL_SHARE = 0.01
+# Rounds of filling what is left.
+_ROUNDS = 64
+
+
+def thresholds(part: Part) -> Counts:
+    """The numbers of first rows at which a part may be cut, rising from 0 to all of them."""
+    if part.whole:
+        return np.array([0, part.rows], dtype=np.int64)
+    steps = int(np.log(part.rows) / np.log(_STEP)) + 1
+    wide = np.round(part.rows / _STEP ** np.arange(steps)).astype(np.int64)
+    return np.unique(np.concatenate([[0, 1, part.rows], wide]))
+
+
+def most_inputs(parts: Sequence[Part], budget: int, needs: Needs) -> Counts:
+    """``[parts]`` first rows of each part that fit into `budget` bytes and make many inputs hot.
+
+    Parameters
+    ----------
+    needs : ndarray
+        ``[N, parts]`` of sampled inputs.
+
+    Notes
+    -----
+    Every input is lost once, so it takes time in proportion to N * parts, and some thousand steps over all thresholds.
+    """
+    hot = np.zeros(len(parts), dtype=np.int64)
+    small = fitting_whole(parts, budget)
+    hot[small] = [parts[place].rows for place in small]
+    large = [place for place in range(len(parts)) if place not in small]
+    if large:
+        rest = budget - used_bytes(parts, hot)
+        hot[large] = _most_inputs([parts[place] for place in large], rest, needs[:, large])
+    return hottest_rows(parts, budget, hot)
+
+
+def fitting_whole(parts: Sequence[Part], budget: int) -> list[int]:
+    """The smallest parts, which take a hundredth of the budget together: nothing is gained by cutting them."""
+    order = sorted(range(len(parts)), key=lambda place: parts[place].nbytes)
+    taken = np.cumsum([parts[place].nbytes for place in order])
+    return order[: int(np.searchsorted(taken, budget * _SMALL_SHARE, side="right"))]
+
+
+def _most_inputs(parts: Sequence[Part], budget: int, needs: Needs) -> Counts:
+    cuts = [thresholds(part) for part in parts]
+    levels = np.stack([np.searchsorted(cut, needs[:, place]) for place, cut in enumerate(cuts)], axis=1)
+    peel = _Peel(parts, cuts, levels.astype(np.int16))
+    while peel.used > budget:
+        peel.step(peel.used - budget)
+    chosen = _complete(parts, cuts, levels, peel.level, budget)
+    return np.array([cut[level] for cut, level in zip(cuts, chosen, strict=True)], dtype=np.int64)
+
+
+class _Peel:
+    """Thresholds that fall."""
+
+    def __init__(self, parts: Sequence[Part], cuts: Sequence[Counts], levels: NDArray[np.int16]) -> None:
+        widest = max(map(len, cuts))
+        self._levels = levels
+        # Bytes up to each threshold; behind the last one there is nothing more.
+        padded = [np.pad(cut, (0, widest - len(cut)), mode="edge") for cut in cuts]
+        self._bytes = np.stack([cut * part.row_bytes for part, cut in zip(parts, padded, strict=True)])
+        self.level = np.array([len(cut) - 1 for cut in cuts])
+        self._inputs = np.stack([np.bincount(column, minlength=widest) for column in levels.T])
+        # Inputs of each part in rising order of level, so that those above a threshold lie together.
+        self._order = np.argsort(levels, axis=0, kind="stable").astype(np.int32).T.copy()
+        self._first = np.pad(np.cumsum(self._inputs, axis=1), ((0, 0), (1, 0)))
+        self._alive = np.ones(len(levels), dtype=bool)
+
+    @property
+    def used(self) -> int:
+        """Bytes of what is hot."""
+        return int(self._bytes[np.arange(len(self.level)), self.level].sum())
+
+    def step(self, excess: int) -> None:
+        """Lower the one threshold that loses fewest inputs a byte; bytes beyond `excess` count nothing."""
+        above = self._inputs[:, ::-1].cumsum(axis=1)[:, ::-1]
+        lost = np.pad(above[:, 1:], ((0, 0), (0, 1)))
+        freed = np.minimum(self._bytes[np.arange(len(self.level)), self.level][:, None] - self._bytes, excess)
+        # Where nothing is lost the most bytes go first.
+        cost = np.where(freed > 0, (lost + 1e-9) / np.maximum(freed, 1), np.inf)
+        place, level = np.unravel_index(np.argmin(cost), cost.shape)
+        self._lose(int(place), int(level))
+
+    def _lose(self, place: int, level: int) -> None:
+        """Inputs that need more than threshold `level` of part `place` are hot no longer."""
+        inputs = self._order[place, self._first[place, level + 1] : self._first[place, self.level[place] + 1]]
+        inputs = inputs[self._alive[inputs]]
+        self._alive[inputs] = False
+        self.level[place] = level
+        if len(inputs):
+            for part, column in enumerate(self._levels[inputs].T):
+                self._inputs[part] -= np.bincount(column, minlength=self._inputs.shape[1])
+
+
+def _complete(
+    parts: Sequence[Part], cuts: Sequence[Counts], levels: NDArray[np.int64], level: NDArray[np.int64], budget: int
+) -> NDArray[np.int64]:
+    """Raise thresholds while what is left pays for inputs that lack rows of one part alone."""
+    found, reach = level.copy(), np.arange(max(map(len, cuts)))
+    for _ in range(_ROUNDS):
+        spare = budget - used_bytes(parts, np.array([cut[at] for cut, at in zip(cuts, found, strict=True)]))
+        lacking = levels > found
+        alone = lacking & (lacking.sum(axis=1) == 1)[:, None]
+        best, place = 0.0, -1
+        for number, (part, cut) in enumerate(zip(parts, cuts, strict=True)):
+            gained = np.bincount(levels[alone[:, number], number], minlength=len(reach)).cumsum()[: len(cut)]
+            cost = (cut - cut[found[number]]) * part.row_bytes
+            worth = np.where((cost > 0) & (cost <= spare), gained / np.maximum(cost, 1), 0.0)
+            if worth.max() > best:
+                best, place, to = float(worth.max()), number, int(worth.argmax())
+        if place < 0:
+            break
+        found[place] = to
     return found

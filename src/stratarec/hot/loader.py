@@ -20,7 +20,7 @@ from stratarec.data.parts import Rows, count, take
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.shuffling import ShuffleBuffer
 from stratarec.errors import ConfigError
-from stratarec.hot.needs import NeedsReader, are_hot
+from stratarec.hot.classifier import NeedsReader, are_hot
 from stratarec.hot.order import Kinds, kinds_of
 from stratarec.hot.parts import Counts, Part
 

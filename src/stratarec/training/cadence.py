@@ -1,4 +1,4 @@
-"""One clock for evaluation, checkpoint and stop.
+"""One clock for evaluation, checkpoint and stop, and the user's request to stop.
 
 What must find the same state whatever the lookahead (an evaluation, a checkpoint by steps, the end) follows from the
 step alone: it is known ahead, and is a *barrier* beyond which nothing is prepared. What depends on time or on the user
@@ -8,13 +8,52 @@ follows from the step at which it was asked for, so that all processes of a run 
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol
 
+from stratarec.errors import Interrupted
 from stratarec.training.config import TrainConfig
-from stratarec.training.stopping import Stopped
+
+
+class Stopped(Exception):
+    """Raised where work that keeps nothing, such as an evaluation, is to be left."""
+
+
+class StopRequest:
+    """Whether the user asked to stop.
+
+    Parameters
+    ----------
+    at_once : str
+        The message of the `Interrupted` that a second request raises, wherever the program is.
+    """
+
+    def __init__(self, at_once: str) -> None:
+        self.made = False
+        self._at_once = at_once
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM as requests."""
+        # Only the main thread may set handlers; elsewhere the caller deals with signals.
+        main = threading.current_thread() is threading.main_thread()
+        kept = {name: signal.signal(name, self._ask) for name in (signal.SIGINT, signal.SIGTERM) if main}
+        try:
+            yield
+        finally:
+            for name, handler in kept.items():
+                signal.signal(name, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.made:
+            raise Interrupted(self._at_once)
+        self.made = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.rowfile import verify_file
 from stratarec.embedding.taking import Renumbering
-from stratarec.errors import CheckpointError, ConfigError, StorageError
+from stratarec.errors import CheckpointError, StorageError
 from stratarec.files import (
     file_hash,
     remove_tree,
@@ -34,7 +34,6 @@ from stratarec.files import (
     storage_error,
     temporary_directory,
 )
-from stratarec.finite import check_finite
 from stratarec.holding import lock
 from stratarec.models import CTRModel
 from stratarec.opening import open_regular, temporary_name
@@ -47,24 +46,6 @@ _STATE = "state.json"
 _FILES = (NETWORK, OPTIMIZER)
 _ADVICE = "use another checkpoint"
 _STEP = re.compile(r"step-\d{8,12}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When checkpoints are written and how many are kept."""
-
-    every_steps: int = 0
-    """Write one every so many steps; 0 for never by steps."""
-    every_minutes: float = 10.0
-    """Write one when the last is so old; 0 for never by time."""
-    keep: int = 2
-    """How many of the last are kept, the best one besides."""
-
-    def __post_init__(self) -> None:
-        check_finite(self, "train.checkpoint.")
-        for name, least in (("every_steps", 0), ("every_minutes", 0), ("keep", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"train.checkpoint.{name} is {getattr(self, name)}, expected at least {least}")
 
 
 def save(

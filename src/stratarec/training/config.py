@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import torch
-from torch import nn
+from typing import Literal
 
 from stratarec.checks import check_directory, check_seed
 from stratarec.data.shuffling import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
-from stratarec.training.checkpoint import CheckpointConfig
-from stratarec.training.dense import uncompiled
 
 # Beyond this starting them fails or takes the machine down.
 _MOST_THREADS = 1024
@@ -38,15 +33,6 @@ class DenseOptimizerConfig:
         for name in ("learning_rate", "weight_decay"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"train.dense.{name} is {getattr(self, name)}, expected 0 or more")
-
-    def build(self, network: nn.Module) -> torch.optim.Optimizer:
-        """The torch optimizer, in its fused form, without what marks it for ``torch.compile``."""
-        self.schedule.require_steps()
-        kinds = torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD
-        make: Any = uncompiled(dict(zip(("adam", "adamw", "adagrad", "sgd"), kinds, strict=True))[self.kind])
-        options = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
-        found: torch.optim.Optimizer = make(network.parameters(), **options)
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +84,24 @@ class AverageConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise ConfigError(f"train.average.decay is {self.decay}, expected 0 or more and less than 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written and how many are kept."""
+
+    every_steps: int = 0
+    """Write one every so many steps; 0 for never by steps."""
+    every_minutes: float = 10.0
+    """Write one when the last is so old; 0 for never by time."""
+    keep: int = 2
+    """How many of the last are kept, the best one besides."""
+
+    def __post_init__(self) -> None:
+        check_finite(self, "train.checkpoint.")
+        for name, least in (("every_steps", 0), ("every_minutes", 0), ("keep", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"train.checkpoint.{name} is {getattr(self, name)}, expected at least {least}")
 
 
 @dataclass(frozen=True, kw_only=True)

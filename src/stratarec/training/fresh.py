@@ -1,4 +1,4 @@
-"""Rows of raw logs that a run has not seen: read by its own source, scored in their order."""
+"""Rows of raw logs that a run has not seen: read by its own source, scored in their order, or evaluated."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from stratarec.errors import DataError
 from stratarec.models.outputs import autocast
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
+from stratarec.training.metrics import Metrics, evaluate_labels
 from stratarec.training.run import TrainedModel
 
 _BATCH = 8192
@@ -230,3 +231,32 @@ def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], 
         f"the run's source is of kind {config.kind}, whose samples are no rows of a log: prepare {files[0]} with "
         "the run's vocabulary as a data set of its own and name that, or export the model and use stratarec.Scorer"
     )
+
+
+def evaluate_logs(
+    logs: FreshLogs, progress: Progress
+) -> tuple[dict[str, Metrics], dict[str, list[tuple[str, dict[str, Metrics]]]]]:
+    """Metrics of each label on all rows; and, for each column that `logs` passes through, of each of its values, the
+    most frequent first. Memory holds labels, logits and those columns of every row."""
+    parts = list(logs.scored(progress))
+    label = np.concatenate([part.label for part in parts if part.label is not None])
+    logits = np.concatenate([part.logits for part in parts])
+    weights = [part.weight for part in parts if part.weight is not None]
+    weight = np.concatenate(weights) if weights else None
+    users = [part.user for part in parts if part.user is not None]
+    user = np.concatenate(users) if users else None
+    whole = evaluate_labels(logs.labels, label, logits, user, weight)
+    slices = {}
+    for name in logs.keep:
+        codes = pl.concat([part.kept[name].cast(pl.String) for part in parts], rechunk=True)
+        rows = pl.DataFrame({"value": codes}).with_row_index("row").group_by("value").agg("row")
+        rows = rows.sort([pl.col("row").list.len(), "value"], descending=[True, False], nulls_last=True)
+        slices[name] = [
+            ("(nothing)" if value is None else value, _of(np.asarray(chosen), logs.labels, label, logits, user, weight))
+            for value, chosen in rows.iter_rows()
+        ]
+    return whole, slices
+
+
+def _of(rows: np.ndarray, labels: Sequence[str], *columns: np.ndarray | None) -> dict[str, Metrics]:
+    return evaluate_labels(labels, *(None if column is None else column[rows] for column in columns))  # type: ignore[arg-type]

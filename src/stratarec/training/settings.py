@@ -1,12 +1,20 @@
-"""What training needs of torch as a whole, for as long as it trains."""
+"""What training needs of torch as a whole, torch's optimizers without its compiler, and what the process uses."""
 
 from __future__ import annotations
 
+import inspect
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from stratarec.training.config import DenseOptimizerConfig
 
 
 @contextmanager
@@ -35,3 +43,40 @@ def torch_settings(*, threads: int = 0, seed: int = 0) -> Iterator[None]:
         options.fill_uninitialized_memory = fills
         if threads:
             torch.set_num_threads(before)
+
+
+# These methods of `torch.optim.Optimizer` are marked for `torch.compile`, and the mark imports the compiler when one is
+# first called: a second of a processor and 60 MiB, in every process, for what is not compiled here. The functions below
+# the marks are the same to the bit.
+_MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+
+
+@cache
+def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
+    """The optimizer `kind`, such as `torch.optim.Adam`, whose methods are not marked for `torch.compile`."""
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in _MARKED}
+    # What unwrapping takes away from a step besides the mark: gradients are not recorded in it.
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods)
+
+
+def build_optimizer(config: DenseOptimizerConfig, network: nn.Module) -> Optimizer:
+    """The torch optimizer of a network, in its fused form, without what marks it for ``torch.compile``."""
+    config.schedule.require_steps()
+    kinds = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "adagrad": torch.optim.Adagrad,
+        "sgd": torch.optim.SGD,
+    }
+    make: Any = uncompiled(kinds[config.kind])
+    found: Optimizer = make(
+        network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+    )  # fmt: skip
+    return found
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -15,8 +15,8 @@ from stratarec.distributed.reduction import average
 from stratarec.embedding import Handle
 from stratarec.models.regularization import statistics
 from stratarec.models.request import Request
-from stratarec.training.memory import peak_rss_bytes
 from stratarec.training.pipeline import Stages, Trained, refuse_loss
+from stratarec.training.settings import peak_rss_bytes
 from stratarec.training.waits import Waits
 
 

@@ -28,7 +28,7 @@ from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.beginning import Beginning, beginning
-from stratarec.training.cadence import Cadence
+from stratarec.training.cadence import Cadence, StopRequest
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.directory import RUN, RunDirectory, opened
@@ -41,10 +41,9 @@ from stratarec.training.pipeline import InOrder, Pipeline, Stages
 from stratarec.training.position import Position, best, rate_factor
 from stratarec.training.records import Result, read_plan, read_result, write_plan, write_recipe
 from stratarec.training.run import check_identity, identity, new_model, new_plan, with_length
-from stratarec.training.settings import torch_settings
+from stratarec.training.settings import build_optimizer, torch_settings
 from stratarec.training.shared import SharedStages
 from stratarec.training.starting import check_average, check_validation, exchange_remarks, remarks, take_up
-from stratarec.training.stopping import StopRequest
 from stratarec.training.together import Peers, Together
 from stratarec.training.validation import Validation, Watch, nobody
 from stratarec.training.warmup import warm_up
@@ -107,7 +106,7 @@ class Trainer:
         self.plan = self._one_plan(plan)
         place = recipe.place if self.mesh.ranks == 1 else f"{recipe.place}-rank-{self.mesh.rank}"
         self.model = new_model(recipe, dataset, self.plan, place, self.mesh)
-        self.optimizer = self.config.dense.build(self.model.network)
+        self.optimizer = build_optimizer(self.config.dense, self.model.network)
         self._identity = identity(recipe, dataset)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False

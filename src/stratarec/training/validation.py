@@ -11,12 +11,12 @@ from stratarec.models import CTRModel
 from stratarec.progress import Progress, SilentProgress
 from stratarec.reporting.metrics import LABELS, by_label, show
 from stratarec.training.averaging import Averaging
+from stratarec.training.cadence import Stopped
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.metrics import figures
 from stratarec.training.position import Evaluation, Position, best, is_over
-from stratarec.training.stopping import Stopped
 
 Watch = Callable[[Sequence[Evaluation]], None]
 

@@ -35,6 +35,7 @@ from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training.pipeline import InOrder, Stages
+from stratarec.training.settings import build_optimizer
 
 # Slots of a cache, and rows of a second level before a log.
 _SLOTS, _SECOND_LEVEL = 1024, 256
@@ -113,7 +114,7 @@ def _small_model(recipe: Recipe, dataset: Dataset, tiers: TierConfig | None) -> 
 
 def _exercise(model: CTRModel, recipe: Recipe, loader: Loader, folder: Path) -> None:
     """Steps, evaluations and two checkpoints."""
-    optimizer = recipe.train.dense.build(model.network)
+    optimizer = build_optimizer(recipe.train.dense, model.network)
     stages = Stages(model, optimizer, recipe.train, InOrder(loader))
     size = _rows(model.embeddings.tiers.ways)
     # In no order: neighbouring ids would spread over the sets of a cache too evenly to fill any.
