@@ -14,7 +14,6 @@ ROOT = Path(stratarec.__file__).parent
 
 # Rooms from the front door down: a module may import from its own room and from rooms below it, never from above.
 ROOMS = [
-    ("testing",),
     ("__main__",),
     ("cli",),
     ("options",),

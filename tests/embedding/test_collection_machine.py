@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
+from store_conformance import FailingStore
 from stratarec.embedding import EmbeddingBagConfig, Embeddings, Prefetcher, Prepared, TieredEmbeddingBagCollection
 from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import CheckpointError, StorageError, TrainingError
 from stratarec.jagged import KeyedJagged
-from stratarec.testing.stores import FailingStore
 
 ROWS = {"item": 300, "user": 200, "page": 20}
 KEYS = ("page", "history", "user", "item")

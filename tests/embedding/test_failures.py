@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from store_conformance import FailingStore
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding import engine as engine_module
 from stratarec.embedding.cache import directory
@@ -19,7 +20,6 @@ from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import CheckpointError, ConfigError, StorageError, TrainingError
 from stratarec.jagged import KeyedJagged
-from stratarec.testing.stores import FailingStore
 
 ROWS, BATCH = 5000, 60
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from codec_conformance import NearestFloatTests, QuantisedTests, StochasticTests
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.rows import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.testing.codecs import NearestFloatTests, QuantisedTests, StochasticTests
 
 
 class TestFp32(NearestFloatTests):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from store_conformance import new_directory, random_records
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.files import replace_directory, write_json
-from stratarec.testing.stores import new_directory, random_records
 
 ROWS, RECORD_BYTES = 4000, 110
 

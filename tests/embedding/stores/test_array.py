@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from hypothesis import settings
 
+from store_conformance import RecordStoreMachine, RecordStoreTests
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.dram_records import DramRecords
 from stratarec.embedding.stores.mapped import MappedRecords
-from stratarec.testing.stores import RecordStoreMachine, RecordStoreTests
 
 
 class TestDramRecords(RecordStoreTests):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from store_conformance import RecordStoreMachine, RecordStoreTests, random_records
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.kernels.blocks import aio
-from stratarec.testing.stores import RecordStoreMachine, RecordStoreTests, random_records
 
 SMALL = LogConfig(segment_bytes=16384, buffer_bytes=8192, depth=4)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from store_conformance import assert_same_contents, damage, new_directory, random_records, read_all
 from stratarec.embedding.stores.base import Manifest
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.testing.stores import assert_same_contents, damage, new_directory, random_records, read_all
 
 ROWS, RECORD_BYTES = 300, 110
 CONFIG = LogConfig(segment_bytes=16384, buffer_bytes=16384, depth=2)

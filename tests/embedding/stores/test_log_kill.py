@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from recipes import KILLS
 
 def killed(tmp_path: Path, kills: int) -> list[int]:
     script = Path(__file__).with_name("killed.py")
-    found = subprocess.run([sys.executable, script, tmp_path, str(kills)], capture_output=True, text=True, check=False)
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, script, tmp_path, str(kills)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=path)
     assert found.returncode == 0, found.stderr
     steps: list[int] = json.loads(found.stdout)
     return steps

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from store_conformance import random_records
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.kernels.blocks import cpu
-from stratarec.testing.stores import random_records
 
 ROWS, RECORD_BYTES = 600, 110
 CONFIG = LogConfig(segment_bytes=16384, buffer_bytes=16384, depth=4)
@@ -101,7 +101,7 @@ import numpy as np
 from pathlib import Path
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.errors import StorageError
-from stratarec.testing.stores import random_records
+from store_conformance import random_records
 soft, hard = int(sys.argv[2]), int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 config = LogConfig(segment_bytes=4096, buffer_bytes=4096, depth=1)
@@ -122,7 +122,8 @@ else:
 def test_more_segments_than_files_may_be_open_raise_the_limit_or_name_it(tmp_path: Path) -> None:
     def run(name: str, soft: int, hard: int) -> str:
         command = [sys.executable, "-W", "ignore", "-c", FILES, str(tmp_path / name), str(soft), str(hard)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=path).stdout
 
     assert int(run("raised", 128, 2048).split()[-1]) > 200
     refused = run("refused", 128, 128)

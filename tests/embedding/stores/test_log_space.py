@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from store_conformance import assert_same_contents, new_directory, random_records, read_all
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.embedding.stores.log.layout import plan_layout
 from stratarec.embedding.stores.mapped import MappedRecords
 from stratarec.errors import CheckpointError, ConfigError, StorageError
-from stratarec.testing.stores import assert_same_contents, new_directory, random_records, read_all
 
 ROWS, RECORD_BYTES = 4000, 260
 SMALL = {"segment_bytes": 65536, "buffer_bytes": 16384, "depth": 2}

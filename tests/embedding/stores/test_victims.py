@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from store_conformance import RecordStoreMachine, RecordStoreTests, random_records, read_all
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.dram_records import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
@@ -16,7 +17,6 @@ from stratarec.embedding.stores.victims import VictimCache
 from stratarec.errors import ConfigError, StorageError
 from stratarec.kernels.recency import RecencyMap
 from stratarec.kernels.recency.reference import RecencyMap as Plain
-from stratarec.testing.stores import RecordStoreMachine, RecordStoreTests, random_records, read_all
 
 
 def over_log(directory: Path, rows: int, record_bytes: int, capacity: int) -> RecordStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from stratarec.embedding.stores.base import Manifest, RecordStore, StoreBytes
+from stratarec.embedding.stores.base import Manifest, RecordStore
 from stratarec.errors import CheckpointError
 from stratarec.kernels.random.vector import mix_array
 
@@ -42,6 +41,12 @@ def assert_same_contents(store: RecordStore, found: NDArray[np.bool_], records: 
     np.testing.assert_array_equal(now_records, records)
 
 
+def new_directory(path: Path) -> Path:
+    """`path`, made."""
+    path.mkdir(parents=True)
+    return path
+
+
 def damage(path: Path, offset: int, flip: int = 0x01) -> None:
     """Flip bits of one byte of a file that may be linked elsewhere; the other names see it too."""
     with path.open("r+b") as file:
@@ -52,72 +57,49 @@ def damage(path: Path, offset: int, flip: int = 0x01) -> None:
 
 
 class FailingStore:
-    """A `RecordStore` over `inner` that fails when it is told to, and has no memory that can be addressed.
+    """A `RecordStore` over `inner` that fails when it is told to, and has no memory that can be addressed."""
 
-    Parameters
-    ----------
-    inner : RecordStore
-    """
+    array = bits = None
 
     def __init__(self, inner: RecordStore) -> None:
         self.inner = inner
-        self.rows, self.record_bytes, self.kind = inner.rows, inner.record_bytes, inner.kind
-        self.array: NDArray[np.uint8] | None = None
-        self.bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
         self._failures: dict[str, tuple[BaseException, float]] = {}
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
     def fail(self, operation: str, error: BaseException, *, share: float = 0.0) -> None:
-        """Let the next `operation` do `share` of its rows and then raise `error`."""
+        """Let the next `operation` do `share` of its rows, where it has rows, and then raise `error`."""
         self._failures[operation] = error, share
 
     def forget(self) -> None:
         """Fail no more."""
         self._failures.clear()
 
-    def _fails(self, operation: str) -> tuple[BaseException, float] | None:
-        return self._failures.pop(operation, None)
+    def _do(self, operation: str, first: Any, second: Any) -> Any:
+        work = getattr(self.inner, operation)
+        if operation not in self._failures:
+            return work(first, second)
+        error, share = self._failures.pop(operation)
+        if operation in ("read", "write"):
+            done = int(share * len(first))
+            work(first[:done], second[:done])
+        raise error
 
     def read(self, rows: Rows, out: Records) -> NDArray[np.bool_]:
-        if failure := self._fails("read"):
-            done = int(failure[1] * len(rows))
-            self.inner.read(rows[:done], out[:done])
-            raise failure[0]
-        return self.inner.read(rows, out)
+        return self._do("read", rows, out)
 
     def write(self, rows: Rows, records: Records) -> None:
-        if failure := self._fails("write"):
-            done = int(failure[1] * len(rows))
-            self.inner.write(rows[:done], records[:done])
-            raise failure[0]
-        self.inner.write(rows, records)
+        self._do("write", rows, records)
 
-    def written(self, rows: Rows) -> NDArray[np.bool_]:
-        return self.inner.written(rows)
+    def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
+        return self._do("checkpoint", directory, previous)
+
+    def restore(self, directory: Path, manifest: Manifest) -> None:
+        self._do("restore", directory, manifest)
 
     def mark_written(self, rows: Rows) -> None:
         raise ValueError("these records are not addressable memory: write them")
-
-    def memory(self) -> StoreBytes:
-        return self.inner.memory()
-
-    def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
-        if failure := self._fails("checkpoint"):
-            raise failure[0]
-        return self.inner.checkpoint(directory, previous)
-
-    def restore(self, directory: Path, manifest: Manifest) -> None:
-        if failure := self._fails("restore"):
-            raise failure[0]
-        self.inner.restore(directory, manifest)
-
-    def check(self) -> None:
-        self.inner.check()
-
-    def flush(self) -> None:
-        self.inner.flush()
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class RecordStoreTests:
@@ -138,6 +120,14 @@ class RecordStoreTests:
 
     def fill(self, store: RecordStore, rows: Rows, seed: int) -> None:
         store.write(rows, random_records(rows, self.record_bytes, seed))
+
+    def assert_restores(self, saved: Path, manifest: Manifest, contents: Any) -> None:
+        """A new store, restored from a checkpoint, holds `contents`."""
+        other = self.make(saved.parent / "other")
+        other.restore(saved, manifest)
+        assert_same_contents(other, *contents)
+        other.check()
+        other.close()
 
     def test_is_a_record_store(self, store: RecordStore) -> None:
         assert isinstance(store, RecordStore)
@@ -224,11 +214,7 @@ class RecordStoreTests:
         contents = read_all(store)
         manifest = store.checkpoint(new_directory(tmp_path / "first"), None)
         self.fill(store, np.arange(self.rows), seed=3)
-        other = self.make(tmp_path / "other")
-        other.restore(tmp_path / "first", manifest)
-        assert_same_contents(other, *contents)
-        other.check()
-        other.close()
+        self.assert_restores(tmp_path / "first", manifest, contents)
         store.restore(tmp_path / "first", manifest)
         assert_same_contents(store, *contents)
 
@@ -246,10 +232,7 @@ class RecordStoreTests:
         for directory, _, _ in saved[:3] + saved[4:7]:
             shutil.rmtree(directory)
         for directory, manifest, contents in (saved[3], saved[7]):
-            other = self.make(tmp_path / "other")
-            other.restore(directory, manifest)
-            assert_same_contents(other, *contents)
-            other.close()
+            self.assert_restores(directory, manifest, contents)
 
     def test_goes_on_from_a_restored_checkpoint(self, store: RecordStore, tmp_path: Path) -> None:
         self.fill(store, np.arange(500), seed=1)
@@ -261,10 +244,7 @@ class RecordStoreTests:
         contents = read_all(store)
         second = store.checkpoint(new_directory(tmp_path / "second"), tmp_path / "first")
         shutil.rmtree(tmp_path / "first")
-        other = self.make(tmp_path / "other")
-        other.restore(tmp_path / "second", second)
-        assert_same_contents(other, *contents)
-        other.close()
+        self.assert_restores(tmp_path / "second", second, contents)
 
     def test_a_lost_or_failed_previous_checkpoint_loses_no_change(self, store: RecordStore, tmp_path: Path) -> None:
         self.fill(store, np.arange(500), seed=1)
@@ -276,10 +256,7 @@ class RecordStoreTests:
         contents = read_all(store)
         for name, previous in (("second", "first"), ("third", "failed")):
             manifest = store.checkpoint(new_directory(tmp_path / name), tmp_path / previous)
-            other = self.make(tmp_path / "other")
-            other.restore(tmp_path / name, manifest)
-            assert_same_contents(other, *contents)
-            other.close()
+            self.assert_restores(tmp_path / name, manifest, contents)
 
     def test_a_checkpoint_of_an_abandoned_run_is_not_built_on(self, store: RecordStore, tmp_path: Path) -> None:
         self.fill(store, np.arange(500), seed=1)
@@ -321,12 +298,6 @@ class RecordStoreTests:
         manifest = store.checkpoint(new_directory(tmp_path / "good"), None)
         with pytest.raises(CheckpointError, match="record_bytes"):
             store.restore(tmp_path / "good", {**manifest, "record_bytes": self.record_bytes + 1})
-
-
-def new_directory(path: Path) -> Path:
-    """`path`, made."""
-    path.mkdir(parents=True)
-    return path
 
 
 class RecordStoreMachine(RuleBasedStateMachine):
@@ -404,8 +375,7 @@ class RecordStoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self.store, "compact"))
     @rule()
     def compact(self) -> None:
-        compact: Callable[[], None] = getattr(self.store, "compact", lambda: None)
-        compact()
+        self.store.compact()
 
     @invariant()
     def checksums_hold(self) -> None:
