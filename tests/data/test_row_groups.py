@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.sources.pages import count_pages
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError
 
@@ -142,19 +141,6 @@ def lie(path: Path, truth: int, claim: int) -> None:
     path.write_bytes(content[:start] + content[start:].replace(zigzag(truth), zigzag(claim)))
 
 
-def test_pages_say_what_a_footer_hides(tmp_path: Path) -> None:
-    """One row, one list: pyarrow unfolds the whole of the page that it lies in."""
-    count = 1_000_000
-    for values in (pa.array(np.zeros(count, np.int64)), repeated(pa.array(["x" * 9]), count)):
-        lists = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), values)
-        pq.write_table(pa.table({"y": pa.array([1]), "c": lists}), tmp_path / "log.parquet", store_schema=False)
-        assert (tmp_path / "log.parquet").stat().st_size < 10_000
-        lie(tmp_path / "log.parquet", count, 9_000)
-        assert pq.ParquetFile(tmp_path / "log.parquet").metadata.row_group(0).column(1).num_values == 9_000
-        with pytest.raises(DataError, match=r"row group 0: takes 7\.\d MiB in memory, more than 1\.0 MiB"):
-            list(source(tmp_path / "log.parquet", "1MiB", c="multi").chunks(tmp_path))
-
-
 def test_a_footer_that_counts_other_rows_is_damaged(tmp_path: Path) -> None:
     table = pa.table({"y": pa.array(np.zeros(ROWS, np.int8)), "c": pa.array(np.zeros(ROWS, np.int8))})
     for claim in (9_000, 1_000_000):
@@ -167,31 +153,3 @@ def test_a_footer_that_counts_other_rows_is_damaged(tmp_path: Path) -> None:
         if claim > ROWS:
             with pytest.raises(DataError, match=r"row group 0: damaged \(it has 100,000 rows, and 1,000,000 by its"):
                 list(source(tmp_path / "log.parquet", c="single").chunks(tmp_path))
-
-
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("size", [100, 1 << 20])
-def test_pages_are_counted_as_they_are(tmp_path: Path, version: str, size: int) -> None:
-    draws = np.random.default_rng(0)
-    lists = [list(range(n)) for n in draws.integers(0, 9, 3000)]
-    table = pa.table(
-        {
-            "number": pa.array(draws.integers(0, 50, 3000)),
-            "text": pa.array([f"{n}" * 300 for n in range(3000)]),
-            "list": pa.array(lists),
-            "truth": pa.array(draws.integers(0, 2, 3000) == 1),
-        }
-    )
-    pq.write_table(
-        table, tmp_path / "a.parquet", data_page_version=version, data_page_size=size, row_group_size=1300,
-        write_batch_size=50, use_dictionary=["number"],
-    )  # fmt: skip
-    metadata = pq.ParquetFile(tmp_path / "a.parquet").metadata
-    with (tmp_path / "a.parquet").open("rb") as file:
-        for group in range(metadata.num_row_groups):
-            for place in range(metadata.num_columns):
-                column = metadata.row_group(group).column(place)
-                found = count_pages(file.fileno(), column)
-                assert found.values == column.num_values
-                assert found.unpacked_bytes <= column.total_uncompressed_size
-                assert found.dictionary == column.has_dictionary_page

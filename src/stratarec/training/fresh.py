@@ -18,10 +18,9 @@ from stratarec.data.events import Events
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.sources import SourceConfig
-from stratarec.data.sources.avazu import AvazuConfig, AvazuSource
 from stratarec.data.sources.base import Chunk, OnBadRow
 from stratarec.data.sources.columns import check_there
-from stratarec.data.sources.criteo import CriteoConfig, CriteoSource
+from stratarec.data.sources.criteo import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.view import View
@@ -35,7 +34,7 @@ from stratarec.training.run import TrainedModel
 _BATCH = 8192
 # Of histories the last values are kept, and of other lists the first.
 _WHOLE = 1 << 62
-_Source = CsvSource | ParquetSource | CriteoSource | AvazuSource
+_Source = CsvSource | ParquetSource
 
 
 @dataclass(frozen=True, kw_only=True)

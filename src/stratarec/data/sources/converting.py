@@ -58,7 +58,11 @@ class Converter:
         return chosen if self._good.all() else chosen.filter(pl.Series(self._good))
 
     def convert(self, frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-        """Every column of `schema`, labels where there are some."""
+        """The good rows of every column of `schema`, labels where there are some."""
+        return self.good(self.columns(frame, schema))
+
+    def columns(self, frame: pl.DataFrame, schema: Schema) -> dict[str, pl.Series]:
+        """The same with the bad rows, which are noted."""
         columns: dict[str, pl.Series] = {}
         if schema.label_column in frame.columns:
             columns |= self.labels(frame, schema)
@@ -83,7 +87,7 @@ class Converter:
                 columns[name] = self.category(frame[name], kinds.get(name, "auto"))
                 # Of the converted: what is missing may be written as NaN, which is not null.
                 self.require(frame[name], columns[name].is_not_null(), "a value")
-        return self.good(columns)
+        return columns
 
     def require(self, raw: pl.Series, fine: pl.Series, expected: str) -> None:
         """Every row of `raw` must be `fine`."""

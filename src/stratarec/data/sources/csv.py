@@ -18,7 +18,7 @@ import polars as pl
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, chunk_index
 from stratarec.data.sources.columns import check_there
-from stratarec.data.sources.converting import TextConverter
+from stratarec.data.sources.converting import Converter, TextConverter
 from stratarec.data.sources.delimited import Delimited, Parsed, read_header
 from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.data.sources.json_lines import JsonLines, names_in
@@ -72,6 +72,7 @@ class CsvSource:
     """Rows of text files in file order; a row is known by the line on which it begins."""
 
     divisible = True
+    kind = "csv"
 
     def __init__(
         self, config: CsvConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
@@ -87,18 +88,22 @@ class CsvSource:
 
     def column_names(self) -> list[str]:
         """Of the first file."""
+        columns = self._config.columns
+        return list(columns) if columns and not _is_json(self._config, self._files[0]) else self._first_record()
+
+    def _first_record(self) -> list[str]:
+        """Fields of the first record of the first file, or names of the first objects."""
         file, config = self._files[0], self._config
-        quote = b"" if _is_json(config, file) else config.quote.encode()
+        json = _is_json(config, file)
+        quote = b"" if json else config.quote.encode()
         content = next(blocks((file,), _FRONT, config.max_line_bytes, quote)).content.removeprefix(_BOM)
-        if _is_json(config, file):
-            return names_in(content)
-        return list(config.columns) or read_header(content, file.path, _delimiter(config, file), config.quote)[0]
+        return names_in(content) if json else read_header(content, file.path, _delimiter(config, file), config.quote)[0]
 
     def estimate_rows(self) -> int:
         return estimate_rows(self._files, self._config.max_line_bytes)
 
     def fingerprint(self) -> dict[str, object]:
-        return {"kind": "csv", "files": fingerprint(self._files), "block_bytes": self._block_bytes}
+        return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}
 
     def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
         """A chunk a block; of files in the share, blocks that are not wanted are read but not parsed."""
@@ -147,7 +152,8 @@ class CsvSource:
         if not header:
             header, skipped, lines = read_header(content, file.path, delimiter, config.quote)
         for name in self._names:
-            check_there(header, name, file.path, _advice(header, self._names, delimiter, config))
+            advice = _advice(header, self._names, delimiter, config) if self.kind == "csv" else ""
+            check_there(header, name, file.path, advice)
         return (
             Delimited(path=file.path, names=tuple(header), delimiter=delimiter, quote=config.quote, nulls=config.nulls),
             skipped,
@@ -158,7 +164,7 @@ class CsvSource:
         bad = BadRows(self._on_bad_row)
         frame, lines = self._parse(task, bad)
         converter = TextConverter(task.reader.path, lines, bad, "line")
-        converted = converter.convert(frame, self.schema)
+        converted = converter.good(self._columns(frame, converter))
         if not bad.count:
             self._learn(frame)
         return Chunk(
@@ -171,6 +177,10 @@ class CsvSource:
             bad_examples=tuple(bad.examples),
             kept=converter.kept(frame, self._view.keep) if self._view.keep else None,
         )
+
+    def _columns(self, frame: pl.DataFrame, converter: Converter) -> dict[str, pl.Series]:
+        """Columns as `Source` promises them, the bad rows among them."""
+        return converter.columns(frame, self.schema)
 
     def _parse(self, task: _Task, bad: BadRows) -> Parsed:
         if isinstance(task.reader, JsonLines):

@@ -77,7 +77,6 @@ class Delimited:
         whole = int(records.ends[-1]) if len(lines) else 0
         if whole < len(content):
             raise unclosed(self.path, first_line + content.count(b"\n", 0, whole), self.quote)
-        bad.settle()
         content, lines = _chosen(content, records.ends, keep), lines[keep]
         quoted = self._is_quoted(content)
         for wanted in (kinds, dict.fromkeys(kinds, pl.String)):
@@ -105,7 +104,6 @@ class Delimited:
             keep[row] = is_utf8(content[start:end])
             if not keep[row]:
                 bad.add(self.path, int(lines[row]), "bytes that are not UTF-8")
-        bad.settle()
         return _chosen(content, ends, keep), lines[keep]
 
     def _read(self, content: bytes, kinds: Kinds, *, quoted: bool) -> pl.DataFrame | None:

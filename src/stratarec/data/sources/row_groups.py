@@ -1,8 +1,8 @@
 """Row groups of Parquet files, read only once it is known that they fit.
 
 A kilobyte of Parquet can stand for many gigabytes: a value that is repeated is stored once, with a count. So the
-columns that are wanted are counted first, by the footer and by the headers of their pages. Text is read as a
-dictionary, each distinct value once, and written out when the sum of the lengths is known.
+columns that are wanted are counted first, by the footer. Text is read as a dictionary, each distinct value once, and
+written out when the sum of the lengths is known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stratarec.data.sources.files import InputFile
-from stratarec.data.sources.pages import count_pages
 from stratarec.errors import DataError
 from stratarec.sizes import readable
 
@@ -53,9 +52,7 @@ class RowGroups:
         ]
         self._widths = {place: max(schema.column(place).length or 0, _VALUE_BYTES) for place in self._places}
         texts = [place for place in self._places if schema.column(place).physical_type == "BYTE_ARRAY"]
-        self._unshared = [place for place in texts if not self._is_shared(place)]
-        text = [schema.column(place).path for place in texts if place not in self._unshared]
-        self._descriptor = None if "://" in file.path else raw.fileno()
+        text = [schema.column(place).path for place in texts if self._is_shared(place)]
         self._reader = pq.ParquetFile(raw, metadata=reader.metadata, read_dictionary=text) if text else reader
         if self._metadata.num_rows != sum(self._rows(group) for group in range(self._metadata.num_row_groups)):
             raise DataError(f"{file.path}: damaged (its footer counts other rows than its row groups have)")
@@ -106,27 +103,10 @@ class RowGroups:
             column = metadata.column(place)
             if column.num_values < rows or column.total_uncompressed_size < 0:
                 raise self.fault(group, f"damaged ({rows:,} rows, and {column.num_values:,} values in a column of it)")
-            values, unpacked = self._content(group, place, column)
-            size += values * self._widths[place] + unpacked
+            size += column.num_values * self._widths[place] + column.total_uncompressed_size
         if size > self._most:
             raise self._too_large(group, size)
         return rows
-
-    def _content(self, group: int, place: int, column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-        """Values and bytes of a column's pages: what the footer says, or what pages of a local file say if it is more.
-
-        The pages of other files are not asked: that would fetch each file twice.
-        """
-        told = column.num_values, column.total_uncompressed_size
-        if self._descriptor is None:
-            return told
-        try:
-            found = count_pages(self._descriptor, column)
-        except (ValueError, OSError) as error:
-            raise self.fault(group, f"damaged ({error})") from error
-        if found.dictionary and place in self._unshared:
-            raise self.fault(group, "damaged (it has a dictionary that its footer does not know)")
-        return max(told[0], found.values), max(told[1], found.unpacked_bytes)
 
     def fault(self, group: int, what: str) -> DataError:
         """What is wrong with a row group, as an error."""

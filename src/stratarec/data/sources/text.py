@@ -1,4 +1,4 @@
-"""Delimited text of any size: blocks of whole lines, columns of strings, and the line of every error.
+"""Text of any size: blocks of whole lines, and the line of every error.
 
 Lines are counted from 1. A row that cannot be used is either the `DataError` that ends the run or, with
 ``on_bad_row="skip"``, left out and counted. Damage to the file itself (a truncated gzip) always ends the run.
@@ -6,24 +6,16 @@ Lines are counted from 1. A row that cannot be used is either the `DataError` th
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import IO, Protocol
+from dataclasses import dataclass, field
+from typing import IO
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
-import pyarrow.csv as pa_csv
-from numpy.typing import NDArray
 
-from stratarec.data.names import column
-from stratarec.data.schema import Schema
-from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, chunk_index
-from stratarec.data.sources.files import InputFile, expand, fingerprint
-from stratarec.data.sources.view import View
+from stratarec.data.sources.base import OnBadRow
+from stratarec.data.sources.files import InputFile
 from stratarec.errors import DataError
 
 BLOCK_BYTES = 16 << 20
@@ -33,16 +25,6 @@ _EXAMPLES = 5
 _PIECE = 1 << 18
 # Bytes in which the last line end of a block is looked for.
 _SEARCHED = 1 << 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFormat:
-    """How a text log is laid out."""
-
-    columns: tuple[str, ...]
-    delimiter: str
-    header: bool
-    """The first line of each file names the columns, and must name these."""
 
 
 @dataclass
@@ -216,65 +198,6 @@ def _by_lines(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
         place, goal = place + len(data), goal + block_bytes
 
 
-def read_block(block: Block, file: str, layout: TextFormat, bad: BadRows) -> tuple[pl.DataFrame, NDArray[np.int64]]:
-    """The usable rows of a block as string columns (null where empty), and the line number of each."""
-    content = block.content.replace(b"\r\n", b"\n") if b"\r" in block.content else block.content
-    first_line = block.first_line
-    if layout.header and first_line == 1:
-        head, _, content = content.partition(b"\n")
-        _check_header(head, file, layout)
-        first_line = 2
-    content, lines = _usable_lines(content, first_line, file, layout, bad)
-    if not len(lines):
-        return pl.DataFrame(schema=dict.fromkeys(layout.columns, pl.String)), lines
-    table = pa_csv.read_csv(
-        pa.BufferReader(content),
-        read_options=pa_csv.ReadOptions(
-            column_names=list(layout.columns), use_threads=False, block_size=len(content) + 1
-        ),
-        parse_options=pa_csv.ParseOptions(delimiter=layout.delimiter, quote_char=False, ignore_empty_lines=False),
-        convert_options=pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(layout.columns, pa.string()), null_values=[""], strings_can_be_null=True
-        ),
-    )
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    assert frame.height == len(lines)
-    return frame, lines
-
-
-def _check_header(head: bytes, file: str, layout: TextFormat) -> None:
-    names = head.decode("utf-8", "replace").split(layout.delimiter)
-    if tuple(names) == layout.columns:
-        return
-    missing = [name for name in layout.columns if name not in names]
-    detail = f"missing {', '.join(missing)}" if missing else f"got {', '.join(names)[:200]}"
-    raise DataError(f"{file}, line 1: the header does not name the expected columns ({detail})")
-
-
-def _usable_lines(
-    content: bytes, first_line: int, file: str, layout: TextFormat, bad: BadRows
-) -> tuple[bytes, NDArray[np.int64]]:
-    """Leave out lines with a wrong number of fields, a stray carriage return, or bytes that are not UTF-8."""
-    data = np.frombuffer(content, dtype=np.uint8)
-    ends = np.flatnonzero(data == ord("\n"))
-    fields = 1 + np.diff(np.searchsorted(np.flatnonzero(data == ord(layout.delimiter)), ends), prepend=0)
-    lines = first_line + np.arange(len(ends), dtype=np.int64)
-    expected = len(layout.columns)
-    wrong = fields != expected
-    if wrong.any() or b"\r" in content or not is_utf8(content):
-        split = content.split(b"\n")[: len(ends)]
-        keep = np.zeros(len(ends), dtype=bool)
-        for i, text in enumerate(split):
-            if problem := _line_problem(text, int(fields[i]), expected):
-                bad.add(file, int(lines[i]), problem)
-            else:
-                keep[i] = True
-        content = b"".join(text + b"\n" for text, good in zip(split, keep, strict=True) if good)
-        lines = lines[keep]
-    return content, lines
-
-
 def is_utf8(content: bytes) -> bool:
     """Whether bytes are text."""
     try:
@@ -282,136 +205,3 @@ def is_utf8(content: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _line_problem(text: bytes, fields: int, expected: int) -> str:
-    if not text:
-        return f"an empty line, expected {expected} fields"
-    if fields != expected:
-        return f"got {fields} fields, expected {expected}"
-    if b"\r" in text:
-        return "a carriage return inside the line"
-    return "" if is_utf8(text) else "bytes that are not UTF-8"
-
-
-class RowChecks:
-    """Marks rows of a frame whose fields are not what they should be."""
-
-    def __init__(self, file: str, lines: NDArray[np.int64], bad: BadRows) -> None:
-        self._file, self._lines, self._bad = file, lines, bad
-        self._good = np.ones(len(lines), dtype=bool)
-
-    @property
-    def lines(self) -> NDArray[np.int64]:
-        """The lines of the rows that passed."""
-        return self._lines[self._good]
-
-    def require(self, raw: pl.Series, fine: pl.Series, expected: str) -> None:
-        """Every row of the column `raw` must be `fine`; the message quotes what was got."""
-        wrong = ~fine.fill_null(False).to_numpy() & self._good
-        for row in np.flatnonzero(wrong):
-            got = "nothing" if raw[int(row)] is None else repr(raw[int(row)])
-            self._bad.add(self._file, int(self._lines[row]), f"field {raw.name!r}: got {got}, expected {expected}")
-        self._good &= ~wrong
-
-    def label(self, raw: pl.Series) -> pl.Series:
-        """``UInt8`` 0 or 1."""
-        self.require(raw, raw.is_in(["0", "1"]), "0 or 1")
-        return (raw == "1").cast(pl.UInt8)
-
-    def number(self, raw: pl.Series) -> pl.Series:
-        """``Float64``, null where the field is empty; anything but a finite number is bad."""
-        value = raw.str.strip_chars().cast(pl.Float64, strict=False)
-        fits = value.is_finite() & (value.abs() <= 3.0e38)
-        self.require(raw, raw.is_null() | fits.fill_null(False), "a number or nothing")
-        return value
-
-    def good(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows of `frame` that passed; raises what is wrong with the first one that did not, if it may not."""
-        self._bad.settle()
-        return frame if self._good.all() else frame.filter(pl.Series(self._good))
-
-
-class TextConfig(Protocol):
-    """The configuration of a text source."""
-
-    @property
-    def paths(self) -> tuple[str, ...]: ...
-    @property
-    def max_line_bytes(self) -> int: ...
-
-
-class TextSource(ABC):
-    """Rows of delimited text in file order; a subclass says what the log looks like."""
-
-    divisible = True
-    kind: str
-    layout: TextFormat
-    schema: Schema
-
-    def __init__(
-        self,
-        config: TextConfig,
-        on_bad_row: OnBadRow,
-        block_bytes: int = BLOCK_BYTES,
-        view: View | None = None,
-    ) -> None:
-        self._files, self._view = expand(config.paths), view
-        self._on_bad_row = on_bad_row
-        self._block_bytes, self._max_line_bytes = block_bytes, config.max_line_bytes
-        self.files = tuple(file.path for file in self._files)
-        self.total_bytes = sum(file.size for file in self._files)
-        if view is not None:
-            self.layout = self._found_layout()
-
-    @abstractmethod
-    def convert(self, frame: pl.DataFrame, checks: RowChecks) -> pl.DataFrame:
-        """Columns of text as `Source` promises them, the label where there is one."""
-
-    def _found_layout(self) -> TextFormat:
-        """The layout, without the label where the first line has none: rows that are to be scored may lack it."""
-        bare = tuple(name for name in self.layout.columns if name != self.schema.label_column)
-        block = next(blocks(self._files[:1], _PIECE, self._max_line_bytes), None)
-        first = block.content.partition(b"\n")[0] if block is not None else b""
-        fields = first.rstrip(b"\r").decode("utf-8", "replace").split(self.layout.delimiter)
-        lacks = tuple(fields) == bare if self.layout.header else len(fields) == len(bare)
-        return replace(self.layout, columns=bare) if lacks else self.layout
-
-    def column_names(self) -> list[str]:
-        """Of the first file."""
-        return list(self.layout.columns)
-
-    def estimate_rows(self) -> int:
-        return estimate_rows(self._files, self._max_line_bytes)
-
-    def fingerprint(self) -> dict[str, object]:
-        return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}
-
-    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
-        """A chunk a block; of files in the share, blocks that are not wanted are read but not parsed."""
-        before = 0
-        for number, file in enumerate(self._files):
-            if share.has_file(number):
-                for piece, block in enumerate(blocks((file,), self._block_bytes, self._max_line_bytes)):
-                    index = chunk_index(number, piece)
-                    if share.has(index, number, piece):
-                        yield self._chunk(index, number, block, before)
-            before += file.size
-
-    def _chunk(self, index: int, file: int, block: Block, before: int) -> Chunk:
-        bad = BadRows(self._on_bad_row)
-        path = self.files[file]
-        frame, lines = read_block(block, path, self.layout, bad)
-        checks = RowChecks(path, lines, bad)
-        converted = checks.good(self.convert(frame, checks))
-        keep = self._view.keep if self._view else ()
-        return Chunk(
-            index=index,
-            file=file,
-            frame=converted,
-            kept=checks.good(frame.select(column(name) for name in keep)) if keep else None,
-            rows=checks.lines,
-            bytes_done=before + block.bytes_done,
-            bad_rows=bad.count,
-            bad_examples=tuple(bad.examples),
-        )
