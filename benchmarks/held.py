@@ -6,7 +6,7 @@ rate at which bytes are copied, its reduction the latency, its compute a rest th
 products and rows at rates that are measured here, halved since four ranks share two processors. Links have the rates
 that they are shaped to.
 
-Flat steps by distinct rows, and those with overlap, are left out: the model leaves out ids that repeat.
+Flat steps by distinct rows are left out: the model leaves out ids that repeat.
 """
 
 from __future__ import annotations

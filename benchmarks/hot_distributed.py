@@ -1,12 +1,12 @@
 """Whole training steps by the flat exchange with copies of hot rows on all ranks and without, between emulated hosts.
 
 Two hosts of two ranks, one thread each, 26 tables with Criteo's sizes (capped) and skew, at 100 Mbit/s, at 1 Gbit/s and
-unshaped; every wire, rows early and late. Copied are the rows whose copies save bytes between hosts, by the model of
+unshaped; every wire. Copied are the rows whose copies save bytes between hosts, by the model of
 `stratarec.distributed.hot_traffic`. Two models: D = 16 with one id a bag, and D = 64 with bags of four ids on average.
 Ratios are the best flat step over the best one with copies, and over the one that ``hot.copies: auto`` takes.
 
-The model of steps is held against the cells: two of the unshaped ones calibrate it (float32 rows, late, with copies and
-without), the others of late rows are predicted.
+The model of steps is held against the cells: two of the unshaped ones calibrate it (float32 rows, with copies and
+without), the others are predicted.
 """
 
 from __future__ import annotations
@@ -69,16 +69,12 @@ def copied_rows(shape: Shape) -> dict[str, int]:
 
 
 def contenders(copies: dict[str, int], quick: bool) -> list[Contender]:
-    """With copies and without, by wire, early rows and late ones."""
+    """With copies and without, by wire."""
     return [
-        Contender(
-            name=f"{'copies' if some else 'flat'}, {wire}{', overlap' if early else ''}", wire=wire, overlap=early,
-            copies=some,
-        )
+        Contender(name=f"{'copies' if some else 'flat'}, {wire}", wire=wire, copies=some)
         for wire in WIRES[: 1 if quick else None]
-        for early in (False, True)[: 1 if quick else None]
         for some in ({}, copies)
-    ]  # fmt: skip
+    ]
 
 
 def measured(shape: Shape, mbit: float | None, quick: bool) -> list[dict[str, Any]]:
@@ -110,14 +106,14 @@ def flows_of(shape: Shape, wire: Any, copies: dict[str, int]) -> Flows:
 
 
 def held(shape: Shape, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Predicted steps beside those measured, of late rows.
+    """Predicted steps beside those measured.
 
     A byte is copied at a rate, whichever way it goes, and passes a link that is shaped at another; a step takes what it
     takes without an exchange, and copies more for each byte of rows that they touch.
     """
-    copies, late = copied_rows(shape), [row for row in rows if not row["overlap"]]
-    cells = {(row["network"], row["contender"]): float(row["step_ms"]) / 1e3 for row in late}
-    alone = {row["contender"]: row for row in late if row["network"] == "unshaped"}
+    copies = copied_rows(shape)
+    cells = {(row["network"], row["contender"]): float(row["step_ms"]) / 1e3 for row in rows}
+    alone = {row["contender"]: row for row in rows if row["network"] == "unshaped"}
     own = {name: (row["compute_ms"] + row["dense_ms"]) / 1e3 for name, row in alone.items()}
     exchange = {name: row["exchange_ms"] / 1e3 for name, row in alone.items()}
     flat, copied = (flows_of(shape, "fp32", some) for some in ({}, copies))

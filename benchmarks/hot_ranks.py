@@ -40,7 +40,7 @@ def measured(mesh: Any, settings: dict[str, Any]) -> list[dict[str, Any]]:
                 found[bench.contender.name].append(mine)
     for bench in benches:
         bench.close()
-    return figures(found, {bench.contender.name: bench.contender.overlap for bench in benches})
+    return figures(found)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ def contenders(quick: bool) -> list[Contender]:
     flat = [
         Contender(name="flat"),
         Contender(name="flat, bags", deduplicate=False),
-        Contender(name="flat, overlap", overlap=True),
         *(Contender(name=f"flat, {wire}", wire=wire) for wire in ("fp16", "int8")),
     ]
     towers = [

@@ -41,7 +41,6 @@ class Contender:
     compression: float | None = None
     deduplicate: bool = True
     """Of the flat exchange: distinct rows travel where they are fewer bytes, as the plan of a run chooses."""
-    overlap: bool = False
     copies: Mapping[str, int] = field(default_factory=dict)
     """First rows of tables that every rank has."""
 
@@ -115,9 +114,7 @@ class Bench:
         hot = {name: HotRows(head=rows) for name, rows in contender.copies.items() if rows}
         places = {name: replace(place, travel="rows") if name in hot else place for name, place in places.items()}
         wire: Any = contender.wire
-        config = DistributedConfig(
-            wire=wire, gradient_wire=wire, dense_wire=dense_wire, overlap=contender.overlap  # type: ignore[arg-type]
-        )  # fmt: skip
+        config = DistributedConfig(wire=wire, gradient_wire=wire, dense_wire=dense_wire)  # type: ignore[arg-type]
         given = self.mesh
 
         def collection(tables: Any) -> ShardedCollection:
@@ -203,7 +200,7 @@ def gate(mesh: Any, shape: Shape, model: dict[str, Any]) -> None:
         raise TrainingError(f"losses of the flat exchange and of SPTT without modules differ: {losses}")
 
 
-def figures(found: dict[str, list[dict[str, float]]], overlap: dict[str, bool]) -> list[dict[str, Any]]:
+def figures(found: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
     """A line for each contender: medians over rounds."""
     rows = []
     for name, rounds in found.items():
@@ -220,7 +217,6 @@ def figures(found: dict[str, list[dict[str, float]]], overlap: dict[str, bool]) 
             "inside_ms": 1e3 * middle["inside"],
             "exchange_ms": 1e3 * (exchange - middle["inside"]),
             "wire_mb_a_step": middle["wire_bytes"] / 1e6,
-            "overlap": overlap[name],
         })  # fmt: skip
     return rows
 
@@ -250,7 +246,7 @@ def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
     for bench in benches:
         bench.close()
     return {
-        "rows": figures(found, {each.name: each.overlap for each in contenders}),
+        "rows": figures(found),
         "parameters": parameters,
         "contenders": [asdict(each) for each in contenders],
     }

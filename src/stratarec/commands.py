@@ -357,16 +357,11 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
         exposed, hidden = found["exposed_seconds"], found["hidden_seconds"]
-        early, late = found["early_bytes"], found["late_bytes"]
         print(
             f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
-            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its time waiting"
+            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its time waiting, "
+            f"{hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden"
         )
-        if early:
-            print(
-                f"                 {hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden, "
-                f"{early / (early + late):.0%} of the rows early"
-            )
     if result["memory"]:
         from stratarec.reporting.placement import print_comparison
 

@@ -122,15 +122,12 @@ def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:
     sptt = DistributedConfig(exchange="sptt")
     assert sptt.by_towers(2, 2)
     assert not DistributedConfig().by_towers(3, 2)
-    assert not DistributedConfig(overlap=True).by_towers(2, 2)
     for towers, hosts, message in (
         (3, 2, "has 3 towers and there are 2 hosts"),
         (0, 1, "no towers and there is 1 host"),
     ):
         with pytest.raises(ConfigError, match=f"{message}.*: expected one tower a host"):
             sptt.by_towers(towers, hosts)
-    with pytest.raises(ConfigError, match="overlap"):
-        DistributedConfig(exchange="sptt", overlap=True)
 
 
 def test_the_tables_of_a_tower_are_on_its_host(home: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratarec.kernels.bags import BagBatch, GroupLayout, clear_rows, mark_rows, marked_rows
+from stratarec.kernels.bags import BagBatch, GroupLayout, mark_rows
 
 
 def layout(rows: list[int]) -> GroupLayout:
@@ -18,23 +18,13 @@ def layout(rows: list[int]) -> GroupLayout:
 
 
 @pytest.mark.parametrize("singles", [False, True])
-def test_rows_of_a_batch_are_marked_found_and_forgotten(singles: bool) -> None:
+def test_rows_of_a_batch_are_marked(singles: bool) -> None:
     draws, rows, size = np.random.default_rng(3), [13, 1, 70], 25
     group, bits = layout(rows), np.zeros(11, dtype=np.uint8)
 
-    def made() -> tuple[BagBatch, np.ndarray]:
-        lengths = np.ones((3, size), dtype=np.int64) if singles else draws.integers(0, 3, (3, size))
-        values = np.concatenate([draws.integers(0, rows[table], lengths[table].sum()) for table in range(3)])
-        offsets = None if singles else np.cumsum([0, *lengths.reshape(-1)])
-        whole = values + np.repeat(group.base, lengths.sum(1))
-        return BagBatch(values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3)), whole
-
-    (first, mine), (second, theirs) = made(), made()
-    mark_rows(group, first, bits)
-    assert set(np.flatnonzero(np.unpackbits(bits, bitorder="little"))) == set(mine)
-    found = np.zeros(len(theirs), dtype=np.bool_)
-    marked_rows(group, second, bits, found)
-    np.testing.assert_array_equal(found, np.isin(theirs, mine))
-    assert 0 < found.sum() < len(found)
-    clear_rows(group, first, bits)
-    assert not bits.any()
+    lengths = np.ones((3, size), dtype=np.int64) if singles else draws.integers(0, 3, (3, size))
+    values = np.concatenate([draws.integers(0, rows[table], lengths[table].sum()) for table in range(3)])
+    offsets = None if singles else np.cumsum([0, *lengths.reshape(-1)])
+    mark_rows(group, BagBatch(values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3)), bits)
+    found = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+    assert set(found) == set(values + np.repeat(group.base, lengths.sum(1)))

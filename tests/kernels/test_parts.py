@@ -26,17 +26,6 @@ def test_copies_are_those_of_the_reference_both_ways() -> None:
     assert torch.equal(back.view(-1)[599], source.view(-1)[599])
 
 
-def test_rows_are_scattered_as_the_reference_does() -> None:
-    source, picks = torch.randn(60), np.array([4, 0, 2, 7, 1], dtype=np.int64)
-    found = parts.parts_of([(3, 4, 0, 4, 2, 10), (0, 4, 0, 4, 0, 4), (2, 3, 12, 5, 100, 6)])
-    mine, want = torch.zeros(160), torch.zeros(160)
-    parts.scatter_parts(source, mine, found, picks)
-    reference.scatter_parts(source, want, found, picks)
-    assert torch.equal(mine, want)
-    assert mine.count_nonzero() == 3 * 4 + 2 * 3
-    assert torch.equal(mine[42:46], source[:4])
-
-
 def test_no_rectangles_copy_nothing() -> None:
     target = torch.ones(3)
     parts.copy_parts(torch.zeros(3), target, parts.parts_of([]))

@@ -60,8 +60,6 @@ class Channel:
         """Bytes given to other ranks so far."""
         self.wait_seconds = 0.0
         """Time spent waiting for them so far, by the thread that uses the channel."""
-        self.awaited_seconds = 0.0
-        """Time that another thread waited so far for what comes on it."""
 
     def close(self) -> None:
         """Drop the connections, so that the others see at once that this rank is gone; ends waits that may be."""

@@ -33,18 +33,12 @@ class DistributedConfig:
     """Format of gradients of rows between ranks."""
     dense_wire: Literal["fp32", "bf16"] = "fp32"
     """Format of gradients of the network between ranks; they are added in float32."""
-    overlap: bool = False
-    """Send the rows of a batch that the batch before it does not change while that one trains; the bits are the same.
-    It hides waits for a network and costs processor time, which ranks need to spare. It needs batches that are prepared
-    ahead (``memory.lookahead``)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.timeout <= 86_400:
             raise ConfigError(f"distributed.timeout is {self.timeout}, expected 1 to 86400 seconds")
         if self.hosts is not None and self.hosts < 1:
             raise ConfigError(f"distributed.hosts is {self.hosts}, expected at least 1")
-        if self.exchange == "sptt" and self.overlap:
-            raise ConfigError("distributed.overlap sends rows early, and with exchange sptt no rows leave their host")
 
     def by_towers(self, towers: int, hosts: int) -> bool:
         """Whether the exchange of a model with so many towers is ``sptt``.
@@ -61,4 +55,4 @@ class DistributedConfig:
                 f"host{'s'[: hosts != 1]}: expected one tower a host, of two or more; `stratarec plan --towers "
                 f"{max(hosts, 2)} --write` makes them"
             )
-        return self.exchange != "flat" and not self.overlap and towers == hosts > 1
+        return self.exchange != "flat" and towers == hosts > 1

@@ -17,11 +17,8 @@ from torch import Tensor
 
 from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.courier import Parcel
-from stratarec.distributed.early import Early
 from stratarec.distributed.exchange import FlatExchange, Routed
 from stratarec.distributed.gathering import SharedRows
-from stratarec.distributed.halves import Half
 from stratarec.distributed.hot_sums import HotSums, Summed
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.replicas import HotRows, Replicas, check_hot
@@ -38,7 +35,7 @@ from stratarec.embedding.saving import RANK_GROUPS
 from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.embedding.validation import Validator
-from stratarec.errors import ConfigError, StrataError
+from stratarec.errors import StrataError
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.update import RowUpdate
 
@@ -46,12 +43,10 @@ from stratarec.kernels.update import RowUpdate
 class SharedBatch:
     """A batch whose rows are in level 0 of all their owners; a `Handle`."""
 
-    __slots__ = ("__weakref__", "_own", "halves", "number", "routed")
+    __slots__ = ("__weakref__", "_own", "number", "routed")
 
     def __init__(self, routed: Routed, own: Prepared | None, number: int) -> None:
         self.routed, self._own, self.number = routed, own, number
-        self.halves: tuple[Parcel, Half] | None = None
-        """What comes early, and the rest; None where nothing does."""
 
     @property
     def own(self) -> Prepared | None:
@@ -98,11 +93,6 @@ class SharedEngine:
         self, sharding: Sharding, mesh: Mesh, optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig,
         config: DistributedConfig, hot: Mapping[str, HotRows] | None = None,
     ) -> None:  # fmt: skip
-        if optimizer.clocked and config.overlap:
-            raise ConfigError(
-                "distributed.overlap sends rows that the batch before lacks while that is trained, but optimizer.rows "
-                "of all lets it change them: set train.embedding.rows to batch, or overlap to false"
-            )
         self.configs, self.sharding, self.mesh = sharding.tables, sharding, mesh
         self.optimizer, self.tiers = optimizer, tiers
         hot = {name: rows for name, rows in (hot or {}).items() if rows.head or rows.tail}
@@ -140,8 +130,7 @@ class SharedEngine:
         # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
         self.resident = False
         self.course = self.own.course if self.own else Course(optimizer)
-        self.batches = self.late_bytes = 0
-        self._early = Early(self.own, self.flight, mesh.early) if config.overlap and mesh.ranks > 1 else None
+        self.batches = 0
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
 
     # A step
@@ -156,13 +145,11 @@ class SharedEngine:
 
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> SharedBatch:
         """See `Engine.prepare_ahead`. It does not wait for ranks that do not come once `stopped` is true."""
-        return self._prepare(
-            features, lambda own, asked: own.prepare_ahead(asked, lookahead, stopped), stopped, ahead=True
-        )
+        return self._prepare(features, lambda own, asked: own.prepare_ahead(asked, lookahead, stopped), stopped)
 
     def _prepare(
         self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
-        stopped: Callable[[], bool] = never, *, ahead: bool = False,
+        stopped: Callable[[], bool] = never,
     ) -> SharedBatch:  # fmt: skip
         routed = self._exchange.route(features, self._validator, self._circle.ids, stopped, trained=True)
         own: Prepared | None = None
@@ -173,63 +160,17 @@ class SharedEngine:
             failed = error
         batch = SharedBatch(routed, own, self.batches)
         try:
-            self._agree(batch, failed, stopped, ahead=ahead)
+            self._exchange.agree(routed, failed, self.mesh.ids, stopped)
         except BaseException:
             batch.release()
             raise
         self.batches += 1
         return batch
 
-    def _agree(
-        self, batch: SharedBatch, failed: StrataError | None, stopped: Callable[[], bool], *, ahead: bool
-    ) -> None:  # fmt: skip
-        """Return when every rank could prepare the batch, and knows what of it comes early."""
-        channel, routed, early = self.mesh.ids, batch.routed, self._early
-        if early is None or not ahead:
-            self._exchange.agree(routed, failed, channel, stopped)
-            if early is not None:
-                early.lose()
-            return
-        touched = early.touched(routed.own, batch.own)
-        sooner, later = self._exchange.agree_on_halves(routed, batch.own, touched, failed, channel, stopped)
-        batch.halves = early.give(batch.own, self._sending(routed, sooner, batch.number)), later
-
-    def _sending(
-        self, routed: Routed, half: Half, number: int
-    ) -> Callable[[Callable[[], bool]], Sequence[Tensor]]:  # fmt: skip
-        own, exchange, channel = self.own, self._exchange, self.mesh.early
-
-        def send(stopped: Callable[[], bool]) -> Sequence[Tensor]:
-            found = own.peek(half.part) if own and half.part else _nothing()
-            floats, arrays = exchange.send(half, found, channel, number, stopped), exchange.arrays(routed)
-            half.asking.unpack(floats, arrays)
-            return arrays
-
-        return send
-
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
-        channel = self._circle.rows
-        sent = channel.sent_bytes
-        found = self._looked_up(prepared, channel)
-        self.late_bytes += channel.sent_bytes - sent
-        return found
-
-    def _looked_up(self, prepared: SharedBatch, channel: Channel) -> tuple[Tensor, ...]:
-        routed, number = prepared.routed, prepared.number
-        if self._early is None or prepared.halves is None:
-            found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
-            return self._rows(routed, found, channel, number)
-        parcel, late = prepared.halves
-        found = self.own.look_up(prepared.own, late.part) if self.own and prepared.own else _nothing()
-        # Not before: a look-up that is refused, because it is another batch's turn, must not hurry this one.
-        self._early.hurry(parcel)
-        prepared.halves = None
-        floats = self._exchange.send(late, found, channel, number, ride=self._riding)
-        self._take_sums()
-        arrays = self._early.take(parcel)
-        late.asking.unpack(floats, arrays)
-        return self._exchange.pooled(routed, arrays)
+        found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
+        return self._rows(prepared.routed, found, self._circle.rows, prepared.number)
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
         """See `Engine.read`."""
@@ -334,8 +275,6 @@ class SharedEngine:
         channel.agree(failed)
         self._take_copies()
         self.batches = int(manifest["batches"])
-        if self._early is not None:
-            self._early.forget()
         return next((found.decode() for found in channel.gather(reason.encode()) if found), "")
 
     def begin_with(
@@ -405,9 +344,7 @@ class SharedEngine:
                 view.copy_(found[state])
 
     def close(self) -> None:
-        """Give back files and threads of this rank's own tables, and the thread that sends rows early."""
-        if self._early is not None:
-            self._early.close()
+        """Give back files and threads of this rank's own tables."""
         if self.own:
             self.own.close()
 
@@ -415,17 +352,11 @@ class SharedEngine:
 
     def bytes_by_memory(self) -> dict[str, int]:
         """See `Engine.bytes_by_memory`; of this rank's own tables."""
-        found = _with(self.own.bytes_by_memory() if self.own else {}, "dram", self._noted_bytes)
-        return _with(found, "dram", self._copied_bytes)
+        return _with(self.own.bytes_by_memory() if self.own else {}, "dram", self._copied_bytes)
 
     def bytes_by_part(self) -> dict[str, int]:
         """See `Engine.bytes_by_part`; of this rank's own tables."""
-        found = _with(self.own.bytes_by_part() if self.own else {}, "metadata", self._noted_bytes)
-        return _with(found, "level0", self._copied_bytes)
-
-    @property
-    def _noted_bytes(self) -> int:
-        return 0 if self._early is None else self._early.nbytes
+        return _with(self.own.bytes_by_part() if self.own else {}, "level0", self._copied_bytes)
 
     @property
     def _copied_bytes(self) -> int:

@@ -1,8 +1,7 @@
 """The flat exchange: ids go to the owners of their rows, rows come back, gradients go the same way as the ids.
 
 Three collectives before a batch (what is asked for, the ids, and whether all ranks could prepare it), which belong to
-the thread that prepares ahead; one for the rows and one for the gradients, on the thread that trains. Where rows may
-travel early (`halves`), the third says which, and there is a fourth, on a thread of its own (`Courier`).
+the thread that prepares ahead; one for the rows and one for the gradients, on the thread that trains.
 
 Shapes: B samples of this rank, G bags of all ranks together, W columns of the pooled output.
 """
@@ -20,14 +19,12 @@ from torch import Tensor
 from stratarec.distributed.asked import WORDS, Asked, message_sizes, read
 from stratarec.distributed.buffers import Buffer, grouped
 from stratarec.distributed.collectives import Channel, never
-from stratarec.distributed.halves import Flags, Half, Streams, by_rank, packed, packed_bytes, unpacked
 from stratarec.distributed.hot_sums import HotLookups, HotSums
 from stratarec.distributed.legs import Leg
 from stratarec.distributed.requests import DistinctRows, Requests, joined
 from stratarec.distributed.rides import Ride, carried
 from stratarec.distributed.sharding import Rows, Sharding, Stream
 from stratarec.distributed.wire import Wire
-from stratarec.embedding.prepared import Prepared
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
 from stratarec.jagged import KeyedJagged
@@ -61,8 +58,6 @@ class Routed:
     answering: Leg
     own_shapes: Sequence[tuple[int, int]]
     """Of the arrays of `answering`."""
-    counts: Sequence[Sequence[int]]
-    """Rows that each rank asks this one for, of each of its streams."""
     idle: bool = False
     """Whether no rank asks any for a row: all that are looked up are hot."""
     hot: Ride[HotLookups] | None = None
@@ -188,7 +183,7 @@ class FlatExchange:
         }
         return Routed(
             features=features, own=own, buffers=buffers, sequences=[lengths[key] for key, _ in self._whole],
-            asking=self._asking(asked, distinct, buffers), answering=answering, own_shapes=shapes, counts=counts,
+            asking=self._asking(asked, distinct, buffers), answering=answering, own_shapes=shapes,
         )  # fmt: skip
 
     def _asking(
@@ -249,65 +244,10 @@ class FlatExchange:
         if taken.any():
             channel.raise_together(failed, taken.tolist())
 
-    # What travels early
-
-    def agree_on_halves(
-        self, routed: Routed, prepared: Prepared | None, touched: Flags, failed: StrataError | None, channel: Channel,
-        stopped: Callable[[], bool],
-    ) -> tuple[Half, Half]:  # fmt: skip
-        """What of a batch's rows may travel early, and the rest; a collective.
-
-        Parameters
-        ----------
-        prepared : Prepared or None
-            Of this rank's own tables; None where it has none, or could not prepare the batch.
-        touched : ndarray
-            ``[N]`` bool: whether the batch before looks up the row of each id that this rank is asked for.
-
-        Raises
-        ------
-        RankError
-            On all ranks, where one of them `failed`.
-        """
-        streams = Streams(routed.own, [stream.kind == "pooled" for stream in self._requests.streams[self._rank]])
-        early = streams.final(touched)
-        mine = by_rank(early, routed.counts)
-        told = [packed(failed is not None, flags) for flags in mine]
-        asked = routed.asking.rows
-        sizes = [packed_bytes(rows) for rows in asked]
-        given = torch.from_numpy(np.concatenate(told))
-        taken = carried(channel, routed.hot, given, [len(part) for part in told], sizes, stopped)
-        theirs = np.split(taken.numpy(), np.cumsum(sizes)[:-1])
-        if any(part[0] for part in theirs):
-            channel.raise_together(failed, [int(part[0]) for part in theirs])
-        wanted = np.concatenate([unpacked(part, rows) for part, rows in zip(theirs, asked, strict=True)])
-        late = [~flags for flags in early]
-        return (
-            self._half(routed, streams, prepared, early, np.concatenate(mine), wanted),
-            self._half(routed, streams, prepared, late, ~np.concatenate(mine), ~wanted),
-        )
-
-    def _half(
-        self, routed: Routed, streams: Streams, prepared: Prepared | None, wanted: Sequence[Flags], answered: Flags,
-        asked: Flags,
-    ) -> Half:  # fmt: skip
-        part = None if prepared is None else streams.part(prepared, wanted)
-        counts, numbers = self._counted(routed, answered), np.flatnonzero(answered)
-        answering, _ = self._answering(counts, 0)
-        return Half(part, answering, routed.asking.picked(asked), numbers, routed.idle)
-
-    def _counted(self, routed: Routed, answered: Flags) -> list[list[int]]:
-        """As `Routed.counts`, of the rows that are answered."""
-        ends = np.cumsum([0, *(rows for part in routed.counts for rows in part)])
-        seen = np.concatenate(([0], np.cumsum(answered)))[ends]
-        found: list[list[int]] = np.diff(seen).reshape(len(routed.counts), -1).tolist()
-        return found
-
     # Rows and gradients
 
     def send(
-        self, legs: Routed | Half, found: Sequence[Tensor], channel: Channel, step: int,
-        stopped: Callable[[], bool] = never, ride: Ride[Any] | None = None,
+        self, routed: Routed, found: Sequence[Tensor], channel: Channel, step: int, ride: Ride[Any] | None = None
     ) -> Tensor:  # fmt: skip
         """Give every rank the rows that it asked for; returns those that `asking` unpacks. A collective.
 
@@ -316,12 +256,11 @@ class FlatExchange:
         ride : Ride
             Whose next turn goes with them.
         """
-        answering, asking, wire = legs.answering, legs.asking, self._wire
-        if legs.idle and (ride is None or not ride.waiting):
+        answering, asking, wire = routed.answering, routed.asking, self._wire
+        if routed.idle and (ride is None or not ride.waiting):
             return torch.empty(0)
-        numbers = legs.numbers if isinstance(legs, Half) else None
-        message = wire.encode(answering.pack(found), answering.spans, "rows", step, numbers)
-        taken = carried(channel, ride, message, answering.sizes(wire), asking.sizes(wire), stopped)
+        message = wire.encode(answering.pack(found), answering.spans, "rows", step)
+        taken = carried(channel, ride, message, answering.sizes(wire), asking.sizes(wire))
         return wire.decode(taken, asking.spans)
 
     def pooled(self, routed: Routed, arrays: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -2,8 +2,8 @@
 
 `torchrun` says which process this is. Without it, or with one process, a mesh of one is the identity everywhere.
 
-Each kind of traffic has connections of its own (`Channel`), because the threads that prepare batches ahead, send rows
-early and train use them at the same time, and collectives of one group must come in one order on all ranks.
+Each kind of traffic has connections of its own (`Channel`), because the threads that prepare batches ahead and that
+train use them at the same time, and collectives of one group must come in one order on all ranks.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ class Mesh:
     """Of the thread that prepares batches."""
     rows: Channel
     """Of the thread that trains: rows, gradients, and whatever is decided together."""
-    early: Channel
-    """Of the thread that sends rows before the batch that needs them is looked up."""
     files: Channel
     """Of the thread that trains, where ranks wait for others that read and write files, however long that takes."""
     devices: DeviceMesh | None
@@ -66,7 +64,7 @@ class Mesh:
     def channels(self) -> tuple[Channel, ...]:
         """All of them."""
         others = self.parts[1:]
-        return self.ids, self.rows, self.early, self.files, *(c for part in others for c in (part.ids, part.rows))
+        return self.ids, self.rows, self.files, *(c for part in others for c in (part.ids, part.rows))
 
     @property
     def parts(self) -> tuple[Mesh, ...]:
@@ -141,8 +139,8 @@ class Mesh:
     @classmethod
     def alone(cls) -> Mesh:
         """One process."""
-        ids, rows, early, files = (Channel(0, 1) for _ in range(4))
-        return cls(rank=0, ranks=1, ids=ids, rows=rows, early=early, files=files, devices=None)
+        ids, rows, files = (Channel(0, 1) for _ in range(3))
+        return cls(rank=0, ranks=1, ids=ids, rows=rows, files=files, devices=None)
 
     def note(self, what: str) -> None:
         """Write down something that is true for this run of torchrun, restarts included."""
@@ -244,7 +242,7 @@ def _connected(
     timeout = timedelta(seconds=config.timeout)
     try:
         devices = init_device_mesh("cpu", shape, mesh_dim_names=("host", "local"))
-        channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(3)]
+        channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(2)]
         patient = dist.new_group(timeout=timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS)))
         channels.append(Channel(rank, size, patient, roll, heart.look))
         subgroups = [devices.get_group(name) for name in ("host", "local")]
@@ -258,10 +256,9 @@ def _connected(
     # Connections are made by the first collective of a group, and a rank that dies before leaves the others waiting.
     for group in subgroups:
         Channel(dist.get_rank(group), dist.get_world_size(group), group, roll).agree(None)
-    ids, rows, early, files = channels
+    ids, rows, files = channels
     mesh = Mesh(
-        rank=rank, ranks=size, ids=ids, rows=rows, early=early, files=files, devices=devices, inside=inside,
-        between=between,
+        rank=rank, ranks=size, ids=ids, rows=rows, files=files, devices=devices, inside=inside, between=between,
     )  # fmt: skip
     for channel in mesh.channels:
         channel.agree(None)

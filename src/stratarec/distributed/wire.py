@@ -10,7 +10,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
@@ -53,16 +52,8 @@ class Wire:
         """Bytes of one row."""
         return 4 * width if self.kind == "fp32" else self._codec(width).record_bytes
 
-    def encode(
-        self, rows: Tensor, spans: Sequence[Span], direction: str, step: int, numbers: NDArray[np.int64] | None = None
-    ) -> Tensor:  # fmt: skip
+    def encode(self, rows: Tensor, spans: Sequence[Span], direction: str, step: int) -> Tensor:
         """Flat uint8 of flat float32 `rows`, which are those of `spans` one after another.
-
-        Parameters
-        ----------
-        numbers : ndarray or None
-            The place of each row in the noise, where these are some of the rows of a message that travels in parts;
-            by default 0, 1, ...
 
         Raises
         ------
@@ -73,13 +64,11 @@ class Wire:
             return rows.view(torch.uint8)
         out, key = np.empty(self.bytes_of(spans), dtype=np.uint8), table_key(self._seed, f"{direction}/{self._rank}")
         floats, done, at, number = rows.numpy(), 0, 0, 0
-        if numbers is None:
-            numbers = np.arange(sum(count for count, _ in spans), dtype=np.int64)
         for count, width in merged(spans):
             codec, end = self._codec(width), at + count * self.row_bytes(width)
             places = np.arange(count, dtype=np.int64)
             level = FloatRows.bare(floats[done : done + count * width], width)
-            noise = numbers[number : number + count].astype(np.uint64)
+            noise = np.arange(number, number + count, dtype=np.uint64)
             keys = mix_array(noise * _GOLDEN ^ np.uint64(key))
             bad = codec.encode(level, places, out[at:end].reshape(count, -1), places, keys, step)
             if bad >= 0:

@@ -27,7 +27,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.homes import build_tables
 from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.prepared import Flight, Handle, Part, Prepared
+from stratarec.embedding.prepared import Flight, Handle, Prepared
 from stratarec.embedding.saving import begin_tables, lie_alike, load_tables, save_tables
 from stratarec.embedding.tables import Ids, Moment, Tables
 from stratarec.embedding.taking import Renumbering
@@ -220,34 +220,20 @@ class Engine:
                 "raise cache_rows, call backward before the next forward, or release() those that need none"
             )
 
-    def look_up(self, prepared: Prepared, part: Part | None = None) -> tuple[Tensor, ...]:
-        """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in the order of the tables.
-
-        Parameters
-        ----------
-        part : Part or None
-            Look up this part of the batch alone, because `peek` gave the rest.
-        """
+    def look_up(self, prepared: Prepared) -> tuple[Tensor, ...]:
+        """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in the order of the tables."""
         self.health.require()
         prepared.look_up(self.flight)
-        part = part or Part(prepared.features, prepared.ids)
+        features = prepared.features
         try:
-            for tables, ids in zip(self.tables, part.ids, strict=True):
-                tables.catch_up(part.features, ids)
-            return self.peek(part)
+            for tables, ids in zip(self.tables, prepared.ids, strict=True):
+                tables.catch_up(features, ids)
+            pooled, rows = RECYCLER.empty(features.batch_size, self._columns), []
+            for tables, ids in zip(self.tables, prepared.ids, strict=True):
+                rows += tables.pool(features, ids, pooled)
         except BaseException:
             prepared.release()
             raise
-
-    def peek(self, part: Part) -> tuple[Tensor, ...]:
-        """As `look_up` of a part of a batch that is prepared and not looked up yet; on any thread, changes nothing.
-
-        What it gives is what `look_up` would where no batch before it that is not done has a row of the part.
-        """
-        pooled = RECYCLER.empty(part.features.batch_size, self._columns)
-        rows = []
-        for tables, ids in zip(self.tables, part.ids, strict=True):
-            rows += tables.pool(part.features, ids, pooled)
         self._output_bytes = max(self._output_bytes, sum(buffer_bytes(part.numel()) for part in (pooled, *rows)))
         return (pooled, *rows)
 

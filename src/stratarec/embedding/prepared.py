@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from stratarec.embedding.tables import Ids
 from stratarec.errors import TrainingError
@@ -14,13 +14,6 @@ from stratarec.jagged import KeyedJagged
 
 class Stopped(Exception):
     """A wait was given up: whoever waited is to end."""
-
-
-class Part(NamedTuple):
-    """Some bags of a batch that was prepared: a batch of their own, and for each group what its kernels look up."""
-
-    features: KeyedJagged
-    ids: tuple[Ids, ...]
 
 
 class Handle(Protocol):
@@ -184,10 +177,6 @@ class Flight:
         self._open.pop(number, None)
         self._unused.pop(number, None)
         return unused
-
-    def settled(self, horizon: int | None) -> bool:
-        """Whether all batches before `horizon` are done; None stands for no batch."""
-        return horizon is None or self.oldest(horizon) >= horizon
 
     def wait_for(self, horizon: int, stopped: Callable[[], bool]) -> None:
         """Return when all batches before `horizon` are done.

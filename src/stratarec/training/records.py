@@ -47,15 +47,11 @@ class RankFigures(Model):
     exposed_seconds: Seconds
     """Time in which training waited for others: for rows, gradients, what is decided together, and ids."""
     hidden_seconds: Seconds
-    """Time in which only its other threads waited for others: for ids, and for rows that travel early."""
+    """Time in which only its other thread waited for others: for ids."""
     step_seconds: Seconds
     """Time of steps in all, with exposed waits before them."""
     sent_bytes: Count
     """To other ranks."""
-    early_bytes: Count
-    """Of these, rows that travelled while the batch before was trained."""
-    late_bytes: Count
-    """Of these, rows that travelled after it."""
     table_bytes: Count
     peak_rss_bytes: Count
 

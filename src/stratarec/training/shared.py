@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from stratarec.batch import Batch
-from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.reduction import average
 from stratarec.embedding import Handle
@@ -57,14 +56,11 @@ class SharedStages(Stages):
     def figures(self) -> list[dict[str, float]]:
         """`RankFigures` of all ranks."""
         mesh, waits, embeddings = self.mesh, self.waits, self.model.embeddings
-        assert isinstance(embeddings.engine, SharedEngine)
         mine = {
             "exposed_seconds": waits.exposed_seconds,
             "hidden_seconds": waits.hidden_seconds,
             "step_seconds": waits.step_seconds,
             "sent_bytes": sum(channel.sent_bytes for channel in mesh.channels),
-            "early_bytes": mesh.early.sent_bytes,
-            "late_bytes": embeddings.engine.late_bytes,
             "table_bytes": embeddings.nbytes,
             "peak_rss_bytes": peak_rss_bytes(),
         }

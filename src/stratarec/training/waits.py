@@ -13,7 +13,7 @@ class Waits:
 
     An exchange is *exposed* where that thread waits for it: in a step, for rows, gradients and what is decided
     together; between two steps, for the ids of the next batch, as far as the thread that exchanges them waits then. It
-    is *hidden* where only the threads of ids and of early rows wait.
+    is *hidden* where only the thread of ids waits.
 
     Parameters
     ----------
@@ -26,8 +26,8 @@ class Waits:
         """Waits that were exposed; time of all steps, and of such waits before them."""
         self._background = 0.0
         self._began = self._ended = time.perf_counter()
-        self._ids, self._rows, self._awaited = self._of_ids, 0.0, 0.0
-        self._start = self._of_ids + mesh.early.wait_seconds
+        self._start = self._ids = self._of_ids
+        self._rows = 0.0
 
     @property
     def _of_ids(self) -> float:
@@ -39,27 +39,21 @@ class Waits:
 
     @property
     def hidden_seconds(self) -> float:
-        """Waits of other threads that were not exposed."""
-        behind = self._of_ids + self._mesh.early.wait_seconds - self._start
-        return max(behind - self._background, 0.0)
+        """Waits of the thread of ids that were not exposed."""
+        return max(self._of_ids - self._start - self._background, 0.0)
 
     def __enter__(self) -> None:
-        mesh, self._began = self._mesh, time.perf_counter()
+        self._began = time.perf_counter()
         waited = min(self._of_ids - self._ids, self._began - self._ended)
-        self._count(waited, waited)
+        self.exposed_seconds += waited
+        self._background += waited
         self.step_seconds += waited
-        self._rows, self._awaited = self._of_rows, mesh.early.awaited_seconds
+        self._rows = self._of_rows
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        mesh, self._ended = self._mesh, time.perf_counter()
-        awaited = mesh.early.awaited_seconds - self._awaited
-        self._count(self._of_rows - self._rows + awaited, awaited)
+        self._ended = time.perf_counter()
+        self.exposed_seconds += self._of_rows - self._rows
         self.step_seconds += self._ended - self._began
         self._ids = self._of_ids
-
-    def _count(self, exposed: float, background: float) -> None:
-        """So many seconds were exposed, so many of them waits for another thread."""
-        self.exposed_seconds += exposed
-        self._background += background

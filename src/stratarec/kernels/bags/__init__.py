@@ -120,13 +120,3 @@ def first_falling(offsets: NDArray[np.int64], total: int) -> int:
 def mark_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> None:
     """Set the bit of every row of the group that the batch looks up: bit ``r & 7`` of byte ``r >> 3``."""
     cpu.mark_rows(bags.compiled, bags.key, group.base, bits)
-
-
-def clear_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> None:
-    """Clear what `mark_rows` set for the batch, and whatever else is set in the same bytes."""
-    cpu.clear_rows(bags.compiled, bags.key, group.base, bits)
-
-
-def marked_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8], out: NDArray[np.bool_]) -> None:
-    """Say in ``out[N]`` for each of the group's lookups whether the bit of its row is set."""
-    cpu.marked_rows(bags.compiled, bags.key, group.base, bits, out)

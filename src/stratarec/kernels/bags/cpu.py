@@ -62,27 +62,6 @@ def mark_rows(bags, key, base, bits):
 
 
 @njit(nogil=True, cache=True)
-def clear_rows(bags, key, base, bits):
-    """Clear the bytes of all rows that the batch looks up."""
-    bags = Bags(*bags)
-    for f in range(len(key)):
-        begin, end = span(bags, key[f])
-        for i in range(U(begin), U(end)):
-            bits[U(base[f] + bags.values[i]) >> U(3)] = np.uint8(0)
-
-
-@njit(nogil=True, cache=True)
-def marked_rows(bags, key, base, bits, out):
-    """out[i] = whether the bit of the row of lookup i is set."""
-    bags = Bags(*bags)
-    for f in range(len(key)):
-        begin, end = span(bags, key[f])
-        for i in range(U(begin), U(end)):
-            row = U(base[f] + bags.values[i])
-            out[i] = bits[row >> U(3)] >> np.uint8(row & U(7)) & np.uint8(1)
-
-
-@njit(nogil=True, cache=True)
 def first_falling(offsets, total):
     """The first place i at which offsets[i], offsets[i + 1] fall or do not lie in [0, total]; or -1."""
     last = len(offsets) - 1

@@ -33,14 +33,3 @@ def copy_parts(source: Tensor, target: Tensor, parts: Parts) -> None:
         Rectangles of the target do not overlap; places are not checked.
     """
     cpu.copy_parts(source.view(-1).numpy(), target.view(-1).numpy(), parts)
-
-
-def scatter_parts(source: Tensor, target: Tensor, parts: Parts, picks: NDArray[np.int64]) -> None:
-    """As `copy_parts` where the rows of a rectangle are not neighbours in `target`.
-
-    Parameters
-    ----------
-    picks : ndarray
-        For each row of each rectangle, one after another, which row it is in the target.
-    """
-    cpu.scatter_parts(source.view(-1).numpy(), target.view(-1).numpy(), parts, picks)

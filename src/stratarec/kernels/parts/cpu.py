@@ -19,17 +19,3 @@ def copy_parts(source, target, parts):
         for r in range(rows):
             for d in range(width):
                 target[to + r * to_stride + d] = source[at + r * at_stride + d]
-
-
-@njit(nogil=True, cache=True)
-def scatter_parts(source, target, parts, picks):
-    """``target[to + picks[r] * to_stride + d] = source[at + r * at_stride + d]``; `picks` are of one after another."""
-    done = U(0)
-    for p in range(len(parts)):
-        rows, width = U(parts[p, 0]), U(parts[p, 1])
-        at, at_stride, to, to_stride = U(parts[p, 2]), U(parts[p, 3]), U(parts[p, 4]), U(parts[p, 5])
-        for r in range(rows):
-            place = to + U(picks[done + r]) * to_stride
-            for d in range(width):
-                target[place + d] = source[at + r * at_stride + d]
-        done += rows
