@@ -38,7 +38,7 @@ from stratarec.hot.loader import HotLoader
 from stratarec.hot.order import rate_after, validation_losses
 from stratarec.hot.parts import parts_of, row_bytes_of
 from stratarec.recipe import Recipe, with_values
-from stratarec.training.pipeline import Schedule, Stages
+from stratarec.training.pipeline import Stages
 from stratarec.training.trainer import Trainer
 
 DAY_MS = 86_400_000
@@ -59,7 +59,7 @@ INT8 = {"precision": "int8", "state": "bf16", "lookahead": 0, "cache": {"fractio
 
 @dataclass(frozen=True)
 class OneKindFirst:
-    """The `Schedule` of all hot batches of an epoch first, or last: every epoch's data is read twice."""
+    """A schedule of all hot batches of an epoch first, or last: every epoch's data is read twice."""
 
     loader: HotLoader
     hot_first: bool
@@ -118,7 +118,7 @@ class OrderedTrainer(Trainer):
         if not self._order.endswith("_first"):
             return found
         assert isinstance(self.loader, HotLoader)
-        schedule: Schedule = OneKindFirst(self.loader, self._order == "hot_first")
+        schedule: Any = OneKindFirst(self.loader, self._order == "hot_first")
         return Stages(self.model, self.optimizer, self.config, schedule)
 
 

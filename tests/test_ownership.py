@@ -7,8 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET
 from stratarec.data.prepare import prepare
 from stratarec.data.workspace import WORK
-from stratarec.errors import ConfigError, StorageError, StrataError, TrainingError
+from stratarec.errors import ConfigError, StorageError, TrainingError
 from stratarec.holding import held
 from stratarec.opening import temporary_name
 from stratarec.ownership import MARKER, claim, kind_of, state
@@ -326,29 +324,3 @@ def test_a_run_whose_checkpoints_were_deleted_keeps_its_result(home: Path, capsy
         assert main(["train", "-q", "r.yaml", *arguments]) == 2
         assert "whose checkpoints are gone" in capsys.readouterr().err
     assert contents(home) == before
-
-
-def in_threads(work: Callable[[], None], count: int) -> list[BaseException]:
-    errors: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors
-
-
-def test_of_several_that_prepare_at_once_one_does(home: Path) -> None:
-    made = Recipe.load("r.yaml", ["data.path=together"])
-    errors = in_threads(lambda: prepare(made.data) and None, 4)  # type: ignore[func-returns-value]
-    assert all(isinstance(error, StrataError) for error in errors), errors
-    assert len(errors) < 4
-    assert Dataset.open("together", verify="full").fingerprint == Dataset.open("data").fingerprint
-    assert not list(home.glob("*together*.*"))

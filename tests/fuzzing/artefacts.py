@@ -133,7 +133,7 @@ def make(root: Path) -> None:
 
 def artefacts(root: Path) -> dict[str, Artefact]:
     """What `make` made below `root`."""
-    uses: dict[str, Callable[[Path, Path], dict[str, str]]] = {"data": _read, "plain": _read, "export": _score}
+    uses: dict[str, Callable[[Path, Path], dict[str, str]]] = {"data": read, "plain": read, "export": score}
     uses |= {kind: _Run(root, memory) for kind, memory in _memories(root).items()}
     uses["plan"] = lambda path, out: _train(root, path, out)
     return {name: Artefact(name=name, use=use) for name, use in uses.items()}
@@ -148,7 +148,7 @@ def _digest(*values: Any) -> str:
     return found.hexdigest()
 
 
-def _read(path: Path, _: Path) -> dict[str, str]:
+def read(path: Path, _: Path) -> dict[str, str]:
     """All that training, profiles and predictions read of a data set."""
     dataset, found = Dataset.open(path), {}
     for split in SPLITS:
@@ -196,7 +196,7 @@ def _train(root: Path, path: Path, out: Path) -> dict[str, str]:
     return {"trained": json.dumps(trainer.train()["test"])}
 
 
-def _score(path: Path, _: Path) -> dict[str, str]:
+def score(path: Path, _: Path) -> dict[str, str]:
     """An export is checked, and scores."""
     check_files(path, ExportManifest.read(path))
     frame = {

@@ -15,7 +15,7 @@ from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.hot.by_count import hottest_rows, most_inputs
-from stratarec.hot.calibrator import Estimate, calibrate, passed_over, without_skew
+from stratarec.hot.calibrator import calibrate, estimate, passed_over, without_skew
 from stratarec.hot.classifier import Classification, are_hot, classify
 from stratarec.hot.parts import Part, parts_of, used_bytes
 from stratarec.hot.profile import HotProfile
@@ -98,10 +98,10 @@ def test_the_interval_holds_the_true_share_at_least_95_times_in_100() -> None:
     inside = 0
     for _ in range(100):
         shares = draws.binomial(200, 0.3, 16) / 200
-        found = Estimate.of(shares)
+        found = estimate(shares)
         inside += found.low <= 0.3 <= found.high
     assert inside >= 95
-    assert Estimate.of(np.array([0.5])).low == 0
+    assert estimate(np.array([0.5])).low == 0
 
 
 def test_counting_goes_on_where_it_stopped_and_begins_anew_for_other_rows(dataset: Dataset, tmp_path: Path) -> None:

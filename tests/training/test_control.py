@@ -487,13 +487,3 @@ def test_importing_changes_no_setting() -> None:
         "assert not torch.are_deterministic_algorithms_enabled() and u.fill_uninitialized_memory"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_damaged_result_is_named(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(recipe(home, tmp_path / "a", max_steps=3))
-    for text in ("{", "[]", "{}", "3"):
-        (tmp_path / "a" / "result.json").write_text(text)
-        assert main(["evaluate", "-q", str(tmp_path / "a")]) == 2
-        assert "result.json" in capsys.readouterr().err
-        with pytest.raises(CheckpointError, match=r"result\.json"):
-            train(recipe(home, tmp_path / "a", max_steps=5), resume=True)

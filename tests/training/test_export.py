@@ -1,9 +1,10 @@
-"""Writing an export: all of it or nothing, whatever the disk or others do."""
+"""Writing exports and predictions: all of it or nothing, whatever the disk or others do."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -34,18 +35,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-def size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def size(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
-def limited(run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[str]:
-    """`stratarec export` in a process whose files have at most `limit` bytes."""
+def limited(arguments: tuple[str, ...], run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[str]:
+    """A command in a process whose files have at most `limit` bytes."""
 
     def prepare_process() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    command = [sys.executable, "-m", "stratarec.cli", "export", "-q", str(run), "-o", str(output), "--program"]
+    command = [sys.executable, "-m", "stratarec.cli", *arguments, "-q", str(run), "-o", str(output)]
     return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=prepare_process)
 
 
@@ -56,32 +57,58 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing(run: Path, tmp_path:
     shutil.rmtree(tmp_path / "whole")
     # Each time another file is the first one that is too large; the program is the largest but one.
     for limit in (4096, sizes[-2] - 1, sizes[-1] - 1):
-        done = limited(run, tmp_path / "out", limit)
+        done = limited(("export", "--program"), run, tmp_path / "out", limit)
         assert done.returncode == 2, (limit, done.stderr)
         assert done.stderr.count("\n") == 1
         assert "File too large" in done.stderr
         assert "terminate" not in done.stderr
         assert not list(tmp_path.iterdir()), limit
-    assert limited(run, tmp_path / "out", sizes[-1]).returncode == 0
+    assert limited(("export", "--program"), run, tmp_path / "out", sizes[-1]).returncode == 0
 
 
-@pytest.mark.parametrize("program", [False, True])
+def test_earlier_scores_stay_where_a_file_cannot_grow(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.parquet").write_bytes(b"earlier scores")
+    done = limited(("predict",), run, tmp_path / "old.parquet", 2000)
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = f"cannot write {tmp_path / 'old.parquet'}: File too large; free space or name another path"
+    assert done.stderr == f"stratarec: {expected}\n"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"old.parquet": b"earlier scores"}
+
+
+@pytest.mark.parametrize("command", ["predict", "export", "export --program"])
 def test_a_full_disk_leaves_nothing(
-    run: Path, small_disk: Path, tmp_path: Path, program: bool, capsys: pytest.CaptureFixture[str]
+    run: Path, small_disk: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--program"] if program else []
-    assert main(["export", "-q", str(run), "-o", str(tmp_path / "whole"), *options]) == 0
+    arguments = [*command.split(), "-q", str(run), "-o"]
+    assert main([*arguments, str(tmp_path / "whole")]) == 0
     needed = size(tmp_path / "whole")
     assert needed < DISK_BYTES
     for share in (0, 0.02, 0.3, 0.6, 0.95):
         fill_disk(small_disk / "filler", int(needed * share))
         capsys.readouterr()
-        assert main(["export", "-q", str(run), "-o", str(small_disk / "out"), *options]) == 2
-        assert "No space left on device" in capsys.readouterr().err
+        assert main([*arguments, str(small_disk / "out")]) == 2
+        expected = f"stratarec: cannot write {small_disk}/out: No space left on device; free space or name another path"
+        assert capsys.readouterr().err == f"{expected}\n"
         assert [path.name for path in small_disk.iterdir()] == ["filler"]
         (small_disk / "filler").unlink()
-    assert main(["export", "-q", str(run), "-o", str(small_disk / "out"), *options]) == 0
-    Scorer.open(small_disk / "out")
+    assert main([*arguments, str(small_disk / "out")]) == 0
+    assert size(small_disk / "out") == needed
+
+
+@pytest.mark.parametrize("command", ["predict", "export"])
+def test_a_run_on_a_read_only_file_system_is_one_line(run: Path, tmp_path: Path, command: str) -> None:
+    mount = f'mount --bind {run} {run} && mount -o remount,bind,ro {run} && exec "$@"'
+    wrapper = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
+    if not shutil.which("unshare") or subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("user and mount namespaces are not permitted here")
+    arguments = [*wrapper, sys.executable, "-m", "stratarec.cli", command, "-q", str(run)]
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"stratarec: cannot write {run}/\S+: no permission to write in {run}; .*\n", done.stderr)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert subprocess.run([*arguments, "-o", str(tmp_path / "out")], check=False).returncode == 0
+    assert (tmp_path / "out").exists()
 
 
 def test_what_is_there_is_never_replaced_nor_followed(run: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from stratarec.hot.classifier import beside
 from stratarec.hot.loader import HotLoader
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.training.pipeline import InOrder, Stages
+from stratarec.training.pipeline import Stages
 from stratarec.training.run import new_model, new_plan, open_run
 from stratarec.training.settings import build_optimizer, torch_settings
 from stratarec.training.trainer import Trainer
@@ -60,7 +60,7 @@ def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: P
     assert 0 < loader.kinds(0).sum() < len(loader)
     plain = new_model(replace(made, memory=type(made.memory)()), trainer.dataset, None, "")
     optimizer = build_optimizer(made.train.dense, plain.network)
-    stages = Stages(plain, optimizer, made.train, InOrder(loader))
+    stages = Stages(plain, optimizer, made.train, loader)
     with torch_settings(threads=made.train.threads, seed=made.train.seed):
         steps = (batch for epoch in range(made.train.epochs) for batch in loader.batches(epoch))
         for step, batch in enumerate(steps):

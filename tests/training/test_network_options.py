@@ -11,7 +11,6 @@ import torch
 
 from recipes import assert_same_model, last, tiny
 from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -25,14 +24,6 @@ from stratarec.training.records import read_recipe
 from stratarec.training.run import open_run
 from stratarec.training.starting import check_average
 from stratarec.training.trainer import Trainer
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set."""
-    root = tmp_path_factory.mktemp("options")
-    prepare(Recipe.from_dict(tiny(root)).data)
-    return root
 
 
 def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False, **train: Any) -> Trainer:

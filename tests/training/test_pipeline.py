@@ -16,9 +16,9 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.request import Request
-from stratarec.training.cadence import Agreement, Cadence, Decision, Seen, Stopped
+from stratarec.training.cadence import Agree, Cadence, Decision, Seen, Stopped
 from stratarec.training.config import CheckpointConfig, TrainConfig
-from stratarec.training.pipeline import Pipeline, Schedule, Stages
+from stratarec.training.pipeline import Pipeline, Stages
 from stratarec.training.settings import build_optimizer
 
 SCHEMA = Schema(dense=(DenseFeature(name="d"),), sparse=(SparseFeature(name="f"),))
@@ -29,11 +29,11 @@ def cadence(
     total: int = 100,
     ahead: int = 0,
     stop: Callable[[], bool] = lambda: False,
-    agreement: Agreement | None = None,
+    agree: Agree = lambda seen: seen,
     **checkpoint: Any,
 ) -> Cadence:
     config = TrainConfig(eval_every=eval_every, checkpoint=CheckpointConfig(**checkpoint))
-    return Cadence(config, total, ahead=ahead, stop=stop, agreement=agreement)
+    return Cadence(config, total, ahead=ahead, stop=stop, agree=agree)
 
 
 def decide(clock: Cadence, step: int, *, epoch_ended: bool = False, evaluated: bool = False) -> Decision:
@@ -98,18 +98,18 @@ class Third:
     def __init__(self) -> None:
         self.asked = 0
 
-    def agree(self, seen: Seen) -> Seen:
+    def __call__(self, seen: Seen) -> Seen:
         self.asked += 1
         return replace(seen, stop=seen.stop or self.asked >= 3)
 
 
 def test_processes_that_agree_stop_after_the_same_step() -> None:
     def stops_at(stop: Callable[[], bool]) -> int:
-        clock = cadence(ahead=2, stop=stop, agreement=Third())
+        clock = cadence(ahead=2, stop=stop, agree=Third())
         return next(step for step in range(1, 9) if decide(clock, step).stop)
 
     assert stops_at(lambda: False) == 5
-    clock = cadence(agreement=Third())
+    clock = cadence(agree=Third())
     clock.check()
     clock.check()
     with pytest.raises(Stopped):
@@ -154,7 +154,7 @@ def some_batches(count: int) -> list[Batch]:
     ]
 
 
-def stages_of(model: CTRModel, schedule: Schedule, **others: Any) -> Stages:
+def stages_of(model: CTRModel, schedule: Any, **others: Any) -> Stages:
     config = TrainConfig()
     return Stages(model, build_optimizer(config.dense, model.network), config, schedule, **others)
 

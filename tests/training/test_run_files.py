@@ -17,18 +17,9 @@ import yaml
 from recipes import last, tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.trainer import Trainer
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set."""
-    root = tmp_path_factory.mktemp("files")
-    prepare(Recipe.from_dict(tiny(root)).data)
-    return root
 
 
 def strict(path: Path) -> Any:

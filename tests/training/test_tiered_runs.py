@@ -145,14 +145,6 @@ def test_what_a_killed_checkpoint_left_behind_is_removed_by_the_next(home: Path,
     assert not list((tmp_path / "a" / "checkpoints").glob(".step-*"))
 
 
-def test_a_damaged_plan_of_a_run_is_named(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(recipe(home, tmp_path / "a", INT8, max_steps=5))
-    for text in ("[]", '{"plan": 3}', "{"):
-        (tmp_path / "a" / "plan.json").write_text(text)
-        assert main(["evaluate", "-q", str(tmp_path / "a")]) != 0
-        assert "plan.json" in capsys.readouterr().err
-
-
 def test_other_tiers_take_up_a_checkpoint_only_before_they_train(home: Path, tmp_path: Path) -> None:
     train(recipe(home, tmp_path / "a", INT8, max_steps=5))
     made = recipe(home, tmp_path / "b", {}, max_steps=5)

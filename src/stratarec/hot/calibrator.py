@@ -26,7 +26,7 @@ from stratarec.hot.profile import HotProfile, HotTable, InputShare, Method, Poin
 from stratarec.sizes import readable
 
 CONFIDENCE = 0.99
-"""Of every interval."""
+"""Of every interval: the chance that it holds the true share."""
 # Inputs that follow each other in storage (and share their session) are sampled together.
 _CHUNK = 1024
 _ROW_GROUPS = 16
@@ -34,22 +34,13 @@ _ROW_GROUPS = 16
 _CHOOSING = 1 << 17
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A share, and the interval that holds the true one with a chance of 99 %."""
-
-    share: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, shares: NDArray[np.float64]) -> Estimate:
-        """From the shares of equally large samples that were drawn alike, by Student's t."""
-        mean, number = float(shares.mean()), len(shares)
-        if number < 2:
-            return cls(share=mean, low=0.0, high=1.0)
-        half = float(stdtrit(number - 1, (1 + CONFIDENCE) / 2) * shares.std(ddof=1) / np.sqrt(number))
-        return cls(share=mean, low=max(mean - half, 0.0), high=min(mean + half, 1.0))
+def estimate(shares: NDArray[np.float64]) -> InputShare:
+    """The share of inputs from those of equally large samples that were drawn alike, by Student's t."""
+    mean, number = float(shares.mean()), len(shares)
+    if number < 2:
+        return InputShare(share=mean, low=0.0, high=1.0)
+    half = float(stdtrit(number - 1, (1 + CONFIDENCE) / 2) * shares.std(ddof=1) / np.sqrt(number))
+    return InputShare(share=mean, low=max(mean - half, 0.0), high=min(mean + half, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,10 +54,10 @@ class Sample:
     chunks: NDArray[np.int64]
     """``[M]`` which of the equal samples each of these is of: row groups, or where those are few, parts of them."""
 
-    def judge(self, hot: Counts) -> Estimate:
+    def judge(self, hot: Counts) -> InputShare:
         """Share of inputs that are hot where the first ``hot[p]`` rows of each part are."""
         found = are_hot(self.judging, hot)
-        return Estimate.of(np.bincount(self.chunks, found) / np.bincount(self.chunks))
+        return estimate(np.bincount(self.chunks, found) / np.bincount(self.chunks))
 
 
 def draw(dataset: Dataset, parts: Sequence[Part], split: str, seed: int) -> Sample:
@@ -81,7 +72,9 @@ def draw(dataset: Dataset, parts: Sequence[Part], split: str, seed: int) -> Samp
     ]
     draws = np.random.default_rng([seed, 5])
     drawn = sorted(draws.permutation(len(places))[:_ROW_GROUPS].tolist())
-    found = needs_of(dataset, parts, split, [places[place] for place in drawn])
+    reader = NeedsReader(dataset, parts)
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="stratarec-hot") as threads:
+        found = list(threads.map(lambda place: reader.of(dataset.row_group(split, *places[place])), drawn))
     chunk = max(min(_CHUNK, min(map(len, found)) // 4), 1)
     numbers = [np.arange(len(needs)) // chunk for needs in found]
     few = len(found) < _ROW_GROUPS
@@ -102,13 +95,6 @@ def draw(dataset: Dataset, parts: Sequence[Part], split: str, seed: int) -> Samp
         if len(judging)
         else np.zeros(len(choosing), dtype=np.int64),
     )
-
-
-def needs_of(dataset: Dataset, parts: Sequence[Part], split: str, places: Sequence[tuple[int, int]]) -> list[Needs]:
-    """``[samples, parts]`` of each of the row groups ``(shard, row group)``."""
-    reader = NeedsReader(dataset, parts)
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="stratarec-hot") as threads:
-        return list(threads.map(lambda place: reader.of(dataset.row_group(split, *place)), places))
 
 
 CURVE = (0.02, 0.068, 0.124)
@@ -176,8 +162,8 @@ def _choose(parts: Sequence[Part], budget: int, sample: Sample) -> tuple[Counts,
         budget_bytes=budget,
         row_share=used_bytes(parts, hot) / sum(part.nbytes for part in parts),
         accesses=share_of_accesses(parts, hot),
-        inputs=InputShare(**vars(found)),
-        counted=InputShare(**vars(by_count)),
+        inputs=found,
+        counted=by_count,
     )
     return hot, "inputs" if better else "accesses", point
 

@@ -8,7 +8,7 @@ What is left of both at the end of an epoch is one batch where it fits into one,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,10 +91,18 @@ class HotLoader(Loader):
         first = min(int(np.searchsorted(ends[kind], done[kind], side="right")) for kind in range(2))
         skipped = [done[kind] - int(ends[kind][first - 1] if first else 0) for kind in range(2)]
         held: list[Rows] = [[], []]
-        with self.dataset.reader(self.split, unused=False) as files, _Ahead(len(buffers), first) as ahead:
+        with (
+            self.dataset.reader(self.split, unused=False) as files,
+            ThreadPoolExecutor(1, thread_name_prefix="stratarec-shuffle") as thread,
+        ):
+            given = _ahead(
+                thread,
+                lambda number: self._classified(files, buffers[number], epoch, number),
+                range(first, len(buffers)),
+            )
             for place, kind in enumerate(kinds[start_batch:].astype(int), start_batch):
-                while count(held[kind]) < size and ahead.left:
-                    buffer, hot = ahead.next(lambda number: self._classified(files, buffers[number], epoch, number))
+                while count(held[kind]) < size and (found := next(given, None)) is not None:
+                    buffer, hot = found
                     for each in range(2):
                         rows = buffer.order[hot[buffer.order] == bool(each)]
                         dropped = min(skipped[each], len(rows))
@@ -121,29 +129,10 @@ class HotLoader(Loader):
         return ShuffleBuffer.of(found, self.dataset, self.draws(epoch, number), self.config.unit), hot
 
 
-class _Ahead:
-    """Reads one buffer ahead of the one that is asked for, on a thread; a context manager."""
-
-    def __init__(self, buffers: int, first: int) -> None:
-        self._buffers, self._next = buffers, first
-        self._future: Future[Classified] | None = None
-
-    @property
-    def left(self) -> bool:
-        """Whether there are more."""
-        return self._next < self._buffers
-
-    def next(self, read: Callable[[int], Classified]) -> Classified:
-        """The next one."""
-        future = self._future or self._thread.submit(read, self._next)
-        found = future.result()
-        self._next += 1
-        self._future = self._thread.submit(read, self._next) if self.left else None
-        return found
-
-    def __enter__(self) -> _Ahead:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stratarec-shuffle")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
+def _ahead(thread: Executor, read: Callable[[int], Classified], numbers: range) -> Iterator[Classified]:
+    """Buffers by their numbers, each read while the one before is used."""
+    waiting: Future[Classified] | None = None
+    for number in numbers:
+        found = (waiting or thread.submit(read, number)).result()
+        waiting = thread.submit(read, number + 1) if number + 1 in numbers else None
+        yield found

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
 
 from stratarec.errors import Interrupted
 from stratarec.training.config import TrainConfig
@@ -66,19 +65,8 @@ class Seen:
     """Whether it was asked to stop."""
 
 
-class Agreement(Protocol):
-    """Makes one of what several processes see."""
-
-    def agree(self, seen: Seen) -> Seen:
-        """What all of them go by. All call it equally often, after the same steps, and get the same."""
-
-
-class Alone:
-    """The `Agreement` of one process."""
-
-    def agree(self, seen: Seen) -> Seen:
-        """What it sees itself."""
-        return seen
+Agree = Callable[[Seen], Seen]
+"""Makes one of what several processes see: all call it equally often, after the same steps, and go by what it gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +94,8 @@ class Cadence:
         Batches that may be prepared beyond the one that was trained last.
     stop : callable
         Whether the user asked to stop.
-    agreement : Agreement
+    agree : Agree
+        By default of one process, which goes by what it sees itself.
     """
 
     def __init__(
@@ -116,11 +105,11 @@ class Cadence:
         *,
         ahead: int = 0,
         stop: Callable[[], bool] = lambda: False,
-        agreement: Agreement | None = None,
+        agree: Agree = lambda seen: seen,
     ) -> None:
         self.total_steps = total_steps
         self._evaluate_every, self._checkpoint = config.eval_every, config.checkpoint
-        self._ahead, self._stop, self._agreement = ahead, stop, agreement or Alone()
+        self._ahead, self._stop, self._agree = ahead, stop, agree
         self._saved_at = time.monotonic()
         self._due: int | None = None
 
@@ -165,7 +154,7 @@ class Cadence:
         self._saved_at, self._due = time.monotonic(), None
 
     def _seen(self) -> Seen:
-        return self._agreement.agree(Seen(checkpoint_age_seconds=time.monotonic() - self._saved_at, stop=self._stop()))
+        return self._agree(Seen(checkpoint_age_seconds=time.monotonic() - self._saved_at, stop=self._stop()))
 
 
 def _is_multiple(step: int, every: int) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,7 @@ def save(
     mesh, final = mesh or Mesh.alone(), of_step(folder, state["step"])
     temporary = Path(mesh.first(lambda: str(_begin(folder, final))))
 
+    @_storage_errors(final)
     def commit() -> None:
         for name, tensors in zip(_FILES, (model.network.state_dict(), optimizer), strict=True):
             write_tensors(temporary / name, tensors)
@@ -75,7 +76,7 @@ def save(
     try:
         with _storage_errors(final):
             tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
-        mesh.first(lambda: _told(final, commit))
+        mesh.first(commit)
     except BaseException:
         if mesh.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -88,11 +89,6 @@ def _begin(folder: Path, final: Path) -> Path:
     for leftover in folder.glob(".step-*.tmp"):
         remove_tree(leftover)
     return temporary_directory(final)
-
-
-def _told(final: Path, work: Callable[[], None]) -> None:
-    with _storage_errors(final):
-        work()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 from stratarec.models import CTRModel
 from stratarec.models.base import build_tables
-from stratarec.planning.interactions import Matrix, Measure, feature_keys, measure
+from stratarec.planning.interactions import Measure, feature_keys, measure
 from stratarec.planning.tables import describe_tables
 from stratarec.planning.tower_bounds import TowerBounds, check_bounds
 from stratarec.planning.tower_items import Item, tied_items
@@ -26,7 +26,7 @@ from stratarec.planning.tower_plan import Method, TowerPlan
 from stratarec.planning.towers import partition
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.pipeline import InOrder, Stages
+from stratarec.training.pipeline import Stages
 from stratarec.training.run import new_plan, open_run, run_steps, temporary_model
 from stratarec.training.settings import build_optimizer, torch_settings
 
@@ -84,19 +84,15 @@ def make_towers(
     items, bounds = _items(recipe, dataset), _bounds(recipe, request)
     check_bounds(items, bounds)
     with torch_settings(threads=recipe.train.threads, seed=recipe.train.seed):
-        matrix = _interactions(recipe, dataset, request, progress)
-    keys, names = matrix.keys, [name for item in items for name in item.features]
-    order = [keys.index(name) for name in names]
+        batches = samples(recipe, dataset)
+        assert request.steps is not None
+        with asked_model(recipe, dataset, request.run, request.steps, progress) as model:
+            keys, values = feature_keys(model), measure(model, batches, request.measure)
+    order = [keys.index(name) for item in items for name in item.features]
     return partition(
-        items, matrix.values[np.ix_(order, order)], bounds, request.method,
+        items, values[np.ix_(order, order)], bounds, request.method,
         batch_size=recipe.train.batch_size, seed=recipe.train.seed,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Measured:
-    keys: tuple[str, ...]
-    values: Matrix
 
 
 def _items(recipe: Recipe, dataset: Dataset) -> list[Item]:
@@ -111,13 +107,6 @@ def _bounds(recipe: Recipe, request: TowerRequest) -> TowerBounds:
     return TowerBounds(
         towers=request.towers, ratio=request.balance, bytes=None if dram is None else dram * ranks
     )  # fmt: skip
-
-
-def _interactions(recipe: Recipe, dataset: Dataset, request: TowerRequest, progress: Progress) -> _Measured:
-    batches = samples(recipe, dataset)
-    assert request.steps is not None
-    with asked_model(recipe, dataset, request.run, request.steps, progress) as model:
-        return _Measured(feature_keys(model), measure(model, batches, request.measure))
 
 
 # Interactions are of so many samples, fewer where the split has fewer.
@@ -160,9 +149,7 @@ def _probe(recipe: Recipe, dataset: Dataset, model: CTRModel, steps: int, progre
     config = LoaderConfig(
         batch_size=train.batch_size, seed=train.seed, shuffle_row_groups=train.shuffle_row_groups, unit=train.shuffle
     )
-    stages = Stages(
-        model, build_optimizer(train.dense, model.network), train, InOrder(Loader(dataset, "train", config))
-    )
+    stages = Stages(model, build_optimizer(train.dense, model.network), train, Loader(dataset, "train", config))
     progress.start("probe", steps, "steps")
     try:
         for step, batch in enumerate(islice(_endless(stages), steps)):

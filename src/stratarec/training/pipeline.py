@@ -10,15 +10,14 @@
     update     gradients of the network are reduced, and applied      the training thread
 
 The first four run ahead of the last three, up to a barrier (`Cadence`). `Stages` has a method for each. What several
-processes do otherwise is handed to it: a `Schedule`, an `Exchange`, a `Reduction`; those of one process are `InOrder`
-and `Local`. Whatever else differs, a subclass overrides.
+processes do otherwise is handed to it: an `Exchange` and a `Reduction`; of one process both are `Local`. Whatever else
+differs, a subclass overrides.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, Protocol
 
 import torch
@@ -46,16 +45,6 @@ class Trained(NamedTuple):
 
     loss: float
     samples: int
-
-
-class Schedule(Protocol):
-    """What is trained next."""
-
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        """The batches of an epoch from its `first` on; the same ones whenever it is asked."""
 
 
 class Exchange(Protocol):
@@ -90,21 +79,6 @@ class Local:
         return gradient_norm(weights)
 
 
-@dataclass(frozen=True)
-class InOrder:
-    """The `Schedule` that is the loader's order."""
-
-    loader: Loader
-
-    def __len__(self) -> int:
-        """See `Schedule`."""
-        return len(self.loader)
-
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        """See `Schedule.batches`."""
-        return self.loader.batches(epoch, first)
-
-
 class Stages:
     """The stages of a step, a method each.
 
@@ -114,7 +88,8 @@ class Stages:
     optimizer : torch.optim.Optimizer
         Of the model's network; tables train themselves in backward.
     config : TrainConfig
-    schedule : Schedule
+    schedule : Loader
+        What is trained next: its batches of an epoch, in its order.
     exchange : Exchange
     reduction : Reduction
     """
@@ -124,7 +99,7 @@ class Stages:
         model: CTRModel,
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
-        schedule: Schedule,
+        schedule: Loader,
         *,
         exchange: Exchange | None = None,
         reduction: Reduction | None = None,

@@ -19,7 +19,7 @@ from stratarec.training.pipeline import gradient_norm
 
 
 class Together:
-    """The `Reduction` and the `Agreement` of several processes: sums in the order of samples, one stops all.
+    """The `Reduction` of several processes, and what they agree on: sums in the order of samples, one stops all.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ from stratarec.training.ending import Ending
 from stratarec.training.hot_batches import hot_loader
 from stratarec.training.keeping import Keeper
 from stratarec.training.loop import Loop
-from stratarec.training.pipeline import InOrder, Pipeline, Stages
+from stratarec.training.pipeline import Pipeline, Stages
 from stratarec.training.position import Position, best, rate_factor
 from stratarec.training.records import Result, read_plan, read_result, write_plan, write_recipe
 from stratarec.training.run import check_identity, identity, new_model, new_plan, with_length
@@ -124,7 +124,7 @@ class Trainer:
             self.total_steps,
             ahead=self.pipeline.depth,
             stop=lambda: self._stop.made,
-            agreement=self._together,
+            **({} if self._together is None else {"agree": self._together.agree}),
         )
 
     def _one_plan(self, plan: Plan | None) -> Plan | None:
@@ -156,7 +156,7 @@ class Trainer:
         )
 
     def _new_stages(self) -> Stages:
-        given = (self.model, self.optimizer, self.config, InOrder(self.loader))
+        given = (self.model, self.optimizer, self.config, self.loader)
         if self._together is None:
             return Stages(*given)
         exchange = Peers(self.model) if isinstance(self.model, DisaggregatedModel) else None

@@ -34,7 +34,7 @@ from stratarec.planning.apply import tier_config
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.training.pipeline import InOrder, Stages
+from stratarec.training.pipeline import Stages
 from stratarec.training.settings import build_optimizer
 
 # Slots of a cache, and rows of a second level before a log.
@@ -115,7 +115,7 @@ def _small_model(recipe: Recipe, dataset: Dataset, tiers: TierConfig | None) -> 
 def _exercise(model: CTRModel, recipe: Recipe, loader: Loader, folder: Path) -> None:
     """Steps, evaluations and two checkpoints."""
     optimizer = build_optimizer(recipe.train.dense, model.network)
-    stages = Stages(model, optimizer, recipe.train, InOrder(loader))
+    stages = Stages(model, optimizer, recipe.train, loader)
     size = _rows(model.embeddings.tiers.ways)
     # In no order: neighbouring ids would spread over the sets of a cache too evenly to fill any.
     order = torch.randperm(_TABLE_ROWS, generator=torch.Generator().manual_seed(0))
