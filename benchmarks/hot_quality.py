@@ -27,7 +27,8 @@ from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader
 from stratarec.data.portions import Share
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig

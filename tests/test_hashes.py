@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import DatasetError
 from stratarec.files import cache_directory, file_hash

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from stratarec.data.dataset import Dataset as Dataset
     from stratarec.data.loader import Loader as Loader
     from stratarec.data.loader import LoaderConfig as LoaderConfig
-    from stratarec.data.prepare import PrepareConfig as PrepareConfig
     from stratarec.data.prepare import prepare as prepare
+    from stratarec.data.prepare_config import PrepareConfig as PrepareConfig
     from stratarec.embedding import EmbeddingBagConfig as EmbeddingBagConfig
     from stratarec.embedding import RowOptimizerConfig as RowOptimizerConfig
     from stratarec.embedding import TieredEmbeddingBagCollection as TieredEmbeddingBagCollection
@@ -38,7 +38,7 @@ _HOMES = {
     "KeyedJagged": "jagged",
     "Loader": "data.loader",
     "LoaderConfig": "data.loader",
-    "PrepareConfig": "data.prepare",
+    "PrepareConfig": "data.prepare_config",
     "Recipe": "recipe",
     "RowOptimizerConfig": "embedding",
     "Scorer": "serving.scorer",

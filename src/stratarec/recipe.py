@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pydantic
 
 from stratarec import limited_yaml
-from stratarec.data.prepare import PrepareConfig
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.explaining import explain, mistaken_truth, odd_value, short

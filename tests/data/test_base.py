@@ -19,7 +19,8 @@ import xxhash
 from stratarec.checking import check
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import check_prepared, feature_difference, input_difference
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig

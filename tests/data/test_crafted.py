@@ -19,7 +19,8 @@ from stratarec.artifacts import digest, write_sealed
 from stratarec.checking import check
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SPLITS, SplitConfig

@@ -17,7 +17,8 @@ from stratarec.data import lease
 from stratarec.data.dealing import shares_of
 from stratarec.data.executing import Stage
 from stratarec.data.lease import LEASE, end_leases, grant, leased, revoke
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.criteo import CriteoConfig

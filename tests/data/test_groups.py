@@ -23,7 +23,8 @@ from stratarec.data.groups import Repeats, dedup_factor
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.names import ROW
 from stratarec.data.partition import Partition
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.row_group import cut_sessions
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.shuffling import _join_runs

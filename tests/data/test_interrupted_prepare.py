@@ -15,7 +15,8 @@ import yaml
 from recipes import fill_disk, tiny
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.progress import SilentProgress
 

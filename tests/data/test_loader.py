@@ -17,7 +17,8 @@ from stratarec.data import writing as storage
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.portions import Share
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.row_group import RowGroup
 from stratarec.data.sources.synthetic import SyntheticConfig

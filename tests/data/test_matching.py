@@ -20,7 +20,8 @@ from stratarec.artifacts import write_sealed
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import check_prepared, input_difference
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources.criteo import CriteoConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits

@@ -14,7 +14,8 @@ import pytest
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.names import LABEL, SESSION, TIME
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource

@@ -11,7 +11,8 @@ import pytest
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.names import SESSION, TIME, USER
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.schema import Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.criteo import CriteoConfig
 from stratarec.data.sources.parquet import ParquetConfig

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from stratarec.data.matching import settings as settings_of
-from stratarec.data.prepare import PrepareConfig
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources import text
 from stratarec.data.sources.base import OnBadRow, Share
 from stratarec.data.sources.clicks import ClicksConfig

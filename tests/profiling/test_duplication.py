@@ -10,7 +10,8 @@ import pytest
 
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import PrepareConfig, prepare
+from stratarec.data.prepare import prepare
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig

@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.schema import Schema
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError, DatasetError
-
-if TYPE_CHECKING:
-    from stratarec.data.prepare import PrepareConfig
 
 _FIELD = "data.vocabulary.base"
 # Names of a list that a message repeats.

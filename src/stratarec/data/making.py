@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from stratarec.data.base import Base
 from stratarec.data.counting import Counts
@@ -24,6 +23,7 @@ from stratarec.data.manifest import (
     VocabularyInfo,
 )
 from stratarec.data.partitions import Partitions
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources import Source
 from stratarec.data.spill import SpilledChunk
 from stratarec.data.splits import Splitter
@@ -33,9 +33,6 @@ from stratarec.data.workspace import Workspace
 from stratarec.data.writing import write_vocabulary
 from stratarec.errors import DataError
 from stratarec.progress import Progress
-
-if TYPE_CHECKING:
-    from stratarec.data.prepare import PrepareConfig
 
 
 class Making:

@@ -15,16 +15,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stratarec.comparing import Difference, first_difference
 from stratarec.data.dataset import Dataset
+from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources import open_source
 from stratarec.data.sources.limits import LIMITS
 from stratarec.errors import ConfigError, DataError, DatasetError
-
-if TYPE_CHECKING:
-    from stratarec.data.prepare import PrepareConfig
 
 _FREE = ("on_bad_row", "shard_samples", "keep_rows")
 # Sums of the same numbers in another order differ in their last digits.
