@@ -145,7 +145,6 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.scaling import print_steps
     from stratarec.sizes import parse_rate
-    from stratarec.training.copying import predicted_copies
     from stratarec.training.scaling import assumptions, fastest, predictions
     from stratarec.training.workloads import ASSUMED, calibrate, inside_rate
 
@@ -162,14 +161,13 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
     with dataset.held():
         calibration = calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED)
         found = predictions(recipe, dataset, cluster, calibration)
-        copies = predicted_copies(recipe, dataset, cluster, calibration)
     lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
     rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
     if args.json:
-        content = {"steps": rows, "fastest": best, "hot rows": copies.to_dict(), "assumed": lines}
+        content = {"steps": rows, "fastest": best, "assumed": lines}
         print(json.dumps(content, indent=1, allow_nan=False))
     else:
-        print_steps(rows, best, [copies.line], lines)
+        print_steps(rows, best, lines)
 
 
 def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
@@ -220,7 +218,6 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
     from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.placement import print_plan, write_plan_report
-    from stratarec.training.copying import copies_planned
     from stratarec.training.sharing import sharding_plan
 
     for path in filter(None, (args.output, args.report)):
@@ -235,7 +232,6 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
             tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
             ranks=ranks,
         )  # fmt: skip
-        made = copies_planned(made, recipe, dataset, hosts)
         by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts)
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:

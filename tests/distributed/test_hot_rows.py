@@ -14,7 +14,6 @@ from distributed.test_runs import TIERED, assert_near, content, model, recipe, t
 
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
-from stratarec.distributed.calibration import NetworkFigures, Pace
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.engine import SharedEngine
@@ -24,8 +23,6 @@ from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
-from stratarec.training.records import read_plan
-from stratarec.training.run import new_plan
 from stratarec.training.trainer import Trainer
 
 
@@ -101,21 +98,6 @@ def test_copies_are_the_same_on_all_ranks_and_go_on_from_a_checkpoint_that_one_p
         torch.testing.assert_close(one.table(table.name)["weight"], rest[table.name]["weight"], rtol=1e-6, atol=1e-6)
 
 
-def test_a_batch_of_hot_rows_alone_moves_their_gradients_and_no_row(ranks: Ranks, tmp_path: Path) -> None:
-    """Between two hosts of one rank each, every hot row of a rank goes to the other host once."""
-    sent = ranks.run(2, copies, tmp_path / "saved", local=1)[0]["sent"]
-    for step in (11, 15, 19):
-        ids = batch(step, True, hot=True).take(torch.arange(0, 24, 2))
-        rows = {"item": 8, "user": 8, "page": 4, "history": 8, "friend": 8, "tiny": 8}
-        tables = {"history": "item", "friend": "user"}
-        lookups = {
-            (tables.get(key, key), int(row), rows[key])
-            for key, part in zip(ids.keys, ids.values.view(len(ids.keys), -1), strict=True)
-            for row in part
-        }
-        assert sent[step - 10] == 4 * sum(width for *_, width in lookups)
-
-
 @pytest.mark.parametrize("wire", ["fp32", "int8"])
 def test_batches_ahead_leave_the_bits(ranks: Ranks, wire: Any, tmp_path: Path) -> None:
     """Two runs, one of them prepared ahead, and batches that some ranks have nothing of."""
@@ -142,7 +124,7 @@ def test_ranks_with_other_hot_rows_are_refused_on_all_of_them(ranks: Ranks) -> N
         ("rows", {"page": HotRows(head=41)}, "sgd", "table 'page': 41 first and 0 last rows are hot, expected 1 to 40"),
         ("rows", {"pages": HotRows(head=1)}, "sgd", "hot rows of table 'pages', expected one of item, user"),
         ("whole", {"page": HotRows(head=1)}, "sgd", "table 'page' has hot rows and is pooled by its owner"),
-        ("rows", {"page": HotRows(head=1)}, "adam of all rows", "set it to batch, or hot.budget to null"),
+        ("rows", {"page": HotRows(head=1)}, "adam of all rows", "set it to batch, or hot.copies to null"),
     ],
 )
 def test_hot_rows_that_cannot_be_trained_are_refused(
@@ -163,7 +145,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copying(home: Path, run: Path, memory: dict[str, Any] | None = None, **train: Any) -> Recipe:
     """A run with copies of hot rows."""
     made = recipe(home, run, memory, "row", **train).to_dict()
-    return Recipe.from_dict({**made, "hot": {"budget": "24KiB", "copies": "always"}})
+    return Recipe.from_dict({**made, "hot": {"copies": "24KiB"}})
 
 
 def copying_run(mesh: Mesh, made: Recipe, resume: bool = False) -> tuple[dict[str, Any], dict[str, int]]:
@@ -193,32 +175,8 @@ def test_runs_with_copies_train_the_model_of_one_process_and_resume_to_the_bit(
     assert_near(model(tmp_path / "cut"), model(tmp_path / "int8"), 0)
 
 
-def test_copies_are_made_where_they_pay_alone(ranks: Ranks, home: Path, tmp_path: Path) -> None:
-    """One host has no link that they could spare, and the plan says so."""
-    made = copying(home, tmp_path / "run", max_steps=2, eval_every=0).to_dict()
-    auto = Recipe.from_dict({**made, "hot": {"budget": "24KiB", "copies": "auto"}})
-    assert [copied for _, copied in ranks.run(4, copying_run, auto)] == [{}] * 4
-    plan = read_plan(tmp_path / "run", auto, Dataset.open(auto.data.path))
-    assert plan is not None
-    assert plan.notes[-1] == "no copies of hot rows: they save bytes between hosts of several ranks alone"
-
-
-def test_a_slow_network_makes_copies_and_a_fast_one_none(home: Path, tmp_path: Path) -> None:
-    made = copying(home, tmp_path / "run").to_dict()
-    auto = Recipe.from_dict({**made, "hot": {"budget": "24KiB", "copies": "auto"}})
-    dataset = Dataset.open(auto.data.path)
-    for seconds_a_byte, pays in ((1e-5, True), (1e-12, False)):
-        network = NetworkFigures(alpha=1e-5, alpha_peer=1e-6, beta=seconds_a_byte, sharing=2)
-        plan = new_plan(auto, dataset, 4, 2, Pace(network=network, row_bytes_per_second=1e9))
-        assert plan is not None
-        assert any(table.copied_head for table in plan.tables) == pays
-        copies = sum(table.bytes["dram"].get("copies", 0) for table in plan.tables)
-        assert (0 < copies <= 4 * 24 * 1024) == pays
-        assert ("steps get" in plan.notes[-1]) == pays
-
-
 def test_a_budget_beyond_the_memory_of_a_rank_is_one_error_on_all(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     made = copying(home, tmp_path / "run", {"dram": "20KiB", "precision": "int8"})
     ranks.begin(2, copying_run, [(made,)] * 2)
     messages = {str(error) for error in ranks.end(2)}
-    assert messages == {"rank 0: hot.budget is 24,576 bytes of memory.dram, which is 20,480; give it less"}
+    assert messages == {"rank 0: hot.copies is 24,576 bytes of memory.dram, which is 20,480; give it less"}

@@ -19,7 +19,6 @@ from stratarec.finite import check_finite
 _FEWEST = 3
 _SMALL, _LARGE = 8, 1 << 20
 _SMALL_ROUNDS, _LARGE_ROUNDS = 60, 9
-_ROWS, _ROW_ROUNDS = 1 << 15, 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,33 +87,6 @@ def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
 def network_at_hand(mesh: Mesh) -> NetworkFigures | None:
     """What `measure_network` finds; None where there are too few ranks to tell."""
     return measure_network(mesh, mesh.ranks // mesh.hosts) if mesh.ranks >= _FEWEST else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """What ranks at hand do, all of them at work."""
-
-    network: NetworkFigures
-    row_bytes_per_second: float
-    """Of a rank that adds rows to others, by bytes read and written."""
-
-
-def pace_at_hand(mesh: Mesh, width: int) -> Pace | None:
-    """Measured by all ranks together, with rows of D = `width`; None where there are too few to tell."""
-    network = network_at_hand(mesh)
-    if network is None:
-        return None
-    rows, sums = torch.zeros(_ROWS, width), torch.zeros(_ROWS, width)
-    places = torch.randperm(_ROWS, generator=torch.Generator().manual_seed(mesh.rank))
-    mesh.rows.agree(None)
-    # All at once: ranks may share processors.
-    seconds = []
-    for _ in range(_ROW_ROUNDS):
-        began = time.perf_counter()
-        sums.index_add_(0, places, rows)
-        seconds.append(time.perf_counter() - began)
-    slowest = max(found for (found,) in mesh.rows.figures([sum(seconds) / _ROW_ROUNDS]))
-    return Pace(network=network, row_bytes_per_second=3 * rows.nbytes / slowest)
 
 
 def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, float]:

@@ -19,10 +19,8 @@ from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.exchange import FlatExchange, Routed
 from stratarec.distributed.gathering import SharedRows
-from stratarec.distributed.hot_sums import HotSums, Summed
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.replicas import HotRows, Replicas, check_hot
-from stratarec.distributed.rides import Ride
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.embedding.config import EmbeddingBagConfig
@@ -37,7 +35,6 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.embedding.validation import Validator
 from stratarec.errors import StrataError
 from stratarec.jagged import KeyedJagged
-from stratarec.kernels.update import RowUpdate
 
 
 class SharedBatch:
@@ -109,19 +106,15 @@ class SharedEngine:
         wire, gradient_wire = (Wire(kind, seed, mesh.rank) for kind in kinds)
         shared = sharding.within(mesh.rank - self._circle.rank, self._circle.ranks)
         self.replicas: Replicas | None = None
-        self._sums: HotSums | None = None
         if hot:
             travelling = [table for table in sharding.tables if sharding.places[table.name].travel == "rows"]
             self.replicas = Replicas(travelling, hot, optimizer, seed)
-            self._sums = HotSums(self.replicas, mesh.rank, mesh.hosts, mesh.ranks, gradient_wire)
         # Whether rows of this rank's own tables are older than the copies.
         self._older = False
-        # The sums of a step on their way, and what the step does with them.
-        self._pending: tuple[Ride[Summed], RowUpdate] | None = None
         self._exchange = FlatExchange(
             shared, self._circle.rank, (wire, gradient_wire),
             dict(zip(keys, np.cumsum([0, *dims]).tolist(), strict=False)), sum(dims),
-            self.own.row_order if self.own else (), self._sums,
+            self.own.row_order if self.own else (), self.replicas,
         )  # fmt: skip
         self.pooled_keys, self.dims = self._exchange.pooled_keys, self._exchange.dims
         self.sequence_keys, self.row_order = self._exchange.sequence_keys, self._exchange.row_order
@@ -151,7 +144,7 @@ class SharedEngine:
         self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
         stopped: Callable[[], bool] = never,
     ) -> SharedBatch:  # fmt: skip
-        routed = self._exchange.route(features, self._validator, self._circle.ids, stopped, trained=True)
+        routed = self._exchange.route(features, self._validator, self._circle.ids, stopped)
         own: Prepared | None = None
         failed: StrataError | None = None
         try:
@@ -160,7 +153,7 @@ class SharedEngine:
             failed = error
         batch = SharedBatch(routed, own, self.batches)
         try:
-            self._exchange.agree(routed, failed, self.mesh.ids, stopped)
+            self.mesh.ids.agree(failed, stopped)
         except BaseException:
             batch.release()
             raise
@@ -182,8 +175,8 @@ class SharedEngine:
 
     def _rows(self, routed: Routed, found: Sequence[Tensor], channel: Channel, number: int) -> tuple[Tensor, ...]:
         """What a batch looks up, from what this rank's own tables gave."""
-        floats = self._exchange.send(routed, found, channel, number, ride=self._riding)
-        self._take_sums()
+        self._sum_hot_rows()
+        floats = self._exchange.send(routed, found, channel, number)
         arrays = self._exchange.arrays(routed)
         routed.asking.unpack(floats, arrays)
         return self._exchange.pooled(routed, arrays)
@@ -193,13 +186,11 @@ class SharedEngine:
         routed, exchange, channel = prepared.routed, self._exchange, self._circle.rows
         sums = exchange.sums(routed, pooled, rows)
         given = [pooled, *exchange.whole(rows), *sums]
-        if self._sums is not None and routed.hot is not None and routed.hot.result is not None:
-            flat = exchange.hot_gradients(routed, sums)
-            ride = Ride(self._sums.total(routed.hot.result, flat, prepared.number))
-            self._pending = ride, self.course.rule
-        own_pooled, *own_rows = exchange.gradients(routed, given, channel, prepared.number, self._riding)
-        if self._sums is not None:
-            self._sum(self._sums.turns_alone)
+        if self.replicas is not None:
+            self._sum_hot_rows()
+            hot = ((buffer.hot, buffer.hot_places, found) for buffer, found in zip(routed.buffers, sums, strict=True))
+            self.replicas.note(hot, self.course.rule)
+        own_pooled, *own_rows = exchange.gradients(routed, given, channel, prepared.number)
         if self.own and prepared.own:
             self.own.update(prepared.own, own_pooled, own_rows, None)
         else:
@@ -294,35 +285,27 @@ class SharedEngine:
     # Hot rows
 
     @property
-    def _riding(self) -> Ride[Summed] | None:
-        return None if self._pending is None else self._pending[0]
+    def hot_gradients(self) -> Tensor | None:
+        """Flat float32 that is to be added over ranks and given to `train_hot_rows`; None where nothing is."""
+        pending = None if self.replicas is None else self.replicas.pending
+        return None if pending is None else pending[0]
 
-    def _sum(self, turns: int) -> None:
-        """Make so many turns of the sums that are on their way; a collective."""
-        if self._riding is not None:
-            for _ in range(turns):
-                self._riding.alone(self.mesh.rows)
-            self._take_sums()
-
-    def _take_sums(self) -> None:
-        """Let all copies take the step whose sums have come."""
-        if self._pending is None or self.replicas is None or self._pending[0].result is None:
-            return
-        (ride, rule), self._pending = self._pending, None
-        assert ride.result is not None
+    def train_hot_rows(self, sums: Tensor) -> None:
+        """Let all copies take the step of the last batch, given the sums over ranks of `hot_gradients`."""
+        assert self.replicas is not None
         with self.health.changing("an optimizer step"):
-            for numbers, gradients in ride.result:
-                self.replicas.update(numbers, gradients, rule)
+            self.replicas.apply(sums)
         self._older = True
 
-    def _settle_sums(self) -> None:
-        """See that no sums are on their way; a collective."""
-        while self._riding is not None:
-            self._sum(1)
+    def _sum_hot_rows(self) -> None:
+        """Train the hot rows of a step whose sums nobody made with those of a network; a collective."""
+        given = self.hot_gradients
+        if given is not None:
+            self.train_hot_rows(self.mesh.rows.sum(given))
 
     def _give_owners(self) -> None:
         """Give this rank's own tables the values of their hot rows; a collective."""
-        self._settle_sums()
+        self._sum_hot_rows()
         if not self._older or self.replicas is None:
             return
         for table in self.own.configs if self.own else ():
@@ -335,9 +318,10 @@ class SharedEngine:
 
     def _take_copies(self) -> None:
         """Take the values of all hot rows from their owners; a collective."""
-        self._pending, self._older = None, False
+        self._older = False
         if self.replicas is None:
             return
+        self.replicas.pending = None
         for name, first, last in self.replicas.parts:
             found = self.tables_of(name).part(name, first, last)
             for state, view in self.replicas.part(name, first, last).items():

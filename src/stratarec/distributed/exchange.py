@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,18 +18,15 @@ from torch import Tensor
 from stratarec.distributed.asked import WORDS, Asked, message_sizes, read
 from stratarec.distributed.buffers import Buffer, grouped
 from stratarec.distributed.collectives import Channel, never
-from stratarec.distributed.hot_sums import HotLookups, HotSums
 from stratarec.distributed.legs import Leg
+from stratarec.distributed.replicas import Replicas
 from stratarec.distributed.requests import DistinctRows, Requests, joined
-from stratarec.distributed.rides import Ride, carried
-from stratarec.distributed.sharding import Rows, Sharding, Stream
+from stratarec.distributed.sharding import Sharding, Stream
 from stratarec.distributed.wire import Wire
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
 from stratarec.jagged import KeyedJagged
 from stratarec.kernels.memory import RECYCLER
-
-_NONE: Rows = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +56,6 @@ class Routed:
     """Of the arrays of `answering`."""
     idle: bool = False
     """Whether no rank asks any for a row: all that are looked up are hot."""
-    hot: Ride[HotLookups] | None = None
-    """Who looks up which hot rows, once every rank could prepare the batch; None where nobody asks."""
 
 
 class FlatExchange:
@@ -77,16 +71,15 @@ class FlatExchange:
         First column of each pooled feature in the output of this rank's own tables, and how many there are.
     own_rows : sequence of str
         Its sequence features in the order in which it gives their rows.
-    sums : HotSums or None
-        Of hot rows, which do not travel.
+    replicas : Replicas or None
+        Hot rows, which do not travel.
     """
 
     def __init__(
         self, sharding: Sharding, rank: int, wires: tuple[Wire, Wire], own_columns: dict[str, int], own_width: int,
-        own_rows: Sequence[str], sums: HotSums | None = None,
+        own_rows: Sequence[str], replicas: Replicas | None = None,
     ) -> None:  # fmt: skip
-        self._sharding, self._rank, self._sums = sharding, rank, sums
-        self._replicas = None if sums is None else sums.replicas
+        self._sharding, self._rank, self._replicas = sharding, rank, replicas
         self._wire, self._gradient_wire = wires
         self._requests = Requests(sharding, self._replicas)
         self.pooled_keys = tuple(key for table in sharding.tables for key in table.feature_names)
@@ -111,10 +104,9 @@ class FlatExchange:
     # Ids
 
     def route(
-        self, features: KeyedJagged, validator: Validator, channel: Channel, stopped: Callable[[], bool] = never,
-        *, trained: bool = False,
-    ) -> Routed:  # fmt: skip
-        """Send the ids of a batch to their owners; a collective. All ranks hear of the hot rows of one to be `trained`.
+        self, features: KeyedJagged, validator: Validator, channel: Channel, stopped: Callable[[], bool] = never
+    ) -> Routed:
+        """Send the ids of a batch to their owners; a collective.
 
         Raises
         ------
@@ -131,25 +123,22 @@ class FlatExchange:
             asked, distinct = self._requests.split(features)
         except StrataError as error:
             failed = error
-        ride: Ride[HotLookups] | None = None
-        if trained and self._sums is not None:
-            ride = Ride(self._sums.look_up(np.concatenate([_NONE, *(each.hot for each in distinct.values())])))
-        theirs, idle = self._announce(asked, failed, channel, ride, stopped)
+        theirs, idle = self._announce(asked, failed, channel, stopped)
         message = [self._requests.message(part) for part in asked]
         sizes = message_sizes(theirs)
         given = torch.cat(message)
-        if not idle or (ride is not None and ride.waiting):
-            given = carried(channel, ride, given, [part.numel() for part in message], sizes, stopped)
+        if not idle:
+            given = channel.exchange(given, [part.numel() for part in message], sizes, stopped)
         streams = self._requests.streams[self._rank]
         requests = [
             read(part, numbers)
             for part, numbers in zip(given.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
         ]  # fmt: skip
-        return replace(self._routed(features, asked, distinct, streams, requests), idle=idle, hot=ride)
+        return replace(self._routed(features, asked, distinct, streams, requests), idle=idle)
 
     def _announce(
         self, asked: Sequence[Sequence[Asked]], failed: StrataError | None, channel: Channel,
-        ride: Ride[HotLookups] | None, stopped: Callable[[], bool],
+        stopped: Callable[[], bool],
     ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], bool]:  # fmt: skip
         """``[ranks, S * WORDS]`` what each rank is going to ask this one for; whether no rank asks any."""
         counts = [2 + WORDS * len(streams) for streams in self._requests.streams]
@@ -161,7 +150,7 @@ class FlatExchange:
             numbers[at + 2 : at + 2 + WORDS * len(part)] = [number for each in part for number in each.announced]
             at += count
         mine = counts[self._rank]
-        taken = carried(channel, ride, torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
+        taken = channel.exchange(torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
         theirs = taken.view(channel.ranks, mine).numpy()
         if theirs[:, 0].any():
             channel.raise_together(failed, theirs[:, 0].tolist())
@@ -234,33 +223,17 @@ class FlatExchange:
                 shapes[row_array[stream.key]] = (done[place], stream.table.embedding_dim)
         return leg, shapes
 
-    def agree(
-        self, routed: Routed, failed: StrataError | None, channel: Channel, stopped: Callable[[], bool]
-    ) -> None:  # fmt: skip
-        """As `Channel.agree`, when this rank has prepared a batch or `failed` to."""
-        even = [1] * channel.ranks
-        mine = torch.full((channel.ranks,), failed is not None, dtype=torch.uint8)
-        taken = carried(channel, routed.hot, mine, even, even, stopped)
-        if taken.any():
-            channel.raise_together(failed, taken.tolist())
-
     # Rows and gradients
 
     def send(
-        self, routed: Routed, found: Sequence[Tensor], channel: Channel, step: int, ride: Ride[Any] | None = None
+        self, routed: Routed, found: Sequence[Tensor], channel: Channel, step: int
     ) -> Tensor:  # fmt: skip
-        """Give every rank the rows that it asked for; returns those that `asking` unpacks. A collective.
-
-        Parameters
-        ----------
-        ride : Ride
-            Whose next turn goes with them.
-        """
+        """Give every rank the rows that it asked for; returns those that `asking` unpacks. A collective."""
         answering, asking, wire = routed.answering, routed.asking, self._wire
-        if routed.idle and (ride is None or not ride.waiting):
+        if routed.idle:
             return torch.empty(0)
         message = wire.encode(answering.pack(found), answering.spans, "rows", step)
-        taken = carried(channel, ride, message, answering.sizes(wire), asking.sizes(wire))
+        taken = channel.exchange(message, answering.sizes(wire), asking.sizes(wire))
         return wire.decode(taken, asking.spans)
 
     def pooled(self, routed: Routed, arrays: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -292,7 +265,7 @@ class FlatExchange:
         return found
 
     def gradients(
-        self, routed: Routed, given: Sequence[Tensor], channel: Channel, step: int, ride: Ride[Any] | None = None
+        self, routed: Routed, given: Sequence[Tensor], channel: Channel, step: int
     ) -> list[Tensor]:  # fmt: skip
         """Gradients of what this rank's tables gave, from those of what every rank got.
 
@@ -300,24 +273,15 @@ class FlatExchange:
         ----------
         given : sequence of Tensor
             Of the pooled output, of each sequence feature that travels whole, and what `sums` gave.
-        ride : Ride
-            As that of `send`.
         """
         found = [RECYCLER.empty(*shape) for shape in routed.own_shapes]
-        if routed.idle and (ride is None or not ride.waiting):
+        if routed.idle:
             return [each.zero_() for each in found]
         wire = self._gradient_wire
         message = wire.encode(routed.asking.pack(given), routed.asking.spans, "gradients", step)
-        taken = carried(channel, ride, message, routed.asking.sizes(wire), routed.answering.sizes(wire))
+        taken = channel.exchange(message, routed.asking.sizes(wire), routed.answering.sizes(wire))
         routed.answering.unpack(wire.decode(taken, routed.answering.spans), found)
         return found
-
-    def hot_gradients(self, routed: Routed, sums: Sequence[Tensor]) -> Tensor:
-        """Flat: those of the hot rows that this rank looks up, by ascending number."""
-        return torch.cat([
-            rows[torch.from_numpy(buffer.hot_places)].view(-1)
-            for buffer, rows in zip(routed.buffers, sums, strict=True)
-        ])  # fmt: skip
 
     def whole(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """Of the gradients of all sequence features, those of features that travel whole."""

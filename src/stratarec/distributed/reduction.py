@@ -14,19 +14,32 @@ from stratarec.distributed.collectives import Channel
 
 
 def reduce_gradients(
-    channel: Channel, weights: Sequence[Tensor], order: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
-) -> None:  # fmt: skip
+    channel: Channel, weights: Sequence[Tensor], order: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float32, more: Sequence[Tensor] = (),
+) -> list[Tensor]:  # fmt: skip
     """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
 
     A weight that has no gradient on a rank counts as zeros there; weights come in the same order everywhere. See
     `Channel.sum` for `order` and `dtype`.
+
+    Parameters
+    ----------
+    more : sequence of Tensor
+        Flat float32 that is added with them.
+
+    Returns
+    -------
+    list of Tensor
+        The sums of `more`.
     """
-    if channel.ranks == 1 or not weights:
-        return
-    flat = torch.cat([_flat_gradient(weight) for weight in weights])
-    parts = channel.sum(flat, order, dtype).split([weight.numel() for weight in weights])  # type: ignore[no-untyped-call]
-    for weight, part in zip(weights, parts, strict=True):
+    if channel.ranks == 1 or not (weights or more):
+        return list(more)
+    flat = torch.cat([*(_flat_gradient(weight) for weight in weights), *more])
+    sizes = [each.numel() for each in (*weights, *more)]
+    parts = channel.sum(flat, order, dtype).split(sizes)  # type: ignore[no-untyped-call]
+    for weight, part in zip(weights, parts, strict=False):
         weight.grad = part.view_as(weight)
+    return list(parts[len(weights) :])
 
 
 def average(channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None) -> None:

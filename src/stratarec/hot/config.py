@@ -11,37 +11,42 @@ from stratarec.errors import ConfigError
 from stratarec.sizes import parse_bytes
 
 Batches: TypeAlias = Literal["proportional", "adaptive", "none"]
-Copies: TypeAlias = Literal["auto", "always", "none"]
 
 
-def _bytes(value: Any) -> int | None:
-    return None if value is None else parse_bytes(value, "hot.budget")
+def _bytes(value: Any, field: str) -> int | None:
+    return None if value is None else parse_bytes(value, f"hot.{field}")
+
+
+def _budget(value: Any) -> int | None:
+    return _bytes(value, "budget")
+
+
+def _copies(value: Any) -> int | None:
+    return _bytes(value, "copies")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HotConfig:
     """Rows that never leave level 0, and how inputs that need no others are trained."""
 
-    budget: Annotated[int | None, BeforeValidator(_bytes)] = None
+    budget: Annotated[int | None, BeforeValidator(_budget)] = None
     """Bytes of memory.dram for hot rows of tables that do not lie whole in it, weights and optimizer state; null for
-    none."""
+    none. Several processes have `copies` in its place."""
     batches: Batches = "none"
     """Whether inputs all of whose rows are hot or lie whole in DRAM make batches of their own. ``none`` leaves batches
     as they are; ``proportional`` trains those evenly among the others; ``adaptive`` in turns, whose length follows the
     validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both cost quality where many inputs are hot. Several
     processes leave batches as they are."""
-    copies: Copies = "none"
-    """Where several processes share the tables: whether each has copies of hot rows, with their optimizer state, so
-    that these do not travel. ``none``, as no step that was measured got shorter by them; ``auto``: where that is
-    predicted, of which rows, by the network measured when the run starts; ``always``: of as many rows as `budget`
-    holds."""
+    copies: Annotated[int | None, BeforeValidator(_copies)] = None
+    """Where several processes share the tables: bytes of memory.dram of each for copies of hot rows with their
+    optimizer state, so that these do not travel; null for none, as no step that was measured got shorter by them. Their
+    gradients are added with those of the network, in ``distributed.dense_wire``."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "budget", _bytes(self.budget))
+        object.__setattr__(self, "budget", _budget(self.budget))
+        object.__setattr__(self, "copies", _copies(self.copies))
         if self.batches not in get_args(Batches):
             raise ConfigError(f"hot.batches is {self.batches!r}, expected one of {', '.join(get_args(Batches))}")
-        if self.copies not in get_args(Copies):
-            raise ConfigError(f"hot.copies is {self.copies!r}, expected one of {', '.join(get_args(Copies))}")
 
     @property
     def apart(self) -> bool:
@@ -49,9 +54,10 @@ class HotConfig:
         return self.budget is not None and self.batches != "none"
 
     def leave(self, dram: int | None, ranks: int) -> int | None:
-        """What is left of a budget of DRAM; all of it where several processes make no copies."""
-        if dram is None or self.budget is None or (ranks > 1 and self.copies == "none"):
+        """What is left of a budget of DRAM beside hot rows, of one process or of each of several."""
+        name, taken = ("budget", self.budget) if ranks == 1 else ("copies", self.copies)
+        if dram is None or taken is None:
             return dram
-        if self.budget >= dram:
-            raise ConfigError(f"hot.budget is {self.budget:,} bytes of memory.dram, which is {dram:,}; give it less")
-        return dram - self.budget
+        if taken >= dram:
+            raise ConfigError(f"hot.{name} is {taken:,} bytes of memory.dram, which is {dram:,}; give it less")
+        return dram - taken

@@ -12,15 +12,17 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import ConfigError
+from stratarec.hot.by_count import hottest_rows
 from stratarec.hot.calibrator import calibrate, passed_over
 from stratarec.hot.config import HotConfig
-from stratarec.hot.parts import Counts, Part, parts_of
+from stratarec.hot.parts import Counts, Part, parts_of, share_of_accesses, used_bytes
 from stratarec.hot.profile import HotProfile
 from stratarec.planning.bytes import add_parts
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.plan import Plan, TablePlacement
 from stratarec.planning.planner import make_plan
 from stratarec.planning.tiers import Tiers
+from stratarec.sizes import readable
 
 
 def make_hot_plan(
@@ -46,11 +48,14 @@ def make_hot_plan(
     """
     rest = replace(memory, dram=hot.leave(memory.dram, ranks))
     plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
+    if ranks > 1:
+        if hot.copies is None:
+            return plan
+        plan = make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, ranks=ranks)
+        row_bytes = {table.name: _row_bytes(table, optimizer) for table in tables}
+        return _with_copies(plan, parts_of(dataset, row_bytes), hot.copies)
     if hot.budget is None:
         return plan
-    if ranks > 1:
-        # Their hot rows are copies (`copies`), which are chosen by what travels.
-        return make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, ranks=ranks)
     whole = _whole(plan)
     while True:
         if len(whole) == len(plan.tables):
@@ -65,6 +70,29 @@ def make_hot_plan(
         if whole <= _whole(plan):
             return _with_hot_rows(plan, found, hot.budget, row_bytes, passed_over(dataset))
         whole &= _whole(plan)
+
+
+def _with_copies(plan: Plan, parts: Sequence[Part], budget: int) -> Plan:
+    """The plan of several processes, each with copies of the rows that are looked up most for their bytes."""
+    most = np.array([part.rows for part in parts])
+    rows = hottest_rows(parts, budget) if budget < used_bytes(parts, most) else most
+    copied: dict[str, dict[str, int]] = {}
+    for part, many in zip(parts, rows.tolist(), strict=True):
+        copied.setdefault(part.table, {})["copied_tail" if part.whole else "copied_head"] = many
+    row_bytes = {part.table: part.row_bytes for part in parts}
+
+    def placed(table: TablePlacement) -> TablePlacement:
+        found = copied[table.table]
+        # The owner of a row under a cache has a slot for it, too.
+        holders = plan.ranks + (table.tier != "level0")
+        more = {"dram": {"copies": holders * sum(found.values()) * row_bytes[table.table]}}
+        return replace(table, **found, bytes=add_parts([table.bytes, more]))
+
+    note = (
+        f"every process has copies of {int(rows.sum()):,} hot rows, {readable(used_bytes(parts, rows))}, which take "
+        f"{share_of_accesses(parts, rows):.1%} of the lookups"
+    )
+    return replace(plan, tables=tuple(map(placed, plan.tables)), notes=(*plan.notes, note))
 
 
 def _whole(plan: Plan) -> set[str]:

@@ -10,9 +10,7 @@ from stratarec.reporting.tables import make_console, print_table
 _HEADS = ("exchange", "wire", "towers", "ratio", "compute", "reduce", "inside", "between", "ms", "speed")
 
 
-def print_steps(
-    rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], others: Sequence[str], assumed: Sequence[str]
-) -> None:  # fmt: skip
+def print_steps(rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assumed: Sequence[str]) -> None:
     """Print predicted steps in milliseconds, which is fastest, and what was assumed.
 
     Parameters
@@ -22,8 +20,6 @@ def print_steps(
         first is what the others are compared with.
     best : mapping of str to str
         Kind of change -> the fastest way.
-    others : sequence of str
-        What else is predicted, a line each.
     assumed : sequence of str
     """
     console = make_console()
@@ -39,8 +35,6 @@ def print_steps(
     print_table(console, _HEADS, cells, text=("exchange", "wire"), keys=4)
     for kind, name in best.items():
         console.print(f"fastest, {kind}: {name}")
-    for line in others:
-        console.print(line)
     for line in assumed:
         console.print(f"assumed: {line}")
 

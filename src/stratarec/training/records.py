@@ -116,7 +116,8 @@ def _asked(recipe: Recipe) -> Json:
     """What a plan is made for."""
     content = recipe.to_dict()
     hot = recipe.hot
-    return {**content["memory"], **({} if hot.budget is None else {"hot": hot.budget, "copies": hot.copies})}
+    asked = {"hot": hot.budget, "copies": hot.copies}
+    return {**content["memory"], **{name: size for name, size in asked.items() if size is not None}}
 
 
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:

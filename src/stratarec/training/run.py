@@ -16,7 +16,6 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference
 from stratarec.data.portions import batches
-from stratarec.distributed.calibration import Pace
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
@@ -30,7 +29,6 @@ from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.config import TrainConfig
-from stratarec.training.copying import copies_planned
 from stratarec.training.directory import RECIPE
 from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.records import read_plan, read_recipe, read_result
@@ -95,19 +93,12 @@ def _check_model(path: Path, identity: Mapping[str, Any], known: Mapping[str, An
             )
 
 
-def new_plan(
-    recipe: Recipe, dataset: Dataset, ranks: int = 1, hosts: int = 1, pace: Pace | None = None
-) -> Plan | None:  # fmt: skip
+def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
     """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan.
 
     The budgets of the recipe are each rank's.
-
-    Parameters
-    ----------
-    pace : Pace or None
-        Of the ranks, where copies of hot rows are to be chosen by it.
     """
-    copied = ranks > 1 and recipe.hot.budget is not None and recipe.hot.copies != "none"
+    copied = ranks > 1 and recipe.hot.copies is not None
     if recipe.memory.is_identity and not copied:
         if ranks == 1 and recipe.hot.budget is not None:
             raise ConfigError(
@@ -117,10 +108,9 @@ def new_plan(
         return None
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
-    plan = make_hot_plan(
+    return make_hot_plan(
         tables, dataset, train.embedding, recipe.memory, recipe.hot, batch_size=train.batch_size, ranks=ranks
     )
-    return copies_planned(plan, recipe, dataset, hosts, pace)
 
 
 def new_model(

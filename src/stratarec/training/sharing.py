@@ -8,7 +8,7 @@ from dataclasses import replace
 from stratarec.data.dataset import Dataset
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.planning import ShardingPlan, TableLoad, beside, plan_sharding, travel
+from stratarec.distributed.planning import ShardingPlan, TableLoad, beside, plan_sharding
 from stratarec.distributed.replicas import HotRows
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import EmbeddingBagConfig
@@ -50,14 +50,6 @@ def sharding_plan(
             raise ConfigError(f"host {host}, which has the tables of tower {host}: {error}") from error
 
     return beside([of_host(host) for host in range(len(towers))], [table.name for table in tables])
-
-
-def pooled_tables(
-    recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], ranks: int
-) -> frozenset[str]:  # fmt: skip
-    """Tables whose bags are fewer bytes than their distinct rows, so that these do not travel."""
-    loads = _loads(recipe, dataset, tables, None, ranks)
-    return frozenset(load.name for load in loads if travel(load, ranks).travel == "pooled")
 
 
 def _loads(

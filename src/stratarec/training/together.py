@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.reduction import reduce_gradients
 from stratarec.jagged import KeyedJagged
@@ -28,10 +29,13 @@ class Together:
         Towers of it are reduced inside their hosts where the mesh is by towers.
     wire : str
         Format of gradients between ranks.
+    engine : SharedEngine or None
+        Whose hot rows are trained by sums made with those of the network.
     """
 
-    def __init__(self, mesh: Mesh, network: Network, wire: str = "fp32") -> None:
+    def __init__(self, mesh: Mesh, network: Network, wire: str = "fp32", engine: SharedEngine | None = None) -> None:
         self._mesh, self._type = mesh, torch.bfloat16 if wire == "bf16" else torch.float32
+        self._engine = engine
         self._mine: set[int] = set()
         self._of_towers: set[int] = set()
         if mesh.between is not None:
@@ -41,7 +45,12 @@ class Together:
 
     def reduce(self, weights: Sequence[nn.Parameter]) -> None:
         """See `Reduction.reduce`."""
-        reduce_gradients(self._mesh.rows, self._common(weights), self._mesh.order, self._type)
+        hot = None if self._engine is None else self._engine.hot_gradients
+        more = [] if hot is None else [hot]
+        sums = reduce_gradients(self._mesh.rows, self._common(weights), self._mesh.order, self._type, more)
+        for each in sums:
+            assert self._engine is not None
+            self._engine.train_hot_rows(each)
         if self._mesh.inside is not None:
             reduce_gradients(self._mesh.inside.rows, self._own(weights), dtype=self._type)
 

@@ -16,7 +16,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared
 from stratarec.data.portions import Share
-from stratarec.distributed.calibration import pace_at_hand
+from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
@@ -111,9 +111,11 @@ class Trainer:
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
         self.loader = self._new_loader(Share(rank=self.mesh.place, ranks=self.mesh.ranks))
-        self._together = (
-            Together(self.mesh, self.model.network, recipe.distributed.dense_wire) if self.mesh.ranks > 1 else None
-        )
+        self._together: Together | None = None
+        if self.mesh.ranks > 1:
+            engine = self.model.embeddings.engine
+            assert isinstance(engine, SharedEngine)
+            self._together = Together(self.mesh, self.model.network, recipe.distributed.dense_wire, engine)
         self.stages = self._new_stages()
         self._keeper = Keeper(
             self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh, self.stages.averaging
@@ -129,16 +131,13 @@ class Trainer:
 
     def _one_plan(self, plan: Plan | None) -> Plan | None:
         """The plan of all ranks: memories are measured, and files read, by one."""
-
-        mesh, pace = self.mesh, None
-        if plan is None and self.recipe.hot.budget is not None and self.recipe.hot.copies == "auto":
-            pace = pace_at_hand(mesh, self.recipe.model.vector_width)
+        mesh = self.mesh
 
         def made() -> dict[str, Any] | None:
             found = (
                 plan
                 or read_plan(self.run, self.recipe, self.dataset)
-                or new_plan(self.recipe, self.dataset, mesh.ranks, mesh.hosts, pace)
+                or new_plan(self.recipe, self.dataset, mesh.ranks)
             )
             return None if found is None else found.to_dict()
 
