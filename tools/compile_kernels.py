@@ -112,7 +112,7 @@ def exercise_trainings(folder: Path) -> None:
         recipe = {
             "name": f"kernels-{number}",
             "data": {"path": str(folder / name), **data[name]},
-            "model": {"kind": "dlrm", "bottom_mlp": [8], "top_mlp": [16], **model},
+            "model": model if "kind" in model else {"kind": "dlrm", "bottom_mlp": [8], "top_mlp": [16], **model},
             "memory": memory,
             "train": {
                 "run": str(folder / f"run-{number}"), "batch_size": 128, "max_steps": 12, "report": False,

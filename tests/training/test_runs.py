@@ -139,6 +139,7 @@ def test_damaged_checkpoints_are_named(home: Path, tmp_path: Path, name: str, da
         read()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a", max_steps=30)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
@@ -257,6 +258,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert message in lines[0]
 
 
+@pytest.mark.slow
 def test_a_damaged_data_set_is_refused_before_training(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "data", tmp_path / "data")
     shard = next((tmp_path / "data" / "train").glob("*.parquet"))
