@@ -107,6 +107,7 @@ def test_a_checkpoint_of_another_model_is_refused(home: Path, tmp_path: Path) ->
         Trainer(made, Dataset.open(made.data.path)).train(resume=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a", max_steps=30)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
@@ -225,6 +226,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert message in lines[0]
 
 
+@pytest.mark.slow
 def test_a_damaged_data_set_is_refused_before_training(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
