@@ -45,7 +45,7 @@ def limited(run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    command = [sys.executable, "-m", "stratarec.cli", "export", "-q", str(run), "-o", str(output), "--program"]
+    command = [sys.executable, "-m", "stratarec", "export", "-q", str(run), "-o", str(output), "--program"]
     return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=prepare_process)
 
 

@@ -265,7 +265,7 @@ def test_a_damaged_data_set_is_refused_before_training(home: Path, tmp_path: Pat
     shard.write_bytes(bytes(content))
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
     done = subprocess.run(
-        [sys.executable, "-m", "stratarec.cli", "train", str(tmp_path / "r.yaml")],
+        [sys.executable, "-m", "stratarec", "train", str(tmp_path / "r.yaml")],
         capture_output=True,
         text=True,
         check=False,

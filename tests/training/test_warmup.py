@@ -146,7 +146,7 @@ def test_the_first_run_on_a_machine_reports_a_sane_speed(root: Path, tmp_path: P
     speeds, said = [], []
     for name in ("first", "second"):
         done = subprocess.run(
-            [sys.executable, "-m", "stratarec.cli", "train", str(tmp_path / "r.yaml"), f"train.run={tmp_path / name}"],
+            [sys.executable, "-m", "stratarec", "train", str(tmp_path / "r.yaml"), f"train.run={tmp_path / name}"],
             capture_output=True, text=True, check=False, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
