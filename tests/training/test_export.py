@@ -46,7 +46,7 @@ def limited(arguments: tuple[str, ...], run: Path, output: Path, limit: int) -> 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    command = [sys.executable, "-m", "stratarec.cli", *arguments, "-q", str(run), "-o", str(output)]
+    command = [sys.executable, "-m", "stratarec", *arguments, "-q", str(run), "-o", str(output)]
     return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=prepare_process)
 
 
@@ -101,7 +101,7 @@ def test_a_run_on_a_read_only_file_system_is_one_line(run: Path, tmp_path: Path,
     wrapper = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
     if not shutil.which("unshare") or subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode:
         pytest.skip("user and mount namespaces are not permitted here")
-    arguments = [*wrapper, sys.executable, "-m", "stratarec.cli", command, "-q", str(run)]
+    arguments = [*wrapper, sys.executable, "-m", "stratarec", command, "-q", str(run)]
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
