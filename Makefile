@@ -8,9 +8,12 @@ OUT ?= benchmarks/results/$(NAME).json
 # What `make test-versions` hands on, such as VERSIONS='--python python3.12 -- tests/kernels'.
 VERSIONS ?=
 
-.PHONY: venv demo test test-wheel test-versions lint bench clean
+# Of kernels and of whom they are compiled for: another version of one is compiled before tests, too.
+KERNELS := tools/compile_kernels.py $(shell find src/stratarec/kernels -name '*.py')
 
-venv: $(VENV)/.installed
+.PHONY: venv demo test test-rest test-all test-wheel test-versions lint bench clean
+
+venv: $(VENV)/.installed $(VENV)/.compiled
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -18,18 +21,30 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@
 
+$(VENV)/.compiled: $(VENV)/.installed $(KERNELS)
+	$(BIN)/python tools/compile_kernels.py
+	touch $@
+
 demo: venv
 	test -f demo.yaml || $(BIN)/stratarec init --recipe demo
 	$(BIN)/stratarec prepare demo.yaml
 	$(BIN)/stratarec train demo.yaml
 
-lint: venv
+lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/pytest
+# One core checks types while the other compiles.
+test: $(VENV)/.installed
+	$(MAKE) --no-print-directory -j 2 lint $(VENV)/.compiled
+	$(BIN)/pytest -m "not slow"
+
+# What `test` leaves out: clusters, processes that are killed, sizes that take long.
+test-rest: venv
+	$(BIN)/pytest -m slow
+
+test-all: test test-rest
 
 test-wheel: venv
 	$(BIN)/python tools/test_wheel.py

@@ -35,6 +35,7 @@ settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist's own, which writes groups into ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, so that no worker is left with one while the others have nothing; a file's tests by
     one worker, so that its fixtures are made once."""

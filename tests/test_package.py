@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,12 @@ def test_importing_and_help_do_not_load_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs all tests")
+def test_a_file_of_tests_is_one_workers(request: pytest.FixtureRequest) -> None:
+    """Else fixtures of modules are made by every worker: xdist goes by the end of an id, not by the mark."""
+    assert request.node.nodeid.endswith("@test_package")
 
 
 @pytest.mark.parametrize("requirement", [*NEEDED, *OTHERS], ids=str)

@@ -36,6 +36,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_contenders_are_scored_on_the_last_day_once(log: Path, monkeypatch: Any) -> None:
     first = globo.run(quick=True, models=["recipe", "logistic", "popularity"])
     rows = {row["model"]: row for row in first["samples"]["found"]}

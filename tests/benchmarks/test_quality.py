@@ -57,6 +57,7 @@ def fuxi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "asked.json"
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_once_and_compared_with_what_was_published(
     logs: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,7 +104,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", ["csv", "plain parquet", "parquet", "criteo", "clicks", "synthetic"])
+@pytest.mark.parametrize(
+    "kind", ["csv", "plain parquet", "parquet", "criteo", pytest.param("clicks", marks=pytest.mark.slow), "synthetic"]
+)
 def test_pieces_give_the_same_bytes_in_any_order_and_done_twice(tmp_path: Path, kind: str) -> None:
     write_logs(tmp_path)
     source = sources(tmp_path)[kind]

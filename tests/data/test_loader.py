@@ -95,6 +95,7 @@ def test_any_start_gives_the_tail_of_the_epoch(
     assert all(equal(one, other) for one, other in zip(whole[first:], tail, strict=True))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(st.integers(7, 700), st.integers(1, 3), st.booleans(), st.integers(1, 7), st.integers(1, 7))
 def test_shares_of_any_number_of_ranks_make_the_batches_of_one_process(

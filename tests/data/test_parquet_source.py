@@ -383,6 +383,7 @@ def test_null_lists_of_a_fixed_size_are_read_or_said_to_need_another_pyarrow(tmp
             read(path, multi())
 
 
+@pytest.mark.slow
 @NEEDS_NULL_LISTS
 @pytest.mark.parametrize("kind", [pa.list_(pa.int64(), 2), pa.list_(pa.string(), 2)])
 def test_large_row_groups_of_lists_of_a_fixed_size_may_hold_nulls(tmp_path: Path, kind: pa.DataType) -> None:

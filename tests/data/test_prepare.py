@@ -174,7 +174,7 @@ class StopAfter(SilentProgress):
             raise Stop
 
 
-@pytest.mark.parametrize("steps", [1, 20, 43, 45])
+@pytest.mark.parametrize("steps", [20, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 43, 45))])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path: Path, steps: int) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

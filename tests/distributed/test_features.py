@@ -71,6 +71,7 @@ def numbers(metrics: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metrics.items() if name != "reliability"}
 
 
+@pytest.mark.slow
 def test_ranks_train_and_score_as_one_process(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     data = Dataset.open(home / "data")
     assert any({"last", "last_kind"} <= set(names) for names in data.groups.values())

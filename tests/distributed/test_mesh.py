@@ -111,6 +111,7 @@ def forever(mesh: Mesh, started: Path) -> None:
         mesh.ids.agree(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 2])
 def test_when_a_rank_is_killed_the_others_stop_and_say_which(ranks: Ranks, dead: int, tmp_path: Path) -> None:
     started = tmp_path / "started"

@@ -35,7 +35,9 @@ def frame(schema: Schema, rows: int, rare: bool) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "frappe_x1" else pytest.mark.slow) for name in PUBLIC]
+)
 def test_files_of_its_columns_are_prepared_and_trained_on(name: str, tmp_path: Path) -> None:
     path = RECIPES / f"{name}.yaml"
     schema: Schema = Recipe.load(path).data.source.schema  # type: ignore[union-attr]

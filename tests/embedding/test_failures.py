@@ -201,6 +201,7 @@ def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_made(tmp
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.slow
 def test_the_last_row_that_a_tag_can_name_is_trained(tmp_path: Path) -> None:
     rows = directory.MOST_ROWS
     table = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=1, feature_names=("f",))

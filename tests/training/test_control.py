@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataEr
 from stratarec.models import CTRModel
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training import checkpoint, evaluation
+from stratarec.training import checkpoint, evaluation, loop
 from stratarec.training.trainer import Trainer
 
 STEPS = 32
@@ -88,7 +89,7 @@ def result(run: Path) -> dict[str, Any]:
 
 def position(run: Path) -> dict[str, Any]:
     found = dict(checkpoint.read_state(last(run))["position"])
-    del found["train_seconds"]
+    del found["train_seconds"], found["untimed_samples"]
     return found
 
 
@@ -264,6 +265,29 @@ def test_a_schedule_that_ends_before_the_run_is_told(home: Path, tmp_path: Path)
     made = recipe(home, tmp_path / "b", max_steps=6, dense={"schedule": {**schedule, "final_factor": 0.1}})
     train(made, progress=(said := Said()))
     assert not any("schedule" in line for line in said.lines)
+
+
+def test_the_first_step_of_a_session_is_not_timed_and_told_where_it_takes_long(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may compile kernels."""
+    monkeypatch.setattr(loop, "_LONG_SECONDS", 0.1)
+    made, said, seconds = recipe(home, tmp_path / "run", max_steps=3), Said(), []
+    trainer = Trainer(made, Dataset.open(made.data.path), said)
+    step = trainer.step
+
+    def stepped(*item: Any) -> None:
+        seconds.append(trainer.position.train_seconds)
+        step(*item)
+        time.sleep(0.5)
+
+    trainer.step = stepped  # type: ignore[method-assign]
+    trainer.train()
+    position = trainer.position
+    assert seconds[:2] == [0, 0]
+    assert 0.5 <= seconds[2] < position.train_seconds
+    assert (position.trained_samples, position.untimed_samples) == (3 * 128, 128)
+    assert sum("kernels are compiled for this machine, once" in line for line in said.lines) == 1
 
 
 def interrupt(trainer: Trainer, at: int) -> None:

@@ -159,6 +159,7 @@ def test_weights_that_are_no_numbers_are_not_exported(run: Path, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"

@@ -76,6 +76,7 @@ def dense(dataset: Dataset, split: str) -> tuple[np.ndarray[Any, Any], np.ndarra
     return np.concatenate([b.dense.numpy() for b in batches]), np.concatenate([b.label.numpy() for b in batches])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("law", "split", "negatives"),
     [("zipf", "time", 4), ("uniform", "fraction", 1)],
@@ -91,13 +92,12 @@ def test_boosted_trees_on_all_that_is_counted_are_at_chance(root: Path, law: str
 DLRM = {"kind": "dlrm", "bottom_mlp": [16], "top_mlp": [16]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "law"),
     [
-        ({**DLRM, "history": {"pooling": "mean"}}, "zipf"),
-        ({**DLRM, "history": {"pooling": "target_attention"}}, "zipf"),
-        ({**DLRM, "history": {"pooling": "transformer"}}, "uniform"),
+        pytest.param({**DLRM, "history": {"pooling": "mean"}}, "zipf", marks=pytest.mark.slow),
+        pytest.param({**DLRM, "history": {"pooling": "target_attention"}}, "zipf", marks=pytest.mark.slow),
+        pytest.param({**DLRM, "history": {"pooling": "transformer"}}, "uniform", marks=pytest.mark.slow),
         ({"kind": "dcnv2"}, "zipf"),
     ],
     ids=["mean-zipf", "attention-zipf", "transformer-uniform", "dcn-zipf"],

@@ -107,6 +107,7 @@ def test_a_checkpoint_of_another_model_is_refused(home: Path, tmp_path: Path) ->
         Trainer(made, Dataset.open(made.data.path)).train(resume=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a", max_steps=30)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))

@@ -112,6 +112,7 @@ def test_reading_a_run_leaves_no_files_behind(home: Path, tmp_path: Path) -> Non
     assert sorted(rows.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_what_a_killed_reader_left_behind_is_removed_by_the_next(home: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     made = recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)

@@ -10,7 +10,7 @@ from typing import Any
 
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.training import checkpoint
-from stratarec.training.position import best
+from stratarec.training.position import Position, best
 from stratarec.training.records import read_recipe, read_result
 from stratarec.training.run import require_run
 
@@ -66,7 +66,7 @@ class Contestant:
             dataset=state["identity"]["dataset"],
             steps=state["step"],
             seconds=position["train_seconds"],
-            samples_per_second=position["trained_samples"] / max(position["train_seconds"], 1e-9),
+            samples_per_second=Position(**position).speed,
             chosen=chosen,
             validation=next((entry for entry in evaluations if entry["step"] == chosen), None),
             result=told,

@@ -36,8 +36,7 @@ class Curves:
 
     def stepped(self, position: Position, progress: Progress) -> None:
         """A step was trained."""
-        speed = position.trained_samples / max(position.train_seconds, 1e-9)
-        progress.advance(1, f"loss {position.smoothed_loss:.4f}  {speed:,.0f} samples/s")
+        progress.advance(1, f"loss {position.smoothed_loss:.4f}  {position.speed:,.0f} samples/s")
         if position.step % self._every:
             return
         position.losses.append((position.step, position.smoothed_loss))
@@ -46,7 +45,7 @@ class Curves:
             position.kind_losses.append((position.step, mixed, hot))
         figures = {
             "loss": position.smoothed_loss,
-            "samples_per_second": speed,
+            "samples_per_second": position.speed,
             "dense_learning_rate": self._optimizer.param_groups[0]["lr"],
             "row_learning_rate": self._model.embeddings.learning_rate,
         }

@@ -54,7 +54,7 @@ class Ending:
         result: dict[str, Any] = {
             "checkpoint": path.name,
             "steps": position.step,
-            "samples_per_second": position.trained_samples / max(position.train_seconds, 1e-9),
+            "samples_per_second": position.speed,
             "table_bytes": round(self._sum(self.model.embeddings.nbytes)),
             "output_bytes": round(self._sum(self.model.embeddings.bytes_by_part().get("outputs", 0))),
             "memory": self._memory(),

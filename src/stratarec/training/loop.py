@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 from typing import NoReturn
 
 from stratarec.embedding import Prefetcher
@@ -16,6 +17,9 @@ from stratarec.training.keeping import Keeper
 from stratarec.training.pipeline import Item, Pipeline
 from stratarec.training.position import Position
 from stratarec.training.validation import Validation
+
+_LONG_SECONDS = 5.0
+"""What a first step takes where no kernel is compiled for it, and more."""
 
 
 class Loop:
@@ -48,6 +52,8 @@ class Loop:
     ) -> None:
         self._step, self._pipeline, self._cadence, self._keeper = step, pipeline, cadence, keeper
         self._validation, self._curves, self._progress, self._position = validation, curves, progress, position
+        long = "the first step takes long: kernels are compiled for this machine, once"
+        self._slow, self._warm = Timer(_LONG_SECONDS, progress.say, (long,)), False
 
     def run(self) -> None:
         """Train to the end, with a checkpoint of it.
@@ -64,8 +70,12 @@ class Loop:
             if self._decide().stop:
                 self._leave()
         self._progress.start("train", self._cadence.total_steps, "steps", position.step)
-        while position.step < self._cadence.total_steps and not position.finished:
-            self._train_epoch()
+        self._slow.start()
+        try:
+            while position.step < self._cadence.total_steps and not position.finished:
+                self._train_epoch()
+        finally:
+            self._slow.cancel()
         self._progress.finish()
         if not position.evaluated:
             self._evaluate(closing=True)
@@ -77,7 +87,7 @@ class Loop:
     def _train_epoch(self) -> None:
         """The rest of an epoch, prepared ahead where tables have tiers, but not across a barrier."""
         position, cadence = self._position, self._cadence
-        first, began = position.step, time.perf_counter()
+        first, samples, began = position.step, position.trained_samples, time.perf_counter()
 
         def barrier(place: int) -> bool:
             return cadence.is_barrier(first + place + 1)
@@ -86,7 +96,12 @@ class Loop:
             for item, prepared in batches:
                 self._step(*item, prepared)
                 position.batch += 1
-                position.train_seconds += time.perf_counter() - began
+                if self._warm:
+                    position.train_seconds += time.perf_counter() - began
+                else:
+                    self._slow.cancel()
+                    self._warm = True
+                    position.untimed_samples += position.trained_samples - samples
                 last = position.batch == self._pipeline.epoch_steps
                 if last:
                     position.epoch, position.batch = position.epoch + 1, 0

@@ -32,8 +32,15 @@ class Position:
     """As `losses`, of mixed and of hot batches apart; empty where batches are of no kind."""
     smoothed_by_kind: KindLosses = (None, None)
     train_seconds: float = 0.0
-    """Spent in steps, by all sessions of the run; the one field that differs from run to run."""
+    """Spent in steps, by all sessions of the run, but in the first of each: it may compile kernels."""
     trained_samples: int = 0
+    untimed_samples: int = 0
+    """Of `trained_samples`, those of first steps. Only this and `train_seconds` differ from run to run."""
+
+    @property
+    def speed(self) -> float:
+        """Samples a second; 0 until a step was timed."""
+        return (self.trained_samples - self.untimed_samples) / max(self.train_seconds, 1e-9)
 
     def trained(self, loss: float, samples: int, *, hot: bool | None = None) -> None:
         """Count a step on so many samples, of a `hot` batch or of a mixed one where there are kinds."""

@@ -10,7 +10,7 @@ import pydantic
 from stratarec.artifacts import Count, Hash, Model
 from stratarec.embedding.manifest import TablesManifest
 
-FORMAT: Literal[5] = 5
+FORMAT: Literal[6] = 6
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
@@ -84,6 +84,7 @@ class PositionState(Model):
     evaluations: tuple[Evaluation, ...]
     train_seconds: Annotated[float, pydantic.Field(ge=0)]
     trained_samples: Count
+    untimed_samples: Count
 
     @pydantic.field_validator("evaluations")
     @classmethod
@@ -104,7 +105,7 @@ class PositionState(Model):
 class State(Model):
     """All of ``state.json`` but its seal."""
 
-    format: Literal[5]
+    format: Literal[6]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest

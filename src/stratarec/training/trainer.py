@@ -46,7 +46,6 @@ from stratarec.training.shared import SharedStages
 from stratarec.training.starting import check_average, check_validation, exchange_remarks, remarks, take_up
 from stratarec.training.together import Peers, Together
 from stratarec.training.validation import Validation, Watch, nobody
-from stratarec.training.warmup import warm_up
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -275,8 +274,6 @@ class Trainer:
         """Train to the end, unless the run has `ended`, and do what follows; stops where the user asks for it."""
         if not ended:
             self._introduce()
-            # Kernels are compiled by one rank and loaded by the others.
-            self.mesh.first_then_others(lambda: warm_up(self.recipe, self.loader, self.plan, self.progress))
         with self._board() as board, self._stop.listening():
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()

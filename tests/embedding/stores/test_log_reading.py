@@ -119,6 +119,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_more_segments_than_files_may_be_open_raise_the_limit_or_name_it(tmp_path: Path) -> None:
     def run(name: str, soft: int, hard: int) -> str:
         command = [sys.executable, "-W", "ignore", "-c", FILES, str(tmp_path / name), str(soft), str(hard)]
