@@ -90,5 +90,5 @@ def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def start(path: Path, *options: str) -> subprocess.Popen[bytes]:
     """`stratarec train --resume` of a recipe, in a process of its own."""
-    command = [sys.executable, "-m", "stratarec.cli", "train", "-q", "--resume", str(path), *options]
+    command = [sys.executable, "-m", "stratarec", "train", "-q", "--resume", str(path), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -167,7 +167,7 @@ PIPE = {"a device": "", "a pipe": ", which can be read only once", "a socket": "
 
 def test_a_recipe_from_a_process_is_refused_and_one_from_a_file_is_read(tmp_path: Path) -> None:
     text = yaml.safe_dump(tiny(tmp_path))
-    command = [sys.executable, "-m", "stratarec.cli", "prepare", "-q", "/dev/stdin"]
+    command = [sys.executable, "-m", "stratarec", "prepare", "-q", "/dev/stdin"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     expected = "cannot read the recipe /dev/stdin: it is a pipe, which can be read only once, expected a file"
     assert (done.returncode, done.stderr) == (2, f"stratarec: {expected}\n")

@@ -207,9 +207,10 @@ def test_what_is_said_on_a_terminal_is_text() -> None:
 def test_a_warning_is_a_line_without_control_characters(tmp_path: Path) -> None:
     code = """
 import sys, warnings
-import stratarec.cli as cli
-cli.commands.evaluate = lambda args: warnings.warn("from \\x1b[31m there")
-cli.main(["evaluate", "x"])
+from stratarec.cli import evaluate_command, main
+warn = lambda args: warnings.warn("from \\x1b[31m there")
+evaluate_command.COMMAND = evaluate_command.COMMAND._replace(run=warn)
+main(["evaluate", "x"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stderr == "stratarec: UserWarning: from \\x1b[31m there\n"

@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 import xxhash
 
-from stratarec.checking import check
+from stratarec.cli.check import check
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import check_prepared, feature_difference, input_difference
 from stratarec.data.prepare import PrepareConfig, prepare

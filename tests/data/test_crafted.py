@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stratarec.artifacts import digest, write_sealed
-from stratarec.checking import check
+from stratarec.cli.check import check
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import PrepareConfig, prepare

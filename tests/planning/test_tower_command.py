@@ -10,8 +10,8 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
+from stratarec.cli.init.rewriting import with_towers
 from stratarec.data.prepare import prepare
-from stratarec.drafting.rewriting import with_towers
 from stratarec.errors import ConfigError
 from stratarec.models.towers import check_plan
 from stratarec.planning import tiers

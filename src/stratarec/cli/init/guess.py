@@ -9,11 +9,11 @@ from typing import Literal
 
 import polars as pl
 
+from stratarec.cli.init.sample import Sample, growth
 from stratarec.data.names import check_name
 from stratarec.data.schema import LabelRule, TimeUnit
 from stratarec.data.sources.times import read_times
 from stratarec.data.span import Span
-from stratarec.drafting.sampling import Sample, growth
 from stratarec.errors import ConfigError, DataError
 
 Role = Literal["label", "time", "user", "session", "dense", "sparse", "list", "left out"]

@@ -14,7 +14,7 @@ from stratarec.data.schema import Schema
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
-RECIPES = Path(__file__).parents[2] / "src" / "stratarec" / "recipes"
+RECIPES = Path(__file__).parents[3] / "src" / "stratarec" / "recipes"
 PUBLIC = ("frappe_x1", "movielenslatest_x1", "criteo_x1", "criteo_x4", "avazu_x1", "taobaoad_x1")
 ROWS = {"train": 80, "valid": 20, "test": 30}
 

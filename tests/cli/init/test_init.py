@@ -11,11 +11,11 @@ import polars as pl
 import pytest
 
 from stratarec.cli import main
+from stratarec.cli.init.guess import guess
+from stratarec.cli.init.sample import read_sample
+from stratarec.cli.init.shipped import shipped
 from stratarec.data.prepare import prepare
 from stratarec.data.schema import LabelRule
-from stratarec.drafting.guessing import guess
-from stratarec.drafting.sampling import read_sample
-from stratarec.drafting.shipped import shipped
 from stratarec.recipe import Recipe
 
 ROWS = 3000

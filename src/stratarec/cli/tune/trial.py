@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stratarec.cli.tune.space import Values
 from stratarec.data.dataset import Dataset
 from stratarec.errors import TrainingError
 from stratarec.progress import SilentProgress
@@ -16,7 +17,6 @@ from stratarec.recipe import Recipe, with_values
 from stratarec.training import checkpoint
 from stratarec.training.position import Evaluation, best
 from stratarec.training.trainer import Trainer
-from stratarec.tuning.space import Values
 
 
 class Pruned(Exception):

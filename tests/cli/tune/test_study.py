@@ -15,6 +15,8 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
+from stratarec.cli.tune.space import Space
+from stratarec.cli.tune.trial import Trial
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
@@ -24,11 +26,9 @@ from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.directory import RUN
 from stratarec.training.trainer import Trainer
-from stratarec.tuning.space import Space
-from stratarec.tuning.trial import Trial
 
 if TYPE_CHECKING:
-    from stratarec.tuning.study import Best
+    from stratarec.cli.tune.study import Best
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'stratarec[tune]'")
 
@@ -52,7 +52,7 @@ def content(root: Path, **train: Any) -> dict[str, Any]:
 
 
 def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE, **train: Any) -> Best:
-    from stratarec.tuning.study import tune
+    from stratarec.cli.tune.study import tune
 
     made = content(root, **train)
     return tune(made, Space.read(items, made, "r.yaml"), folder, trials, SilentProgress(), "r.yaml")
@@ -208,6 +208,6 @@ def test_the_command_says_what_it_found(
     assert f"validation AUC {best.value:.6f}, of {best.run}" in out
     assert f"train.batch_size={best.values['train.batch_size']}" in out
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "stratarec.tuning.study")
+    monkeypatch.delitem(sys.modules, "stratarec.cli.tune.study")
     assert main(command) == 2
     assert "pip install 'stratarec[tune]'" in capsys.readouterr().err

@@ -25,6 +25,8 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from stratarec.artifacts import Model, read_sealed, write_sealed
+from stratarec.cli.tune.space import Dimension, Range, Space, Values
+from stratarec.cli.tune.trial import Pruned, Trial
 from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import check_prepared
@@ -36,8 +38,6 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe, with_values
 from stratarec.reporting.metrics import LABELS
 from stratarec.training.sizing import sized
-from stratarec.tuning.space import Dimension, Range, Space, Values
-from stratarec.tuning.trial import Pruned, Trial
 
 FORMAT: Literal[1] = 1
 STUDY = Kind(name="study", field="--output", content=("study.json", "study.db", "study.db-journal"))

@@ -14,7 +14,7 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.options import make_parser
+from stratarec.cli.main import make_parser
 
 COMMANDS = ("init", "prepare", "plan", "profile", "train", "evaluate", "predict", "export", "tune", "compare")
 
@@ -158,10 +158,10 @@ def run(arguments: list[str], cwd: Path, script: str = "", **environment: str) -
 
 
 DEFECT = """
-import stratarec.commands
+from stratarec.cli import prepare_command
 def broken(args):
     raise KeyError("a key that\\nnobody expected")
-stratarec.commands.prepare = broken
+prepare_command.COMMAND = prepare_command.COMMAND._replace(run=broken)
 """
 
 
@@ -200,7 +200,7 @@ def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments:
     output = ["-o", str(tmp_path / "p.html")] if arguments[0] == "profile" else []
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "stratarec.cli", *arguments, *output]
+    command = [sys.executable, "-m", "stratarec", *arguments, *output]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=place)
     os.close(writer)
     assert (done.returncode, done.stderr.replace("evaluate test: 601 samples\n", "")) == (141, "")
@@ -209,7 +209,7 @@ def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments:
 def test_a_run_goes_on_when_nobody_reads_its_progress(place: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "stratarec.cli", "train", "r.yaml", f"train.run={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "stratarec", "train", "r.yaml", f"train.run={tmp_path / 'run'}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, text=True, check=False, cwd=place)
     os.close(writer)
     assert done.returncode == 0
@@ -220,7 +220,7 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(place: Path, tmp_path: Pat
 def test_a_full_output_is_one_line(place: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    command = [sys.executable, "-m", "stratarec.cli", "evaluate", "-q", "runs/tiny"]
+    command = [sys.executable, "-m", "stratarec", "evaluate", "-q", "runs/tiny"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=place)
     assert done.returncode == 2

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from recipes import tiny
+from stratarec.cli.tune.space import Choice, Range, Space
+from stratarec.cli.tune.trial import Trial
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe, with_values
-from stratarec.tuning.space import Choice, Range, Space
-from stratarec.tuning.trial import Trial
 
 
 @pytest.fixture

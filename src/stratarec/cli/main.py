@@ -1,4 +1,4 @@
-"""The command line: runs one subcommand and says how it ended.
+"""Runs one subcommand and says how it ended.
 
 Errors that a user can mend are one line on standard error and exit code 2; anything else is one line too, which says
 where the traceback is, and exit code 70.
@@ -12,18 +12,38 @@ import os
 import platform
 import sys
 import tempfile
+import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
-from stratarec import commands
+from stratarec.cli import (
+    check_command,
+    compare_command,
+    evaluate_command,
+    export_command,
+    init_command,
+    plan_command,
+    predict_command,
+    prepare_command,
+    profile_command,
+    train_command,
+    tune_command,
+)
+from stratarec.cli.arguments import Parser, Subcommand, shortened
 from stratarec.errors import ConfigError, Interrupted, StrataError
 from stratarec.naming import visible
-from stratarec.options import parse, shortened
+
+# In the order of --help.
+_MODULES = (
+    init_command, prepare_command, plan_command, profile_command, train_command, evaluate_command, predict_command,
+    tune_command, compare_command, check_command, export_command,
+)  # fmt: skip
 
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.
 _DEFECT, _CLOSED_PIPE = 70, 141
+_WIDTH = 78
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,15 +62,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def make_parser() -> Parser:
+    """The parser of all subcommands; `command` of what it parses is the `Subcommand`."""
+    parser = Parser(
+        prog="stratarec",
+        description="Train recommendation models whose embedding tables outgrow fast memory.",
+        epilog="start with your own log:\n  stratarec init LOG\nor with a made-up one:\n  stratarec init --recipe demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"stratarec {version('stratarec')}")
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in _MODULES:
+        command = module.COMMAND
+        own = subcommands.add_parser(
+            command.name,
+            help=command.text,
+            description=textwrap.fill(command.text, _WIDTH),
+            epilog=f"example:\n  {command.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        own.set_defaults(command=command)
+        own.add_argument("-q", "--quiet", action="store_true", help="no progress")
+        command.options(own)
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, with overrides allowed behind options."""
+    parser = make_parser()
+    args, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(args, "overrides") or any(item.startswith("-") or "=" not in item for item in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
+    return args
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     args = parse(arguments)
+    command: Subcommand = args.command
     try:
-        _check_alone(args.command)
-        args.command(args)
+        if os.environ.get("WORLD_SIZE", "1") != "1" and not command.by_ranks:
+            raise ConfigError(f"`{command.name}` is work of one process: start it without torchrun")
+        command.run(args)
     except StrataError as error:
         return _complain(str(error), 2)
     except KeyboardInterrupt:
-        going_on = "; the same command goes on where it stopped" if args.command is commands.prepare else ""
+        going_on = "; the same command goes on where it stopped" if command.goes_on else ""
         return _complain(f"interrupted{going_on}", 130)
     except Interrupted as error:
         return _complain(str(error), 130)
@@ -60,17 +118,6 @@ def _run(arguments: Sequence[str] | None) -> int:
         refusal = _refusal(error)
         return _complain(refusal, 2) if refusal else _complain(_report(error), _DEFECT)
     return 0
-
-
-def _check_alone(command: Callable[[argparse.Namespace], None]) -> None:
-    """Refuse what several processes would do at once, each all of it."""
-    if os.environ.get("WORLD_SIZE", "1") != "1" and command not in (
-        commands.plan,
-        commands.train,
-        commands.evaluate,
-        commands.predict,
-    ):
-        raise ConfigError(f"`{command.__name__}` is work of one process: start it without torchrun")
 
 
 def _refusal(error: Exception) -> str:
@@ -124,7 +171,3 @@ def _report(error: Exception) -> str:
         print(trace, file=sys.stderr)
         return f"{said}; this is a defect of StrataRec: please report it with the traceback above"
     return f"{said}; this is a defect of StrataRec: please report it with the traceback in {file.name}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

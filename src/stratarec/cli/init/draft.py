@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
+from stratarec.cli.init.guess import Guess, Guesses, Role, guess
+from stratarec.cli.init.sample import CODEC_NAMES, Sample, read_sample
+from stratarec.cli.init.shipped import check_absent
 from stratarec.data.durations import PER_SECOND
 from stratarec.data.schema import LabelRule
 from stratarec.data.sources.files import expand
-from stratarec.drafting.guessing import Guess, Guesses, Role, guess
-from stratarec.drafting.sampling import CODEC_NAMES, Sample, read_sample
-from stratarec.drafting.shipped import check_absent
 from stratarec.files import write_text
 from stratarec.recipe import Recipe
 from stratarec.sizes import readable

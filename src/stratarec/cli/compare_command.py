@@ -1,0 +1,49 @@
+"""`stratarec compare`: runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from stratarec.cli.arguments import Subcommand
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("runs", nargs="+", metavar="run", help="directories that `train` wrote")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML page with the curves")
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Runs side by side."""
+    from stratarec.files import check_output
+    from stratarec.training.contest import Contest
+
+    if args.output:
+        check_output(Path(args.output).resolve())
+    found = Contest.read(args.runs)
+    if args.json:
+        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+    else:
+        from stratarec.reporting.contest import print_contest
+
+        print_contest(found.to_dict())
+    if args.output:
+        from stratarec.reporting.contest import write_contest
+
+        losses = {run.name: run.losses for run in found.runs}
+        validations = {
+            run.name: [(each["step"], each["auc"]) for each in run.evaluations if each["auc"] is not None]
+            for run in found.runs
+        }
+        write_contest(Path(args.output), found.to_dict(), losses, validations)
+
+
+COMMAND = Subcommand(
+    name="compare",
+    text="Show runs side by side: metrics, steps, time, bytes, and the fields in which their recipes differ.",
+    example="stratarec compare runs/small runs/large -o runs.html",
+    options=_options,
+    run=compare,
+)

@@ -1,0 +1,42 @@
+"""`stratarec export`: a trained model as data for use elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stratarec.cli.arguments import Subcommand, say
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", help="directory that `train` wrote")
+    command.add_argument("-o", "--output", help="directory (default: export in the run)")
+    command.add_argument(
+        "--program",
+        action="store_true",
+        help="also write program.pt2, which torch opens without StrataRec; opening one runs whatever its writer put in",
+    )
+    command.add_argument(
+        "--onnx", action="store_true", help="also write network.onnx, the network as ONNX (needs stratarec[onnx])"
+    )
+
+
+def export(args: argparse.Namespace) -> None:
+    """A trained model for use elsewhere."""
+    from stratarec.training.export import check_new
+    from stratarec.training.export import export as run
+    from stratarec.training.run import open_run
+
+    output = Path(args.output or Path(args.run) / "export")
+    check_new(output)
+    with open_run(args.run, same_samples=False) as trained:
+        say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}")
+
+
+COMMAND = Subcommand(
+    name="export",
+    text="Write a model as data for use elsewhere: configuration, weights, tables, vocabularies. See stratarec.Scorer.",
+    example="stratarec export runs/demo -o out",
+    options=_options,
+    run=export,
+)

@@ -1,0 +1,248 @@
+"""`stratarec plan`: where tables would live; or which features share a tower; or how long steps on a cluster take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stratarec.cli.arguments import Subcommand, add_recipe, say, whole_number
+from stratarec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stratarec.distributed.calibration import NetworkFigures
+    from stratarec.recipe import Recipe
+
+_MOST_RANKS = 4096
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    add_recipe(command)
+    command.add_argument(
+        "--ranks",
+        type=whole_number("processes", _MOST_RANKS),
+        metavar="N",
+        help="for N processes, each with the budgets of the recipe; default: this one, or those of torchrun",
+    )
+    command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
+    command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
+    command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
+    command.add_argument("--report", help="also write tables and a picture as HTML to this file")
+    _tower_options(command.add_argument_group("towers of features (model.towers.plan), instead of the tables"))
+    _cluster_options(command.add_argument_group("steps on a cluster by each exchange, instead of the tables"))
+
+
+def _tower_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--towers", type=int, metavar="N", help="deal the sparse features to N towers")
+    group.add_argument(
+        "--method",
+        choices=("coherent", "diverse", "random", "round_robin"),
+        help="what shares a tower: features that interact strongly (default), or weakly; or to compare with",
+    )
+    group.add_argument(
+        "--interaction",
+        choices=("mixed", "cosine"),
+        help="of two features: mixed differences of the logit (default), or the cosine of their vectors",
+    )
+    group.add_argument("--from", dest="run", metavar="RUN", help="ask the model of this run, instead of a probe")
+    group.add_argument(
+        "--steps",
+        type=int,
+        help="steps of the probe that is trained and thrown away (default: 200, or those of a run if fewer)",
+    )
+    group.add_argument(
+        "--balance",
+        type=float,
+        metavar="R",
+        help="most and fewest features of a tower, over the mean (default: 1.5)",
+    )
+    group.add_argument("--write", action="store_true", help="write the towers into the recipe; comments stay")
+
+
+def _cluster_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--hosts", type=_cluster, metavar="TxL", help="predict T hosts of L processes, such as 8x8")
+    group.add_argument("--network", metavar="RATE", help="of each host to the others: 100Mbit, 1Gbit, 200Gbit")
+    group.add_argument(
+        "--inside", metavar="RATE", help="of a process to others of its host (default: by this machine's memory)"
+    )
+
+
+def _cluster(text: str) -> tuple[int, int]:
+    """Hosts, and processes of each."""
+    found = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no cluster, expected hosts x processes of each, such as 8x8")
+    return int(found[1]), int(found[2])
+
+
+def plan(args: argparse.Namespace) -> None:
+    """Where the tables of a recipe would live, in bytes and predicted speed; of several processes the first says so."""
+    from stratarec.distributed.calibration import network_at_hand
+    from stratarec.distributed.mesh import joined
+    from stratarec.recipe import Recipe
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    _check_kind(args)
+    run = _plan if args.towers is None else _plan_towers
+    with joined(recipe.distributed, recipe.towers) as mesh:
+        if args.hosts is not None:
+            network = network_at_hand(mesh)
+            mesh.first(lambda: _plan_cluster(args, _sized(args), network))
+        else:
+            hosts = (recipe.distributed.hosts or 1) if args.ranks else mesh.hosts
+            mesh.first(lambda: run(args, _sized(args), args.ranks or mesh.ranks, hosts))
+
+
+def _sized(args: argparse.Namespace) -> Recipe:
+    """The recipe with what it leaves to the size of its data set, which is prepared."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.recipe import Recipe, read_content
+    from stratarec.training.sizing import sized
+
+    content = read_content(args.recipe, args.overrides)
+    path = Recipe.from_dict(content, args.recipe).data.path
+    return Recipe.from_dict(sized(content, Dataset.open(path, verify="used"))[0], args.recipe)
+
+
+def _check_kind(args: argparse.Namespace) -> None:
+    """Refuse options of another kind of plan than the one asked for: of tables, of towers, or of steps on a cluster."""
+
+    kinds = {
+        "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
+        "towers": {
+            "method": args.method, "interaction": args.interaction, "from": args.run, "steps": args.steps,
+            "balance": args.balance, "write": args.write or None, "ranks": args.ranks, "report": args.report,
+        },
+        "a cluster": {"network": args.network, "inside": args.inside, "measure": args.measure or None},
+    }  # fmt: skip
+    if args.towers is not None and args.hosts is not None:
+        raise ConfigError("--towers deals features to towers and --hosts predicts steps: ask for one of them")
+    kind = "towers" if args.towers is not None else "a cluster" if args.hosts is not None else "tables"
+    for other, options in kinds.items():
+        for name, value in options.items():
+            if value is not None and name not in kinds[kind]:
+                start = {"tables": "", "towers": "; start with --towers N", "a cluster": "; start with --hosts TxL"}
+                raise ConfigError(f"--{name} is of a plan of {other}, and this is one of {kind}{start[other]}")
+    if args.hosts is not None and args.network is None:
+        raise ConfigError("--hosts needs --network, the rate of each host to the others, such as 200Gbit")
+
+
+def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigures | None) -> None:
+    """Steps on a cluster that is not here."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
+    from stratarec.distributed.machines import Cluster
+    from stratarec.planning.tiers import measure_tiers
+    from stratarec.reporting.scaling import print_steps
+    from stratarec.sizes import parse_rate
+    from stratarec.training.copying import predicted_copies
+    from stratarec.training.scaling import assumptions, fastest, predictions
+    from stratarec.training.workloads import ASSUMED, calibrate, inside_rate
+
+    hosts, ranks = args.hosts
+    between = parse_rate(args.network, "--network")
+    inside = parse_rate(args.inside, "--inside") if args.inside else None
+    dataset = Dataset.open(recipe.data.path, verify="used")
+    check_prepared(recipe.data, dataset)
+    measure_tiers(recipe.memory, again=args.measure)
+    cluster = Cluster(
+        hosts=hosts, ranks=ranks, between_bytes_per_second=between,
+        inside_bytes_per_second=inside or inside_rate(recipe, ranks),
+    )  # fmt: skip
+    with dataset.held():
+        calibration = calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED)
+        found = predictions(recipe, dataset, cluster, calibration)
+        copies = predicted_copies(recipe, dataset, cluster, calibration)
+    lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
+    rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
+    if args.json:
+        content = {"steps": rows, "fastest": best, "hot rows": copies.to_dict(), "assumed": lines}
+        print(json.dumps(content, indent=1, allow_nan=False))
+    else:
+        print_steps(rows, best, [copies.line], lines)
+
+
+def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
+    """Which features share a tower."""
+    from stratarec.cli.init.rewriting import write_towers
+    from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
+    from stratarec.files import check_output
+    from stratarec.reporting.progress import make_progress
+    from stratarec.reporting.towers import print_towers, write_towers_report
+    from stratarec.training.partitioning import TowerRequest, make_towers
+
+    for path in (args.report, args.recipe if args.write else None):
+        if path:
+            check_output(Path(path).resolve())
+    options = {
+        "method": args.method, "measure": args.interaction, "run": args.run, "steps": args.steps,
+        "balance": args.balance,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    request = TowerRequest(towers=args.towers, ranks=ranks, **given)
+    dataset = Dataset.open(recipe.data.path, verify="used")
+    check_prepared(recipe.data, dataset)
+    request = request.on(recipe, dataset)
+    with dataset.held():
+        made = make_towers(recipe, dataset, request, make_progress(quiet=args.quiet))
+    if args.json:
+        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_towers(made.to_dict(), request.source)
+    if args.report:
+        write_towers_report(Path(args.report), recipe.name, made.to_dict(), request.source)
+    if args.write:
+        write_towers(Path(args.recipe), made.plan)
+        if not args.json:
+            say(f"written to {args.recipe}")
+
+
+def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
+    from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
+    from stratarec.files import check_output
+    from stratarec.models.base import build_tables
+    from stratarec.planning.hot_rows import make_hot_plan
+    from stratarec.planning.tiers import measure_tiers
+    from stratarec.reporting.placement import print_plan, write_plan_report
+    from stratarec.training.copying import copies_planned
+    from stratarec.training.sharing import sharding_plan
+
+    for path in filter(None, (args.output, args.report)):
+        check_output(Path(path))
+    dataset = Dataset.open(recipe.data.path, verify="used")
+    check_prepared(recipe.data, dataset)
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    tiers = measure_tiers(recipe.memory, again=args.measure)
+    config = recipe.train
+    with dataset.held():
+        made = make_hot_plan(
+            tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
+            ranks=ranks,
+        )  # fmt: skip
+        made = copies_planned(made, recipe, dataset, hosts)
+        by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts)
+        sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
+    if args.json:
+        shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}
+        print(json.dumps({**made.to_dict(), **shared}, indent=1, allow_nan=False))
+    else:
+        print_plan(made.to_dict(), tiers.age_seconds)
+        print("\n".join(sharding.lines() if ranks > 1 else ()), end="\n" if ranks > 1 else "")
+    if args.output:
+        made.save(Path(args.output))
+    if args.report:
+        write_plan_report(Path(args.report), recipe.name, made.to_dict())
+
+
+COMMAND = Subcommand(
+    name="plan",
+    text="Print where each table would live, at which precision, with how much cache: bytes and predicted speed.",
+    example="stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
+    options=_options,
+    run=plan,
+    by_ranks=True,
+)

@@ -1,0 +1,74 @@
+"""`stratarec prepare`: raw logs -> a prepared data set."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from stratarec.cli.arguments import Subcommand, add_recipe, say
+from stratarec.naming import visible
+
+if TYPE_CHECKING:
+    from stratarec.data.executing import Executor
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    add_recipe(command)
+    command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
+    command.add_argument(
+        "--ray",
+        metavar="CLUSTER",
+        help="work on a Ray cluster whose machines share the paths of logs and data set: auto for the one that this "
+        "machine is of, HOST:PORT, or local[:N] for N processes of this machine (needs stratarec[ray])",
+    )
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Raw logs -> a prepared data set."""
+    from stratarec.data.prepare import prepare as run
+    from stratarec.recipe import Recipe
+    from stratarec.reporting.progress import make_progress
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    with _executor(args.ray) as executor:
+        dataset = run(
+            recipe.data,
+            name=recipe.name,
+            overwrite=args.overwrite,
+            progress=make_progress(quiet=args.quiet),
+            executor=executor,
+        )
+    for split in dataset.splits:
+        samples = dataset.samples(split)
+        counts = dataset.label_counts(split).items()
+        rate = "".join(
+            f", {count.positives / count.known:.2%} positive"
+            + (f" ({visible(label)})" if dataset.schema.labels else "")
+            for label, count in counts
+            if count.known
+        )
+        print(f"{split:6} {samples:>12,} samples{rate}")
+    print(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
+    if dataset.about.bad_rows:
+        print(f"left out {dataset.about.bad_rows:,} bad rows")
+    say(f"prepared {dataset.path}")
+
+
+def _executor(address: str | None) -> AbstractContextManager[Executor | None]:
+    """Who does the pieces of `prepare`."""
+    if address is None:
+        return nullcontext()
+    from stratarec.cluster.tasks import on_ray
+
+    return on_ray(address)
+
+
+COMMAND = Subcommand(
+    name="prepare",
+    text="Turn raw logs into a prepared data set. Resumes where an interrupted call stopped.",
+    example="stratarec prepare criteo.yaml 'data.source.paths=[day_*.gz]'",
+    options=_options,
+    run=prepare,
+    goes_on=True,
+)

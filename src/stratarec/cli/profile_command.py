@@ -1,0 +1,103 @@
+"""`stratarec profile`: how values repeat, and which rows are hot."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stratarec.cli.arguments import SPLITS, Subcommand, say
+from stratarec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stratarec.data.dataset import Dataset
+    from stratarec.hot.profile import HotProfile
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("dataset", help="prepared data set")
+    command.add_argument("--split", choices=SPLITS, default="train", help="split to measure (default: train)")
+    command.add_argument("--batch-size", type=int, default=4096, help="samples a batch (default: 4096)")
+    command.add_argument("--batches", type=int, default=20, help="batches to look at (default: 20)")
+    command.add_argument("-o", "--output", help="HTML report (default: beside the data set)")
+    hot = command.add_argument_group("hot rows: which rows fill a budget best, and how many inputs need no others")
+    hot.add_argument(
+        "--hot",
+        metavar="BYTES",
+        help="for weights and optimizer state of hot rows, such as 64MiB; written as .hot.json",
+    )
+    hot.add_argument("--dim", type=int, default=16, metavar="D", help="floats of a row (default: 16)")
+    hot.add_argument(
+        "--optimizer", default="rowwise_adagrad", metavar="KIND", help="of rows (default: rowwise_adagrad)"
+    )
+    hot.add_argument(
+        "--classify", action="store_true", help="count the hot inputs of every split, not only of a sample"
+    )
+
+
+def profile(args: argparse.Namespace) -> None:
+    """How values repeat, and which rows are hot, as tables and an HTML report."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.files import check_output
+    from stratarec.hot.calibrator import passed_over
+    from stratarec.profiling.duplication import profile as run
+    from stratarec.reporting.duplication import print_profile, write_profile
+    from stratarec.reporting.hot import print_hot
+
+    dataset = Dataset.open(args.dataset, verify="used")
+    beside = dataset.path.resolve()
+    output = Path(args.output or beside.with_name(f"{beside.name}-profile.html"))
+    check_output(output)
+    if args.classify and args.hot is None:
+        raise ConfigError("--classify counts inputs that need hot rows alone: say how many bytes these have by --hot")
+    with dataset.held():
+        hot = None if args.hot is None else _profile_hot(args, dataset, output.with_suffix(".hot.json"))
+        counted = _classify(args, dataset, hot, output) if hot is not None and args.classify else []
+        found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
+    print_profile(found)
+    if hot is not None:
+        remark = passed_over(dataset)
+        print_hot(hot, [*counted, *([f"note: {remark}"] if remark else [])])
+    write_profile(output, found, hot)
+    say(f"report {output}")
+
+
+def _profile_hot(args: argparse.Namespace, dataset: Dataset, output: Path) -> HotProfile:
+    """Which rows are hot, written to `output`."""
+    from stratarec.embedding.optimizers import RowOptimizerConfig
+    from stratarec.files import check_output
+    from stratarec.hot.calibrator import calibrate
+    from stratarec.hot.parts import row_bytes_of
+    from stratarec.sizes import parse_bytes
+
+    check_output(output)
+    row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
+    profile = calibrate(dataset, row_bytes, parse_bytes(args.hot, "--hot"))
+    profile.write(output)
+    say(f"hot rows {output}")
+    return profile
+
+
+def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, beside: Path) -> list[str]:
+    """How many inputs of each split are hot, counted; counts are kept `beside`."""
+    from stratarec.hot.classifier import classify
+    from stratarec.hot.parts import parts_of
+    from stratarec.reporting.progress import make_progress
+
+    parts, lines = parts_of(dataset, profile.row_bytes), []
+    hot = profile.hot(parts)
+    for split in dataset.splits:
+        if samples := dataset.samples(split):
+            path = beside.with_suffix(f".hot-{split}.json")
+            found = classify(dataset, parts, hot, split, path, make_progress(quiet=args.quiet)).inputs
+            lines.append(f"{split:6} {found:>12,} of {samples:,} inputs are hot, {found / samples:.2%}")
+    return lines
+
+
+COMMAND = Subcommand(
+    name="profile",
+    text="Measure how values repeat inside sessions and batches, and what deduplication saves; and which rows are hot.",
+    example="stratarec profile data/globo --batch-size 4096 --hot 64MiB",
+    options=_options,
+    run=profile,
+)

@@ -1,0 +1,100 @@
+"""`stratarec train`: train a model, test it once, write checkpoints and a report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stratarec.cli.arguments import Subcommand, add_recipe, say
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    add_recipe(command)
+    either = command.add_mutually_exclusive_group()
+    either.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    either.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
+    command.add_argument(
+        "--from",
+        dest="earlier",
+        metavar="RUN",
+        help="begin with weights and optimizer state of this run, whose data set is the data.vocabulary.base of this "
+        "one; with --resume only where there is no checkpoint to go on from",
+    )
+    command.add_argument("--plan", help="place tables as this file says, which `plan -o` wrote")
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train a model, test it once, write a report."""
+    from stratarec.data.dataset import Dataset
+    from stratarec.distributed.mesh import joined, restarted
+    from stratarec.planning.plan import Plan
+    from stratarec.recipe import Recipe, read_content
+    from stratarec.reporting.progress import make_progress
+    from stratarec.training.keeping import SETTLED
+    from stratarec.training.sizing import sized
+    from stratarec.training.trainer import Trainer
+
+    content = read_content(args.recipe, args.overrides)
+    recipe = Recipe.from_dict(content, args.recipe)
+    with joined(recipe.distributed, recipe.towers) as mesh:
+        dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
+        made = Plan.load(Path(args.plan)) if args.plan else None
+        content, said = sized(content, dataset)
+        recipe, progress = Recipe.from_dict(content, args.recipe), make_progress(quiet=args.quiet)
+        if said and mesh.is_first:
+            progress.say(said)
+        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh)
+        # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
+        settled = mesh.noted(SETTLED)
+        result = trainer.train(
+            resume=settled or args.resume or (restarted() and not args.overwrite),
+            overwrite=args.overwrite and not settled,
+            earlier=args.earlier,
+        )
+    if mesh.is_first:
+        _print_result(trainer.run, result)
+
+
+def _print_result(run: Path, result: dict[str, object]) -> None:
+    from stratarec.reporting.metrics import lines
+    from stratarec.sizes import readable
+
+    if "test" in result:
+        print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
+    if "uncalibrated" in result:
+        for split, figures in result["uncalibrated"].items():  # type: ignore[attr-defined]
+            print("\n".join(lines(f"{split}, before its correction", figures)))
+    print(f"speed            {result['samples_per_second']:,.0f} samples/s")
+    tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
+    print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
+    print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
+    for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
+        exposed, hidden = found["exposed_seconds"], found["hidden_seconds"]
+        early, late = found["early_bytes"], found["late_bytes"]
+        print(
+            f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
+            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its time waiting"
+        )
+        if early:
+            print(
+                f"                 {hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden, "
+                f"{early / (early + late):.0%} of the rows early"
+            )
+    if result["memory"]:
+        from stratarec.reporting.placement import print_comparison
+
+        print_comparison(result["memory"])  # type: ignore[arg-type]
+    say(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
+    if (run / "report.html").exists():
+        say(f"report           {run / 'report.html'}")
+    say(f"TensorBoard      {run / 'tensorboard'}")
+
+
+COMMAND = Subcommand(
+    name="train",
+    text="Train a model on a prepared data set, test it once, write checkpoints and a report.",
+    example="stratarec train demo.yaml train.batch_size=4096 --resume",
+    options=_options,
+    run=train,
+    by_ranks=True,
+)
