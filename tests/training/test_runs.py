@@ -226,7 +226,6 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert message in lines[0]
 
 
-@pytest.mark.slow
 def test_a_damaged_data_set_is_refused_before_training(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
