@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stratarec.embedding.stores.array import ArrayRecords
 from stratarec.embedding.stores.base import StoreBytes
+from stratarec.embedding.stores.memory import ArrayRecords
 from stratarec.errors import StorageError
 from stratarec.files import make_directory, storage_error
 

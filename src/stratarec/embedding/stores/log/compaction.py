@@ -12,7 +12,7 @@ from threading import Event, RLock, Thread
 import numpy as np
 
 from stratarec.embedding.stores.log.appender import Appender
-from stratarec.embedding.stores.log.locations import Locations
+from stratarec.embedding.stores.log.layout import Locations
 from stratarec.embedding.stores.log.segments import SegmentEntry, Segments
 from stratarec.embedding.stores.memory import allocate_bytes
 from stratarec.kernels.blocks import as_bytes, as_tags, cpu
