@@ -145,6 +145,7 @@ class RecordCodec:
         A field without effect (such as the rounding of fp32) is left out.
         """
         config: dict[str, str] = {"kind": self.config.kind}
+        # A checkpoint must load under a recipe that differs only in what decides no byte.
         if self.config.kind != "fp32":
             config["rounding"] = self.config.rounding
         if self.layout.levels:
@@ -240,5 +241,6 @@ class RecordCodec:
 def _check_indices(name: str, indices: Indices, limit: int) -> None:
     if indices.ndim != 1 or indices.dtype != np.int64:
         raise ConfigError(f"{name} are {indices.dtype} of {indices.ndim} dimensions, expected int64 of 1")
+    # Kernels check nothing: an index outside would read or write other memory.
     if len(indices) and not 0 <= indices.min() <= indices.max() < limit:
         raise ConfigError(f"{name} from {indices.min()} to {indices.max()}, expected 0 to {limit - 1}")

@@ -49,6 +49,7 @@ def set_rows(bits: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
     for first in range(0, len(bits), step):
         chunk = bits[first : first + step]
         places = np.flatnonzero(chunk)
+        # Unpacking every bit of 10^9 rows took 9 of the 10 seconds of a checkpoint after five batches.
         if len(places):
             set_bits = np.unpackbits(chunk[places], bitorder="little").reshape(-1, 8)
             place, bit = np.nonzero(set_bits)
@@ -58,6 +59,7 @@ def set_rows(bits: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
 def clear_bits(bits: NDArray[np.uint8]) -> None:
     """Clear every bit, leaving pages alone that were never touched."""
     for first in range(0, len(bits), mmap.PAGESIZE):
+        # Page by page: writing zeros to a page that was never touched would make it real.
         page = bits[first : first + mmap.PAGESIZE]
         if page.any():
             page[:] = 0
@@ -127,6 +129,7 @@ class ArrayRecords:
         self._mark(rows)
 
     def _mark(self, rows: NDArray[np.int64]) -> None:
+        # After the records: whoever sees the bit may read the row.
         kernels.set_bits(self._written, rows)
         kernels.set_bits(self._changed, rows)
 
@@ -140,6 +143,7 @@ class ArrayRecords:
         files = self._chain.save(
             directory, previous, self._array, lambda: set_rows(self._written), lambda: set_rows(self._changed)
         )
+        # Only when the checkpoint stands: one that failed has told nobody of these changes.
         clear_bits(self._changed)
         return {**self._identity(), "files": files}
 
@@ -147,6 +151,7 @@ class ArrayRecords:
         """See `RecordStore.restore`; a checkpoint of a `dram` store fits a `mapped` one and the other way round."""
         require_same(directory, manifest, self._identity(), "files")
         self._chain.verify(directory, manifest["files"])
+        # Before rows are replaced: should that fail, the next checkpoint must not build on either.
         self._chain = Chain()
         clear_bits(self._written)
         clear_bits(self._changed)

@@ -64,6 +64,8 @@ class Segments:
         self.retired: list[int] = []
         self.next_sequence = 1
         self.bytes_written = 0
+        # A row is read once and kept by the caches above: pages of the system's cache would hold it a second time, in
+        # memory that no budget counts.
         self._direct = hasattr(os, "O_DIRECT")
         make_directory(directory)
         self._remove_leftovers()
@@ -100,6 +102,7 @@ class Segments:
         self.sequences[slot], self.next_sequence = self.next_sequence, self.next_sequence + 1
         self.blocks[slot] = self.live[slot] = 0
         self.sealed[slot] = self.synced[slot] = False
+        # Exclusive: a file of that name would be another store's.
         self.descriptors[slot] = self._open(self.path(slot), os.O_RDWR | os.O_CREAT | os.O_EXCL)
         return slot
 
@@ -112,6 +115,7 @@ class Segments:
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise
+                # tmpfs and some network file systems.
                 self._leave_direct()
                 if flags & os.O_CREAT:
                     path.unlink(missing_ok=True)
@@ -173,6 +177,7 @@ class Segments:
         try:
             self._write(descriptor, words.view(np.uint8).data, start)
         except OSError as error:
+            # What was written of it has no place in `blocks`, and would shift whatever is appended next.
             os.ftruncate(descriptor, start)
             if error.errno in _FULL:
                 raise NoRoom(error.strerror) from error
@@ -196,6 +201,7 @@ class Segments:
     def remove(self, slot: int) -> None:
         """Remove a segment without live rows; its descriptor stays open until `close_retired`."""
         assert not self.live[slot], f"segment {self.path(slot)} has {self.live[slot]} live rows"
+        # The name goes at once, which gives space back as soon as no read is left; a checkpoint has its own link.
         self.path(slot).unlink(missing_ok=True)
         self.retired.append(int(self.descriptors[slot]))
         self.descriptors[slot] = -1
@@ -210,17 +216,21 @@ class Segments:
     def sync(self, slot: int) -> None:
         """Make a sealed segment durable."""
         if not self.synced[slot]:
+            # Once: a sealed segment does not change. Nothing else is synced, since after a crash the working directory
+            # is not trusted.
             os.fsync(int(self.descriptors[slot]))
             self.synced[slot] = True
 
     def adopt(self, source: Path, entry: SegmentEntry) -> None:
         """Take a checkpoint's segment file over, under another name of the same file."""
         path = self.directory / entry.name
+        # A link, not the checkpoint's own name: this one is removed when compaction has emptied the segment.
         path.unlink(missing_ok=True)
         link_or_copy(source, path)
         self.descriptors[entry.slot] = self._open(path, os.O_RDONLY)
         self.sequences[entry.slot], self.blocks[entry.slot] = entry.sequence, entry.blocks
         self.sealed[entry.slot] = self.synced[entry.slot] = True
+        # Never one that was used before: checksums are seeded by it, and files of checkpoints are named by it.
         self.next_sequence = max(self.next_sequence, entry.sequence + 1)
 
     def clear(self) -> None:
@@ -235,6 +245,7 @@ class Segments:
         path, entry, size = self.path(slot), self.entry(slot), self.layout.block_bytes
         where = f"{path}: block {block} of segment {entry.sequence} (offset {block * size})"
         try:
+            # Looked at again only to say what is wrong: the read itself knows no more than that it failed.
             there = path.stat().st_size
             if there < entry.blocks * size:
                 return StorageError(f"{where} is lost: the file is truncated to {there} of {entry.blocks * size} bytes")

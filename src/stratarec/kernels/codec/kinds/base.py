@@ -59,6 +59,8 @@ class Kind:
 
     name: str
     """In recipes, plans, checkpoints and exports."""
+    about: str
+    """The bytes of a record of D weights, for whoever reads an export by its README alone; empty where it has none."""
     weight_bytes: Callable[[int], int]
     """Bytes of D encoded weights."""
     levels: int = 0

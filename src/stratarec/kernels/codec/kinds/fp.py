@@ -33,6 +33,7 @@ from stratarec.kernels.team import BODY
 def put_fp32(values, start, D, records, at):
     for d in range(D):
         store_f32(records, at + U(4) * d, values[start + d])
+    # Behind the copy, when the row is in the first cache. The record is then written in vain, which is rare.
     return fits(values, start, D, FP32_LIMIT)
 
 
@@ -72,11 +73,13 @@ def put_fp16(values, start, D, records, at, base):
     """Stochastic. The neighbours of |w| lie 2^max(e - 10, -24) apart, a power of two: dividing by it is exact."""
     for d in range(D):
         bits = float_bits(values[start + d])
+        # From 2^-14 down half floats are subnormal, and their steps no longer shrink.
         exponent = max(W(bits & W(0x7F800000)), W(113 << 23))
         step = bits_float(W(exponent - W(10 << 23)))
         steps = bits_float(W(bits & MAGNITUDE)) * bits_float(W(W(264 << 23) - exponent))
         whole = np.int32(steps)
         up = F(1.0) if steps - F(whole) > unit(base, d) else F(0.0)
+        # Exact: a whole number of steps is a half float.
         rounded = to_half((F(whole) + up) * step)
         store_u16(records, at + U(2) * d, np.uint16(rounded | np.uint16(W(W(bits >> W(16)) & W(0x8000)))))
     return fits(values, start, D, FP16_LIMIT)
@@ -166,6 +169,7 @@ def from_bf16(stored: bytes, width: int = 0, wide: bool = False) -> Floats:
 
 FP32 = Kind(
     name="fp32",
+    about="",
     weight_bytes=lambda width: 4 * width,
     encode=encode_fp32,
     decode=decode_fp32,
@@ -177,6 +181,7 @@ FP32 = Kind(
 )
 FP16 = Kind(
     name="fp16",
+    about="D numbers of 2 bytes",
     weight_bytes=lambda width: 2 * width,
     encode=encode_fp16,
     decode=decode_fp16,
@@ -188,6 +193,7 @@ FP16 = Kind(
 )
 BF16 = Kind(
     name="bf16",
+    about="D numbers of 2 bytes, each the upper half of a float32",
     weight_bytes=lambda width: 2 * width,
     encode=encode_bf16,
     decode=decode_bf16,

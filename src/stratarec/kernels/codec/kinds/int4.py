@@ -69,6 +69,7 @@ def plain_decode(stored: bytes, width: int, wide: bool) -> Floats:
 
 INT4 = Kind(
     name="int4",
+    about="H = (D + 1) // 2 bytes, then scale and offset; code p < H is the lower half of byte p, and H + p the upper",
     weight_bytes=lambda width: (width + 1) // 2,
     levels=15,
     encode=encode,

@@ -47,6 +47,7 @@ def plain_decode(stored: bytes, width: int, wide: bool) -> Floats:
 
 INT8 = Kind(
     name="int8",
+    about="D codes of a byte, then scale and offset",
     weight_bytes=lambda width: width,
     levels=255,
     encode=encode,
