@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratarec.kernels.blocks import Shape, as_bytes, as_tags, cpu, reference
+from stratarec.kernels.blocks import Buffer, Index, Shape, as_bytes, as_tags, cpu, reference
 
 
 @pytest.mark.parametrize(("record_bytes", "tag_words", "blocks"), [(37, 1, 3), (700, 2, 4), (5000, 1, 2)])
@@ -20,9 +20,8 @@ def test_blocks_are_packed_and_sealed_as_the_reference_does(record_bytes: int, t
     records = generator.integers(0, 256, (count, record_bytes), np.uint8)
     locations, changed = np.zeros(2**20, np.uint64), np.zeros(2**17, np.uint8)
     state, live = np.array([0, 0, 0, blocks * per_block]), np.zeros(1, np.int64)
-    done = cpu.append(
-        rows, records.reshape(-1), 0, locations, changed, live, state, as_tags(words), as_bytes(words), shape
-    )
+    index, buffer = Index(locations, changed, live), Buffer(state, as_tags(words), as_bytes(words))
+    done = cpu.append(rows, records.reshape(-1), 0, index, buffer, shape)
     assert (done, live[0]) == (count, count)
     np.testing.assert_array_equal(locations[rows], np.arange(1, count + 1))
     cpu.seal(words, shape, blocks, np.uint64(7), 100)

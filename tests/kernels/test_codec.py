@@ -7,8 +7,8 @@ import pytest
 from numba import njit
 
 from stratarec.kernels import bits
-from stratarec.kernels.codec import cpu
-from stratarec.kernels.codec.reference import noise, unit
+from stratarec.kernels.codec.kinds.base import noise, plain_unit, words
+from stratarec.kernels.codec.kinds.scaled import parameters, store_parameters
 from stratarec.kernels.random.reference import mix
 
 pytestmark = pytest.mark.interpreted
@@ -35,15 +35,15 @@ def move(source, target, first):
 
 @njit
 def parameters_of(low, high, levels, records):
-    scale, offset, held = cpu.parameters(low, high, levels, False)
-    cpu.store_parameters(records, np.uint64(0), scale, offset, False)
+    scale, offset, held = parameters(low, high, levels, False)
+    store_parameters(records, np.uint64(0), scale, offset, False)
     return scale, offset, held
 
 
 @njit
 def words_of(base, out):
     for d in range(len(out)):
-        out[d] = cpu.words(base, np.uint64(d))
+        out[d] = words(base, np.uint64(d))
 
 
 def test_every_half_float_becomes_its_float() -> None:
@@ -107,11 +107,11 @@ def test_noise_equals_the_reference() -> None:
 
 def test_noise_is_uniform_and_unrelated_between_keys_writes_and_columns() -> None:
     rows, columns = 512, 64
-    grid = np.stack([unit(noise(key, 1, range(columns))) for key in range(rows)]).astype(np.float64)
+    grid = np.stack([plain_unit(noise(key, 1, range(columns))) for key in range(rows)]).astype(np.float64)
     counts, _ = np.histogram(grid, bins=20, range=(0, 1))
     expected = grid.size / 20
     assert ((counts - expected) ** 2 / expected).sum() < 45  # chi-squared with 19 degrees of freedom, p below 0.001
-    later = np.stack([unit(noise(key, 2, range(columns))) for key in range(rows)])
+    later = np.stack([plain_unit(noise(key, 2, range(columns))) for key in range(rows)])
     for other in (np.roll(grid, 1, axis=0), np.roll(grid, 1, axis=1), later):
         # The correlation of independent numbers has a standard deviation of 1 / sqrt(their number).
         assert abs(np.corrcoef(grid.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(grid.size)

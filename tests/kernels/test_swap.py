@@ -8,7 +8,8 @@ from interpreted import sized
 
 from stratarec.kernels import cache, codec, records
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.codec.layout import KINDS, Layout
+from stratarec.kernels.codec.kinds import KINDS
+from stratarec.kernels.codec.layout import Layout
 from stratarec.kernels.random import RowNoise, table_key
 from stratarec.kernels.swap import swap
 
@@ -81,7 +82,7 @@ def form_of(kind: str, width: int, full_state: int) -> Layout:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("width", "full_state"), [(64, 0), (5, 2)])
 def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_state: int) -> None:
     place, form = layout_of(), form_of(kind, width, full_state)

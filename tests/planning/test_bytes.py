@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import KINDS, CodecConfig, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.planning.bytes import (
     Parts,
@@ -74,7 +74,7 @@ def test_a_record_has_weights_parameters_and_state_without_padding(
 
 
 @given(
-    kind=st.sampled_from(["fp32", "fp16", "bf16", "int8", "int4"]),
+    kind=st.sampled_from(list(KINDS)),
     parameters=st.sampled_from(["fp16", "fp32"]),
     state=st.sampled_from(["fp32", "bf16"]),
     width=st.integers(1, 300),

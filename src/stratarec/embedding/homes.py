@@ -13,10 +13,10 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.resident import ResidentTables
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.dram_records import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.embedding.stores.log.layout import location_bytes, plan_layout
 from stratarec.embedding.stores.mapped import MappedRecords
+from stratarec.embedding.stores.memory import DramRecords
 from stratarec.embedding.stores.victims import VictimCache
 from stratarec.embedding.tables import Tables
 from stratarec.embedding.tiers import HomeKind, TierConfig

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.codecs import KINDS, CodecConfig
 from stratarec.planning.bytes import MEMORIES, Home, RowShape, Slots, Traffic, cached_bytes, in_memory
 from stratarec.planning.bytes import level0_bytes as whole_bytes
-from stratarec.planning.config import CodecKind, MemoryConfig
+from stratarec.planning.config import MemoryConfig
 from stratarec.planning.cost import PENALTY, Demand, cached_seconds, level0_seconds
 from stratarec.planning.hits import CacheDemand, expected_misses, expected_second_misses
 from stratarec.planning.plan import Log, TablePlacement
@@ -24,8 +24,8 @@ PIN_MARGIN = 1.25
 At a load of 1 / 1.25 a set of 32 ways gets 25.6 pinned rows on average, and 1.5 % of the rows find their set full: the
 overflow of 1/16 holds four times that."""
 
-AUTO_KINDS: tuple[CodecKind, ...] = ("fp32", "fp16", "int8", "int4")
-"""What ``precision: auto`` chooses from; bf16 has the bytes of fp16 and fewer bits of precision."""
+AUTO_KINDS = tuple(name for name, kind in KINDS.items() if kind.automatic)
+"""What ``precision: auto`` chooses from."""
 
 DEFAULT_FRACTION = 0.05
 """Of a cache for which there is neither a budget nor a fraction; as in arXiv 2010.11305."""

@@ -9,17 +9,19 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator
 
-from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.codecs import KINDS, CodecConfig, CodecKind
 from stratarec.errors import ConfigError
 from stratarec.finite import check_finite
 from stratarec.sizes import parse_bytes
 
-CodecKind: TypeAlias = Literal["fp32", "fp16", "bf16", "int8", "int4"]
-Precision: TypeAlias = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
+if TYPE_CHECKING:
+    Precision: TypeAlias = str
+else:
+    Precision = Literal[("auto", *KINDS)]
 Policy: TypeAlias = Literal["lru", "lfu", "rank"]
 
 

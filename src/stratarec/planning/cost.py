@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.codecs import KINDS, CodecConfig
 from stratarec.planning.bytes import STAMP_BYTES, TAG_BYTES, Home, RowShape, block_bytes, record_bytes
-from stratarec.planning.config import CodecKind
 from stratarec.planning.plan import Seconds
 from stratarec.planning.tiers import Tiers
 
-# Float32 bytes a second on one core. A float32 record is copied, which is memory traffic alone.
-_ENCODE = {"fp16": 4e9, "bf16": 4e9, "int8": 2e9, "int4": 2e9}
-_DECODE = {"fp16": 8e9, "bf16": 8e9, "int8": 4e9, "int4": 4e9}
 # Bytes that a log writes for each byte of a row, rewriting of segments included.
 _LOG_WRITES = 2.0
 
-PENALTY: dict[CodecKind, float] = {"fp32": 0.0, "fp16": 0.2, "bf16": 0.25, "int8": 0.5, "int4": 50.0}
+PENALTY = {name: kind.penalty for name, kind in KINDS.items()}
 """What ``precision: auto`` gives for more precision, as a share of the table's compute seconds.
 
 With 0.5 for int8, a table goes to a slower tier in float32 rather than into DRAM in int8 when that costs it less than
@@ -68,9 +64,9 @@ def cached_seconds(
     record = record_bytes(codec, shape)
     tags = demand.distinct * ways * (TAG_BYTES + STAMP_BYTES)
     staging = (tags + 2 * misses * (shape.slot_bytes + record)) / tiers.dram.row_bytes_per_second
-    if codec.kind != "fp32":
-        each = 1 / _ENCODE[codec.kind] + 1 / _DECODE[codec.kind]
-        staging += misses * 4 * shape.width * each / tiers.threads
+    kind = KINDS[codec.kind]
+    each = 1 / kind.encode_rate + 1 / kind.decode_rate
+    staging += misses * 4 * shape.width * each / tiers.threads
     return Seconds(
         compute=level0_seconds(shape, demand, tiers).compute,
         staging=staging,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pydantic
 
 from stratarec.artifacts import Count, describe, unsealed, write_sealed
-from stratarec.embedding.codecs.config import CodecConfig
+from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Home, Memory, Parts, Slots, add_parts, in_memory
 from stratarec.planning.config import MOST_AHEAD, Policy

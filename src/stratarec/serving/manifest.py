@@ -27,7 +27,7 @@ from stratarec.artifacts import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.data.manifest import Ids
 from stratarec.data.schema import Schema
 from stratarec.embedding import EmbeddingBagConfig
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import CodecConfig, CodecKind, RecordCodec
 from stratarec.errors import ExportError
 from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
@@ -69,7 +69,7 @@ class ExportedTable(Model):
 
     rows: Annotated[int, pydantic.Field(ge=1, le=_MOST_ROWS)]
     width: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
-    codec: Literal["fp32", "fp16", "bf16", "int8", "int4"]
+    codec: CodecKind
     """Of its rows, as they were at home while they were trained."""
     parameters: Literal["fp16", "fp32"]
     """Storage of the scale and the offset of an int8 or int4 row."""

@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
+from stratarec.embedding.codecs import KINDS
+
 _PAGE = """\
 A click model that StrataRec exported. In Python:
 
@@ -44,10 +48,7 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
 
 3. ROWS of a table, by id, from tables.safetensors. "codec" fp32: <table> is [rows, D] float32. Otherwise <table> is
    [rows, record bytes] uint8, little-endian, a record being
-       fp16, bf16   D numbers of 2 bytes (bf16: the upper half of a float32)
-       int8         D codes of a byte, then scale and offset
-       int4         H = (D + 1) // 2 bytes, then scale and offset; code p < H is the lower half of byte p, code H + p
-                    its upper half
+@CODECS@
    with scale and offset of the type "parameters" (fp16 or fp32), and the weight offset + code * scale in float32. Where
    "float32_rows" is not 0, row @rows/<table>[k] is @float32/<table>[k] instead of what its record gives.
 
@@ -131,4 +132,9 @@ network.onnx               the network as ONNX; inputs dense, pooled, rows_0, ma
 
 def page(*, program: bool, onnx: bool) -> str:
     """The text, with what is said of the files that are there on request."""
-    return _PAGE + (_PROGRAM if program else "") + (_ONNX if onnx else "")
+    told = [
+        fill(f"       {kind.name:<12} {kind.about}", 120, subsequent_indent=" " * 20)
+        for kind in KINDS.values()
+        if kind.about
+    ]
+    return _PAGE.replace("@CODECS@", "\n".join(told)) + (_PROGRAM if program else "") + (_ONNX if onnx else "")

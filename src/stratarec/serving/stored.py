@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,22 +99,10 @@ def map_tensors(folder: Path, name: str, expected: ExportedFile, specs: Mapping[
 def check_files(folder: Path, manifest: Manifest) -> None:
     """Read every file that a manifest names, those too that scoring never opens; `ExportError` for the first fault."""
     for name, expected in manifest.files.items():
-        with _opened(folder, name, expected) as file:
-            digest = xxhash.xxh3_128()
-            while piece := file.read(_PIECE):
-                digest.update(piece)
-        _check_digest(folder / name, digest.hexdigest(), expected)
+        map_file(folder, name, expected).close()
 
 
 def _map(folder: Path, name: str, expected: ExportedFile) -> mmap.mmap:
-    with _opened(folder, name, expected) as file:
-        if not expected.bytes:
-            raise ExportError(f"{folder / name} is empty; {ADVICE}")
-        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-
-
-@contextmanager
-def _opened(folder: Path, name: str, expected: ExportedFile) -> Iterator[BinaryIO]:
     try:
         path = own_file(folder, name)
         # A pipe that takes the file's place in between would wait for its writer.
@@ -124,7 +111,9 @@ def _opened(folder: Path, name: str, expected: ExportedFile) -> Iterator[BinaryI
             size = os.fstat(descriptor).st_size
             if size != expected.bytes:
                 raise ExportError(f"{path} has {size:,} bytes, expected {expected.bytes:,}; {ADVICE}")
-            yield file
+            if not size:
+                raise ExportError(f"{path} is empty; {ADVICE}")
+            return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     except OSError as error:
         raise ExportError(f"cannot read {folder / name}: {error.strerror or error}; {ADVICE}") from error
     except ValueError as error:
@@ -136,11 +125,7 @@ def _check_hash(path: Path, content: mmap.mmap, expected: ExportedFile) -> None:
     with memoryview(content) as view:
         for first in range(0, len(view), _PIECE):
             digest.update(view[first : first + _PIECE])
-    _check_digest(path, digest.hexdigest(), expected)
-
-
-def _check_digest(path: Path, digest: str, expected: ExportedFile) -> None:
-    if digest != expected.hash:
+    if digest.hexdigest() != expected.hash:
         raise ExportError(f"{path} is damaged, or of another export: its hash does not match; {ADVICE}")
 
 

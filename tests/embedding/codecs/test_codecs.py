@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codec_conformance import NearestFloatTests, QuantisedTests, StochasticTests
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import KINDS, CodecConfig, RecordCodec
 from stratarec.embedding.rows import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 
@@ -94,7 +94,7 @@ def level_of_four() -> FloatRows:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "int2"}, r"codec.kind is 'int2', expected one of fp32, fp16, bf16, int8, int4"),
+        ({"kind": "int3"}, rf"codec.kind is 'int3', expected one of {', '.join(KINDS)}"),
         ({"rounding": "up"}, r"codec.rounding is 'up', expected one of nearest, stochastic"),
         ({"parameters": "bf16"}, r"codec.parameters is 'bf16', expected one of fp16, fp32"),
         ({"state": "fp16"}, r"codec.state is 'fp16', expected one of fp32, bf16"),

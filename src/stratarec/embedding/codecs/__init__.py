@@ -1,8 +1,8 @@
-"""How a row becomes the bytes of its home, and floats again."""
+"""How a row becomes the bytes of its home, and floats again. Which codecs there are, `KINDS` says."""
 
 from __future__ import annotations
 
-from stratarec.embedding.codecs.config import CodecConfig
-from stratarec.embedding.codecs.record import RecordCodec
+from stratarec.embedding.codecs.record import CodecConfig, CodecKind, RecordCodec
+from stratarec.kernels.codec.kinds import KINDS
 
-__all__ = ["CodecConfig", "RecordCodec"]
+__all__ = ["KINDS", "CodecConfig", "CodecKind", "RecordCodec"]

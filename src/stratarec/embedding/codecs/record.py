@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.embedding.codecs.config import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.rows import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import codec as kernels
-from stratarec.kernels.codec.layout import KINDS, Layout
+from stratarec.kernels.codec.kinds import KINDS
+from stratarec.kernels.codec.layout import Layout
+
+if TYPE_CHECKING:
+    CodecKind: TypeAlias = str
+else:
+    CodecKind = Literal[tuple(KINDS)]
+"""The name of a codec, as recipes, checkpoints and exports have it."""
 
 Records = NDArray[np.uint8]
 Indices = NDArray[np.int64]
 
 # Raised when the bytes of a record, or the noise that rounds them, change.
 FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecConfig:
+    """The precision of a row at rest. In level 0, where it is trained, every row is float32."""
+
+    kind: CodecKind = "fp32"
+    """Storage of a weight. int8 and int4 are codes between the row's own least and greatest weight."""
+    rounding: Literal["nearest", "stochastic"] = "stochastic"
+    """Stochastic rounding is unbiased: updates smaller than a step of the storage add up instead of vanishing."""
+    parameters: Literal["fp16", "fp32"] = "fp16"
+    """Storage of the scale and the offset of an int8 or int4 row."""
+    state: Literal["fp32", "bf16"] = "fp32"
+    """Storage of the optimizer state; bf16 is always stochastically rounded, since a nearest sum stops growing."""
+
+    def __post_init__(self) -> None:
+        choices = get_type_hints(type(self))
+        for field in fields(self):
+            value, allowed = getattr(self, field.name), get_args(choices[field.name])
+            if value not in allowed:
+                raise ConfigError(f"codec.{field.name} is {value!r}, expected one of {', '.join(allowed)}")
 
 
 class RecordCodec:
@@ -118,6 +145,7 @@ class RecordCodec:
         A field without effect (such as the rounding of fp32) is left out.
         """
         config: dict[str, str] = {"kind": self.config.kind}
+        # A checkpoint must load under a recipe that differs only in what decides no byte.
         if self.config.kind != "fp32":
             config["rounding"] = self.config.rounding
         if self.layout.levels:
@@ -213,5 +241,6 @@ class RecordCodec:
 def _check_indices(name: str, indices: Indices, limit: int) -> None:
     if indices.ndim != 1 or indices.dtype != np.int64:
         raise ConfigError(f"{name} are {indices.dtype} of {indices.ndim} dimensions, expected int64 of 1")
+    # Kernels check nothing: an index outside would read or write other memory.
     if len(indices) and not 0 <= indices.min() <= indices.max() < limit:
         raise ConfigError(f"{name} from {indices.min()} to {indices.max()}, expected 0 to {limit - 1}")

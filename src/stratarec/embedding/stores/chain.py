@@ -23,6 +23,7 @@ from stratarec.files import sync
 
 _NAME = "chain.json"
 _FORMAT: Literal[2] = 2
+# A restore reads every file, and each checkpoint links every file.
 _MOST_FILES = 64
 
 
@@ -96,6 +97,7 @@ class Chain:
             count, digest = write_rows(directory / name, select, array)
             files.append({"name": name, "rows": count, "hash": digest})
         token = os.urandom(16).hex()
+        # Last: without it no later checkpoint takes these files for whole.
         write_sealed(directory / _NAME, {"format": _FORMAT, "token": token})
         sync(directory)
         self._files, self._next, self._token = files, self._next + 1, token
@@ -106,6 +108,7 @@ class Chain:
         if not self.continues(previous) or len(self._files) >= _MOST_FILES:
             return False
         deltas = changes + sum(int(entry["rows"]) for entry in self._files[1:])
+        # So all files together are at most one and a half times the base, and so is what a restore reads.
         if 2 * deltas > int(self._files[0]["rows"]):
             return False
         return all((previous / entry["name"]).is_file() for entry in self._files)
@@ -123,9 +126,11 @@ class Chain:
                 array[rows] = records
                 yield rows
         self._files = list(files)
+        # Beyond every name that is linked from here on.
         self._next = 1 + max(int(entry["name"].split("-")[1].split(".")[0]) for entry in files)
         try:
             self._token = _read(directory).token
+        # The rows are verified by the manifest; without its note the next checkpoint is a full one, no more.
         except CheckpointError:
             self._token = ""
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stratarec.embedding.stores.array import ArrayRecords
 from stratarec.embedding.stores.base import StoreBytes
+from stratarec.embedding.stores.memory import ArrayRecords
 from stratarec.errors import StorageError
 from stratarec.files import make_directory, storage_error
 
@@ -46,11 +46,13 @@ class MappedRecords(ArrayRecords):
         self.path = Path(directory) / "records.map"
         size = max(rows * record_bytes, mmap.PAGESIZE)
         make_directory(self.path.parent)
+        # Contents of a run before are of no worth: `restore` fills the store from a checkpoint.
         self.path.unlink(missing_ok=True)
         try:
             with self.path.open("x+b") as file:
                 os.truncate(file.fileno(), size)
                 if not sparse:
+                    # See above: the last moment at which a full file system is an error and not a signal.
                     os.posix_fallocate(file.fileno(), 0, size)
                 memory = mmap.mmap(file.fileno(), size)
         except OSError as error:

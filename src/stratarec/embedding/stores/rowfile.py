@@ -25,6 +25,7 @@ from stratarec.files import file_hash, storage_error, write_atomic
 RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
 """Gives the rows of a file, ascending, in chunks; it is called more than once."""
 
+# What is in memory beside the array. Resident rows were once copied whole for every checkpoint.
 _PIECE_BYTES = 1 << 23
 
 
@@ -102,6 +103,7 @@ def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[
 def _arrays(path: Path, count: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """The two tensors of a file, mapped; only what `write_rows` writes is read."""
     size = path.stat().st_size
+    # Compared with what would have been written, never parsed: a file may be anybody's.
     header = _header(count, width)
     if size != len(header) + count * (8 + width):
         raise CheckpointError(f"{path} has {size} bytes, no file of {count} records of {width} bytes")
@@ -133,6 +135,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         When neither can be done.
     """
     try:
+        # Links share the inode, so whatever damages one name damages all; hashes are checked at every restore.
         os.link(source, target, follow_symlinks=False)
         return
     except OSError as error:

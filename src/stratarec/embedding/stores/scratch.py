@@ -63,6 +63,7 @@ class Scratch:
     def close(self) -> None:
         """Remove the directory and all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
+        # After the files: the lock says that somebody works here.
         self._owner.close()
 
     def __enter__(self) -> Path:
@@ -99,6 +100,7 @@ def _is_abandoned(path: Path) -> bool:
     """Whether the owner of a scratch directory is certainly gone."""
     try:
         with open_regular(path / _OWNER) as file:
+            # Where the file system has no locks nothing is certain, and nothing is removed.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False

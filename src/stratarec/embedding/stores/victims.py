@@ -49,6 +49,7 @@ class VictimCache:
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         check_rows(self, rows, out)
+        # Nothing is admitted, nor made younger: what is read goes up a level, and comes back as a write.
         slots = self._map.find(rows)
         found = slots >= 0
         kernels.gather(self._records, slots.astype(np.int64), found, out)
@@ -73,9 +74,11 @@ class VictimCache:
         self._map.touch(present)
         self._dirty[present] = True
         needed = len(rows) - len(present)
+        # Rows that are here already are stored first: an eviction must not take one of this very batch.
         if needed:
             free = self.capacity - len(self._map)
             if needed > free:
+                # Before anything is inserted: when the store refuses, each row has its old or its new record.
                 self._evict(max(needed - free, self.capacity // _BATCHES))
             new = self._map.insert(rows[absent])
             slots[absent] = new
@@ -94,6 +97,7 @@ class VictimCache:
     def _hand_over(self, slots: NDArray[np.int32]) -> None:
         dirty = slots[self._dirty[slots]]
         if len(dirty):
+            # Still dirty if this raises, so they are written with the next ones.
             self.inner.write(self._map.rows(dirty), self._records[dirty])
             self._dirty[dirty] = False
 

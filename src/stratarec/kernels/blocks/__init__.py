@@ -11,7 +11,7 @@ cell ``(slot * segment_blocks + block) * per_block + k``, and a *location* is th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,57 @@ class Shape(NamedTuple):
     segment_blocks: int
 
 
-class State(NamedTuple):
-    """Places in the state of an open segment ``[4]`` int64, in cells; all but `base` count from the segment's first."""
+class Buffer(NamedTuple):
+    """The next blocks of an open segment, as kernels take them."""
 
-    base: int = 0
-    first: int = 1
-    next: int = 2
-    limit: int = 3
+    state: NDArray[np.int64]
+    """``[4]``, in cells: number of the segment's first cell; then, counted from that one, the first cell of the buffer,
+    the next one to fill and the one that would be too many (`cpu.BASE`, `FIRST`, `NEXT`, `LIMIT`)."""
+    tags: NDArray[np.uint32]
+    """The blocks as 32-bit words."""
+    data: NDArray[np.uint8]
+    """The same memory as bytes."""
+
+
+class Index(NamedTuple):
+    """What says where records lie, and is kept as they move."""
+
+    locations: NDArray[np.unsignedinteger[Any]]
+    """``[R]``."""
+    changed: NDArray[np.uint8]
+    """A bit a row."""
+    live: NDArray[np.int64]
+    """Live cells of each segment."""
+
+
+class Wanted(NamedTuple):
+    """Records to read, and the open files in which they lie."""
+
+    descriptors: NDArray[np.int32]
+    """Of each segment."""
+    sequences: NDArray[np.uint64]
+    """Likewise."""
+    cells: NDArray[np.int64]
+    """``[m]``, ascending."""
+    entries: NDArray[np.int64]
+    """``[m]``: which of `rows` and of `out` each cell is."""
+    rows: NDArray[np.int64]
+    out: NDArray[np.uint8]
+    """Flat: a record a row."""
+
+
+class ReadBuffers(NamedTuple):
+    """What as many reads as there may be at once need: one entry, or one part, for each of them."""
+
+    spans: NDArray[np.int64]
+    """``[depth, 4]``: what is being read (`reads.FIRST`, `LAST`, `BEGIN`, `BLOCKS`)."""
+    requests: NDArray[np.uint64]
+    addresses: NDArray[np.int64]
+    events: NDArray[np.int64]
+    words: NDArray[np.uint64]
+    """Where to, page-aligned: direct reads demand it."""
+    tags: NDArray[np.uint32]
+    data: NDArray[np.uint8]
 
 
 def as_bytes(words: NDArray[np.uint64]) -> NDArray[np.uint8]:

@@ -30,6 +30,7 @@ def open_context(depth: int) -> int:
     if not _AVAILABLE:
         return 0
     context = ctypes.c_ulong(0)
+    # The system limits all contexts together (`fs.aio-max-nr`); another process may have taken them.
     failed = ctypes.CDLL(None).syscall(_SETUP, depth, ctypes.byref(context))
     return 0 if failed else context.value
 
@@ -61,6 +62,7 @@ def submit(context, addresses, count):
     done = 0
     while context != 0 and done < count:
         got = _syscall(_SUBMIT, context, count - done, np.int64(addresses.ctypes.data) + done * 8, 0, 0)
+        # The queue is full, or a signal came: the caller reads the rest by itself.
         if got <= 0:
             break
         done += got

@@ -15,6 +15,7 @@ from stratarec.kernels.records.cpu import copy_bytes
 
 AHEAD = 16
 U = np.uint64
+# Of `Buffer.state`.
 BASE, FIRST, NEXT, LIMIT = 0, 1, 2, 3
 HEADER = 8
 ALIGNMENT = 4096
@@ -30,6 +31,8 @@ def checksum(words, first, count, sequence, block):
     """The checksum that belongs into ``words[first]`` of the block of `count` words there."""
     total = U(0)
     start = U(first)
+    # A sum of independent products: they run in vectors, where a chained hash waits for each word. The place of a word
+    # is in its term, so that words which change places are found.
     for i in range(U(1), U(count)):
         term = (words[start + i] ^ (i * U(0x9E3779B97F4A7C15))) * U(0xBF58476D1CE4E5B9)
         total += (term ^ (term >> U(32))) * U(0x94D049BB133111EB)
@@ -70,8 +73,9 @@ def tag_of(tags, shape, block, k):
 
 
 @njit(nogil=True, cache=True, inline="always")
-def put(state, tags, data, shape, row, source, start):
+def put(buffer, shape, row, source, start):
     """Copy a record into the next cell of the buffer; its location."""
+    state, tags, data = buffer
     local = state[NEXT] - state[FIRST]
     block = local // shape.per_block
     k = local - block * shape.per_block
@@ -86,11 +90,13 @@ def put(state, tags, data, shape, row, source, start):
 
 
 @njit(nogil=True, cache=True)
-def append(rows, records, begin, locations, changed, live, state, tags, data, shape):
+def append(rows, records, begin, index, buffer, shape):
     """Write records of rows[begin:] into the buffer until it is full; the index of the first row that did not fit.
 
     A row whose record is in this buffer already is overwritten in place: it costs the file nothing.
     """
+    locations, changed, live = index
+    state, _, data = buffer
     per_segment = shape.per_block * shape.segment_blocks
     for i in range(begin, len(rows)):
         prefetch(locations, rows[min(i + AHEAD, len(rows) - 1)])
@@ -104,34 +110,39 @@ def append(rows, records, begin, locations, changed, live, state, tags, data, sh
             continue
         if state[NEXT] == state[LIMIT]:
             return i
+        # The old record is dead where it lies; its segment is emptied by compaction alone.
         if cell >= 0:
             live[cell // per_segment] -= 1
-        locations[U(row)] = put(state, tags, data, shape, row, records, i * shape.record_bytes)
+        locations[U(row)] = put(buffer, shape, row, records, i * shape.record_bytes)
         live[state[BASE] // per_segment] += 1
+        # No atomics: one writer at a time, under the store's lock.
         changed[U(row >> 3)] |= np.uint8(1) << np.uint8(row & 7)
     return len(rows)
 
 
 @njit(nogil=True, cache=True)
-def relocate(source_tags, source, first_cell, begin, cells, locations, changed, live, state, tags, data, shape):
+def relocate(source_tags, source, first_cell, begin, cells, index, buffer, shape):
     """Move the live records of `cells` cells in memory into the buffer; the index of the first that did not fit.
 
     `source` holds whole blocks, of which the first cell has number `first_cell`. A record is live when the location of
     its row is the cell itself.
     """
+    locations, changed, live = index
+    state = buffer.state
     per_segment = shape.per_block * shape.segment_blocks
-    for index in range(begin, cells):
-        block = index // shape.per_block
-        k = index - block * shape.per_block
+    for i in range(begin, cells):
+        block = i // shape.per_block
+        k = i - block * shape.per_block
         tag = tag_of(source_tags, shape, block, k)
         if tag == U(0):
             continue
         row = tag - U(1)
-        if U(locations[row]) != U(first_cell + index + 1):
+        # Written anew since, perhaps while its block was read: the caller holds the lock from here to the new location.
+        if U(locations[row]) != U(first_cell + i + 1):
             continue
         if state[NEXT] == state[LIMIT]:
-            return index
-        locations[row] = put(state, tags, data, shape, np.int64(row), source, record_place(shape, block, k))
+            return i
+        locations[row] = put(buffer, shape, np.int64(row), source, record_place(shape, block, k))
         live[first_cell // per_segment] -= 1
         live[state[BASE] // per_segment] += 1
         changed[row >> U(3)] |= np.uint8(1) << np.uint8(row & U(7))
@@ -139,8 +150,9 @@ def relocate(source_tags, source, first_cell, begin, cells, locations, changed, 
 
 
 @njit(nogil=True, cache=True, inline="always")
-def from_buffer(cell, state, data, shape, out, place):
+def from_buffer(cell, buffer, shape, out, place):
     """Copy the record of `cell` from a buffer if it is there; whether it was."""
+    state, _, data = buffer
     inside = cell - state[BASE] - state[FIRST]
     if inside < 0 or inside >= state[NEXT] - state[FIRST]:
         return False
@@ -151,19 +163,18 @@ def from_buffer(cell, state, data, shape, out, place):
 
 
 @njit(nogil=True, cache=True)
-def find(rows, locations, first_state, first_data, second_state, second_data, shape, out, found, cells, entries):
+def find(rows, locations, front, back, shape, out, found, cells, entries):
     """Copy what is in the two buffers; list the cells of the others and their places in `rows`, and return how many."""
     count = 0
     for i in range(len(rows)):
         prefetch(locations, rows[min(i + AHEAD, len(rows) - 1)])
         cell = np.int64(locations[U(rows[i])]) - 1
+        # A location of 0 is a row that was never written, which is what new memory holds.
         found[i] = cell >= 0
         if cell < 0:
             continue
         place = i * shape.record_bytes
-        if from_buffer(cell, first_state, first_data, shape, out, place):
-            continue
-        if from_buffer(cell, second_state, second_data, shape, out, place):
+        if from_buffer(cell, front, shape, out, place) or from_buffer(cell, back, shape, out, place):
             continue
         cells[count] = cell
         entries[count] = i
@@ -179,8 +190,10 @@ def read_on(descriptor, address, size, offset, got):
     """
     got, tries = max(np.int64(got), np.int64(0)), TRIES
     while got < size and tries > 0:
+        # Direct reads begin at whole blocks of the device, so part of one that came is read again.
         done = got // ALIGNMENT * ALIGNMENT
         more = pread(np.int32(descriptor), U(address + done), U(size - done), offset + done)
+        # The end of the file: it is shorter than it was written.
         if more == 0:
             break
         if done + more > got:
@@ -225,6 +238,7 @@ def count_live(locations, live, blocks, shape):
         if location == U(0):
             continue
         slot = (location - U(1)) // per_segment
+        # The locations come from a file: an unsigned comparison refuses whatever is outside.
         if slot >= U(len(live)) or (location - U(1) - slot * per_segment) // per_block >= U(blocks[slot]):
             return row
         live[slot] += 1

@@ -37,95 +37,80 @@ def file_place(span, shape):
 
 
 @njit(nogil=True, cache=True)
-def take_records(span, got, offset, sequences, cells, entries, rows, words, tags, data, shape, out):
-    """Check the blocks at word `offset` and copy their records to where they belong; -1, or the block that failed."""
+def take_records(number, got, wanted, buffers, shape):
+    """Check the blocks of read `number`, of which `got` bytes came, and copy their records to where they belong; -1, or
+    the block that failed.
+    """
+    span, offset = buffers.spans[number], number * (len(buffers.words) // len(buffers.spans))
     begin, blocks = span[BEGIN], span[BLOCKS]
     slot = begin // shape.segment_blocks
     whole = max(got, 0) // (shape.block_words * 8)
     inside = begin - slot * shape.segment_blocks
-    bad = first_damaged(words[offset:], shape, min(whole, blocks), sequences[slot], inside)
+    bad = first_damaged(buffers.words[offset:], shape, min(whole, blocks), wanted.sequences[slot], inside)
     if bad < 0 and whole < blocks:
         bad = whole
     if bad >= 0:
         return begin + bad
     first_block = offset // shape.block_words
     for i in range(span[FIRST], span[LAST]):
-        local = cells[i] - begin * shape.per_block
+        local = wanted.cells[i] - begin * shape.per_block
         block = first_block + local // shape.per_block
         k = local % shape.per_block
-        entry = entries[i]
-        if tag_of(tags, shape, block, k) != U(rows[entry] + 1):
-            return cells[i] // shape.per_block
+        entry = wanted.entries[i]
+        # A block that is whole may still be another than the location says, if the location is what is damaged.
+        if tag_of(buffers.tags, shape, block, k) != U(wanted.rows[entry] + 1):
+            return wanted.cells[i] // shape.per_block
         start = U(record_place(shape, block, k))
-        copy_bytes(data, start, out, U(entry * shape.record_bytes), U(shape.record_bytes))
+        copy_bytes(buffers.data, start, wanted.out, U(entry * shape.record_bytes), U(shape.record_bytes))
     return -1
 
 
 @njit(nogil=True, cache=True)
-def read_cells(
-    context,
-    descriptors,
-    sequences,
-    cells,
-    entries,
-    rows,
-    spans,
-    requests,
-    addresses,
-    events,
-    words,
-    tags,
-    data,
-    shape,
-    out,
-):
-    """Read the records in `cells` (ascending) into their entries of `out`; -1, or a block that failed.
+def finish_read(number, got, wanted, buffers, shape):
+    """Read here and now what is missing of read `number`, and take its records; -1, or the block that failed."""
+    span = buffers.spans[number]
+    slot, offset = file_place(span, shape)
+    size = span[BLOCKS] * shape.block_words * 8
+    if got < size:
+        address = buffers.words.ctypes.data + number * (len(buffers.words) // len(buffers.spans)) * 8
+        got = read_on(wanted.descriptors[slot], address, size, offset, got)
+    return take_records(number, got, wanted, buffers, shape)
 
-    Each block is read once, neighbours by one read. `words` (aligned) are as many buffers as there may be reads at
-    once, one a row of `spans`; what the context does not accept is read here and now.
+
+@njit(nogil=True, cache=True)
+def read_cells(context, wanted, buffers, shape):
+    """Read the records in `wanted.cells` into their entries of `out`; -1, or a block that failed.
+
+    Each block is read once, neighbours by one read. What the context does not accept is read here and now.
     """
-    depth, size = len(spans), len(words) // len(spans)
-    block_bytes, most = shape.block_words * 8, size // shape.block_words
+    depth, size = len(buffers.spans), len(buffers.words) // len(buffers.spans)
+    cells, most = wanted.cells, size // shape.block_words
+    # The reads that are free are those from `waiting` on; the others are under way.
     free = np.arange(depth)
     first, waiting, bad = 0, 0, np.int64(-1)
+    # After a failure nothing more is begun, but what is under way is waited for: it writes into our buffers.
     while waiting > 0 or (first < len(cells) and bad < 0):
         count = 0
         while first < len(cells) and bad < 0 and count < depth - waiting:
             number = free[waiting + count]
-            span = spans[number]
+            span = buffers.spans[number]
             run_of(cells, first, most, shape, span)
             slot, offset = file_place(span, shape)
-            addresses[count] = prepare(
-                requests, number, descriptors[slot], words.ctypes.data + number * size * 8, span[BLOCKS] * block_bytes,
-                offset,
-            )  # fmt: skip
+            address, length = buffers.words.ctypes.data + number * size * 8, span[BLOCKS] * shape.block_words * 8
+            descriptor = wanted.descriptors[slot]
+            buffers.addresses[count] = prepare(buffers.requests, number, descriptor, address, length, offset)
             first = span[LAST]
             count += 1
-        accepted = submit(context, addresses, count)
+        accepted = submit(context, buffers.addresses, count)
         for i in range(waiting + accepted, waiting + count):
-            number = free[i]
-            span = spans[number]
-            slot, offset = file_place(span, shape)
-            got = read_on(
-                descriptors[slot], words.ctypes.data + number * size * 8, span[BLOCKS] * block_bytes, offset, 0
-            )
-            found = take_records(
-                span, got, number * size, sequences, cells, entries, rows, words, tags, data, shape, out
-            )
-            bad = max(bad, found)
+            bad = max(bad, finish_read(free[i], 0, wanted, buffers, shape))
         waiting += accepted
         if waiting > 0:
-            done = collect(context, events, max(waiting // 4, 1))
+            # A quarter at a time: fewer calls than one by one, and the device is never idle.
+            done = collect(context, buffers.events, max(waiting // 4, 1))
             for i in range(done):
-                number, got = events[i * EVENT_WORDS], events[i * EVENT_WORDS + 2]
-                wanted = spans[number][BLOCKS] * block_bytes
-                if got < wanted:
-                    slot, offset = file_place(spans[number], shape)
-                    got = read_on(descriptors[slot], words.ctypes.data + number * size * 8, wanted, offset, got)
-                found = take_records(
-                    spans[number], got, number * size, sequences, cells, entries, rows, words, tags, data, shape, out
-                )
-                bad = max(bad, found)
+                number = buffers.events[i * EVENT_WORDS]
+                bad = max(bad, finish_read(number, buffers.events[i * EVENT_WORDS + 2], wanted, buffers, shape))
                 waiting -= 1
                 free[waiting] = number
     return bad

@@ -41,18 +41,14 @@ def encode(
     """
     threads = team_threads()
     bad = cpu.encode(
-        team_of(threads), layout.form, *level, slots, records.reshape(-1), places, keys,
-        np.uint64(write), threads * _CHUNKS_PER_THREAD,
+        team_of(threads), layout.form, level, slots, records.reshape(-1), places, keys, np.uint64(write),
+        threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip
     return int(bad) if bad < len(slots) else -1
 
 
-def decode(
-    layout: Layout, records: NDArray[np.uint8], places: Indices, level: Level, slots: Indices
-) -> None:  # fmt: skip
+def decode(layout: Layout, records: NDArray[np.uint8], places: Indices, level: Level, slots: Indices) -> None:
     """``slots[i] = decoded records[places[i]]``; shapes as `encode`, slots are distinct."""
     threads = team_threads()
-    cpu.decode(
-        team_of(threads), layout.form, records.reshape(-1), places, *level, slots,
-        threads * _CHUNKS_PER_THREAD,
-    )  # fmt: skip
+    chunks = threads * _CHUNKS_PER_THREAD
+    cpu.decode(team_of(threads), layout.form, records.reshape(-1), places, level, slots, chunks)

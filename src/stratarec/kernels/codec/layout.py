@@ -1,20 +1,8 @@
-"""Where the parts of a row lie in its record, and the numbers that both the kernels and the reference use.
+"""Where the parts of a row lie in its record.
 
-A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian, without padding:
-
-=====  ======================================  ============
-kind   encoded weights                         bytes
-=====  ======================================  ============
-fp32   IEEE binary32                           4 D
-fp16   IEEE binary16                           2 D
-bf16   upper half of binary32                  2 D
-int8   unsigned codes                          D
-int4   byte p: code p low, code H + p high     H = (D+1)//2
-=====  ======================================  ============
-
-Codes p and H + p share a byte, rather than neighbours, so that the kernels read and write two contiguous runs. The last
-high half of an odd width is 0. Scale and offset exist for int8 and int4 only; the states if the optimizer
-keeps them; the clock, a whole number of 32 bits, if rows have one.
+A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian, without padding. How
+weights are encoded is what its kind says (`stratarec.kernels.codec.kinds`). Scale and offset are there for kinds with
+codes; the states if the optimizer keeps them; the clock, a whole number of 32 bits, if rows have one.
 """
 
 from __future__ import annotations
@@ -22,26 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-FP32, FP16, BF16, INT8, INT4 = range(5)
-KINDS = {"fp32": FP32, "fp16": FP16, "bf16": BF16, "int8": INT8, "int4": INT4}
-
-# Float32 bits of the largest finite magnitude of each float format: any larger pattern, infinity and NaN among them,
-# is refused.
-FP32_LIMIT = 0x7F7FFFFF
-FP16_LIMIT = 0x477FE000
-BF16_LIMIT = 0x7F7F0000
-
-# Column d of a record's noise is the finaliser of murmur3 of ((low + d * STEP) ^ high): a Weyl sequence of 32 bits.
-STEP = 0x9E3779B9
-MIX_1, MIX_2 = 0x85EBCA6B, 0xC2B2AE35
+from stratarec.kernels.codec.kinds import KINDS, Form, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """The bytes of a record and how they are rounded."""
 
-    kind: int
-    """One of `KINDS`."""
+    kind: Kind
     stochastic: bool
     """Rounding of the weights."""
     wide_parameters: bool
@@ -57,14 +33,13 @@ class Layout:
 
     @property
     def levels(self) -> int:
-        """The greatest code of int8 or int4, otherwise 0."""
-        return {INT8: 255, INT4: 15}.get(self.kind, 0)
+        """The greatest code of kinds with codes, otherwise 0."""
+        return self.kind.levels
 
     @property
     def parameters_at(self) -> int:
         """First byte after the encoded weights: the scale, then the offset."""
-        bytes_of = {FP32: 4 * self.width, FP16: 2 * self.width, BF16: 2 * self.width, INT8: self.width}
-        return bytes_of.get(self.kind, (self.width + 1) // 2)
+        return self.kind.weight_bytes(self.width)
 
     @property
     def row_state_at(self) -> int:
@@ -97,10 +72,19 @@ class Layout:
         return {"row_state": self.row_state, "full_state": self.full_state, "clock": self.clock}
 
     @cached_property
-    def form(self) -> tuple[int | bool, ...]:
+    def form(self) -> Form:
         """All of this as kernels take it."""
-        return (
-            self.kind, self.stochastic, self.wide_parameters, self.wide_state, self.width, self.row_state,
-            self.full_state, self.parameters_at, self.row_state_at, self.full_state_at, self.clock_at,
-            self.record_bytes,
-        )  # fmt: skip
+        return Form(
+            kind=list(KINDS).index(self.kind.name),
+            stochastic=self.stochastic,
+            wide_parameters=self.wide_parameters,
+            wide_state=self.wide_state,
+            width=self.width,
+            row_state=self.row_state,
+            full_state=self.full_state,
+            parameters_at=self.parameters_at,
+            row_state_at=self.row_state_at,
+            full_state_at=self.full_state_at,
+            clock_at=self.clock_at,
+            record_bytes=self.record_bytes,
+        )

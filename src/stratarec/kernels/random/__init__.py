@@ -14,6 +14,7 @@ from stratarec.kernels.random import cpu
 
 def table_key(seed: int, table: str) -> int:
     """The 64-bit key of a table's noise; differs between seeds and between table names."""
+    # By name, not by place: a table keeps its initial rows when others are added or sorted otherwise.
     return xxhash.xxh3_64_intdigest(table.encode(), seed=seed & ((1 << 64) - 1))
 
 

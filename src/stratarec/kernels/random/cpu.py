@@ -20,6 +20,7 @@ def mix(state):
 @njit(nogil=True, cache=True, inline="always")
 def row_key(key, row):
     """The key of one row's noise."""
+    # Mixed twice: rows that differ in one bit, and keys of neighbouring tables, have unrelated streams.
     return mix(key ^ mix(uint64(row) * GOLDEN + uint64(1)))
 
 
@@ -32,6 +33,7 @@ def key_of(noise, table, row):
 @njit(nogil=True, cache=True, inline="always")
 def unit(key, column):
     """u in [0, 1) with 24 bits, a function of a row's key and the column."""
+    # 24 bits: what a float32 in [0, 1) holds exactly, so that 1 never comes out.
     return np.float32(mix(key + uint64(column) * GOLDEN) >> uint64(40)) * np.float32(1.0 / (1 << 24))
 
 

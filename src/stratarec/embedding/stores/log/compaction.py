@@ -12,7 +12,7 @@ from threading import Event, RLock, Thread
 import numpy as np
 
 from stratarec.embedding.stores.log.appender import Appender
-from stratarec.embedding.stores.log.locations import Locations
+from stratarec.embedding.stores.log.layout import Locations
 from stratarec.embedding.stores.log.segments import SegmentEntry, Segments
 from stratarec.embedding.stores.memory import allocate_bytes
 from stratarec.kernels.blocks import as_bytes, as_tags, cpu
@@ -36,6 +36,7 @@ def background_due(segments: Segments, most_amplification: float) -> bool:
     """Whether the background thread should compact: early by space, or because slots run out."""
     cells = int(segments.blocks.sum()) * segments.layout.per_block
     free = 2 * segments.layout.segment_blocks * segments.layout.per_block
+    # Two segments aside where `dead_weight` has four: the thread should be done before writers must wait.
     early = cells > _EARLY * most_amplification * int(segments.live.sum()) + free
     return early or len(segments.used) > segments.layout.slots - 12
 
@@ -46,6 +47,8 @@ def victim(segments: Segments) -> int:
     if not len(sealed):
         return -1
     live, cells = segments.live[sealed], segments.blocks[sealed] * segments.layout.per_block
+    # Slots run out, not bytes: short segments that checkpoints sealed take one each, so the fewest rows win, however
+    # full they are.
     if len(segments.used) > segments.layout.slots - 12:
         return int(sealed[np.argmin(live)])
     best = int(np.argmin(live / cells))
@@ -71,6 +74,7 @@ class Compactor:
         StorageError
             When the segment is damaged; it stays.
         """
+        # Writers may kill rows of the victim from here on; they never add any, since it is sealed.
         with self._lock:
             slot = victim(self._segments)
         if slot < 0:
@@ -78,6 +82,7 @@ class Compactor:
         entry = self._segments.entry(slot)
         stride = len(self.stride) // self._segments.layout.shape.block_words
         for first in range(0, entry.blocks, stride):
+            # What is left of it died while its beginning was moved.
             if not self._segments.live[slot]:
                 break
             self._move(entry, first, min(stride, entry.blocks - first))
@@ -86,24 +91,27 @@ class Compactor:
         return True
 
     def _move(self, entry: SegmentEntry, first: int, blocks: int) -> None:
-        layout, live, target = self._segments.layout, self._segments.live, self.appender
+        layout, target = self._segments.layout, self.appender
         shape, per_block = layout.shape, layout.per_block
         words = self.stride[: blocks * shape.block_words]
         descriptor = int(self._segments.descriptors[entry.slot])
         wanted = descriptor, np.uint64(entry.sequence), first, blocks, words, shape
+        # Without the lock: a sealed segment does not change, and `_moving` keeps it from being removed.
         bad = cpu.read_checked(*wanted)
         if bad >= 0 and self._segments.refuses_direct(entry.slot):
             bad = cpu.read_checked(*wanted)
+        # Not skipped over: rows of a damaged block would be lost without a word when the segment is removed.
         if bad >= 0:
             raise self._segments.damage(entry.slot, first + bad)
         source = as_tags(words), as_bytes(words), (entry.slot * layout.segment_blocks + first) * per_block
         done, cells = 0, blocks * per_block
         while True:
             with self._lock:
-                index = self._locations.of_row, self._locations.changed, live
-                done = cpu.relocate(*source, done, cells, *index, target.state, target.tags, target.data, shape)
+                index = self._locations.index(self._segments.live)
+                done = cpu.relocate(*source, done, cells, index, target.buffer, shape)
             if done == cells:
                 return
+            # Outside of the lock, since it writes a megabyte; readers find its rows in the buffer meanwhile.
             target.make_room()
 
 
@@ -130,6 +138,7 @@ class Background:
                 return
             try:
                 self._work()
+            # An exception in a thread would be lost; the caller's next write raises it.
             except Exception as error:
                 self._error = error
 
@@ -141,6 +150,7 @@ class Background:
 
     def close(self) -> None:
         """End the thread."""
+        # Before the wake, which would otherwise begin another pass.
         self._ends = True
         if self._thread is not None:
             self._wake.set()

@@ -1,7 +1,7 @@
 """Segment files: made, appended to, sealed and removed, never changed in place.
 
 A segment has a *slot*, which numbers its cells and is used again when it is gone, and a *sequence* number, which names
-its file and seeds its checksums and is not.
+its file and seeds its checksums and is not. In checkpoints segments are other names of the same files.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import mmap
 import os
 import resource
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.artifacts import own_file
 from stratarec.embedding.stores.log.layout import Layout
 from stratarec.embedding.stores.rowfile import link_or_copy
-from stratarec.errors import StorageError
+from stratarec.errors import CheckpointError, StorageError
 from stratarec.files import make_directory, storage_error
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -62,6 +64,8 @@ class Segments:
         self.retired: list[int] = []
         self.next_sequence = 1
         self.bytes_written = 0
+        # A row is read once and kept by the caches above: pages of the system's cache would hold it a second time, in
+        # memory that no budget counts.
         self._direct = hasattr(os, "O_DIRECT")
         make_directory(directory)
         self._remove_leftovers()
@@ -98,6 +102,7 @@ class Segments:
         self.sequences[slot], self.next_sequence = self.next_sequence, self.next_sequence + 1
         self.blocks[slot] = self.live[slot] = 0
         self.sealed[slot] = self.synced[slot] = False
+        # Exclusive: a file of that name would be another store's.
         self.descriptors[slot] = self._open(self.path(slot), os.O_RDWR | os.O_CREAT | os.O_EXCL)
         return slot
 
@@ -110,6 +115,7 @@ class Segments:
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise
+                # tmpfs and some network file systems.
                 self._leave_direct()
                 if flags & os.O_CREAT:
                     path.unlink(missing_ok=True)
@@ -171,6 +177,7 @@ class Segments:
         try:
             self._write(descriptor, words.view(np.uint8).data, start)
         except OSError as error:
+            # What was written of it has no place in `blocks`, and would shift whatever is appended next.
             os.ftruncate(descriptor, start)
             if error.errno in _FULL:
                 raise NoRoom(error.strerror) from error
@@ -194,6 +201,7 @@ class Segments:
     def remove(self, slot: int) -> None:
         """Remove a segment without live rows; its descriptor stays open until `close_retired`."""
         assert not self.live[slot], f"segment {self.path(slot)} has {self.live[slot]} live rows"
+        # The name goes at once, which gives space back as soon as no read is left; a checkpoint has its own link.
         self.path(slot).unlink(missing_ok=True)
         self.retired.append(int(self.descriptors[slot]))
         self.descriptors[slot] = -1
@@ -208,17 +216,21 @@ class Segments:
     def sync(self, slot: int) -> None:
         """Make a sealed segment durable."""
         if not self.synced[slot]:
+            # Once: a sealed segment does not change. Nothing else is synced, since after a crash the working directory
+            # is not trusted.
             os.fsync(int(self.descriptors[slot]))
             self.synced[slot] = True
 
     def adopt(self, source: Path, entry: SegmentEntry) -> None:
         """Take a checkpoint's segment file over, under another name of the same file."""
         path = self.directory / entry.name
+        # A link, not the checkpoint's own name: this one is removed when compaction has emptied the segment.
         path.unlink(missing_ok=True)
         link_or_copy(source, path)
         self.descriptors[entry.slot] = self._open(path, os.O_RDONLY)
         self.sequences[entry.slot], self.blocks[entry.slot] = entry.sequence, entry.blocks
         self.sealed[entry.slot] = self.synced[entry.slot] = True
+        # Never one that was used before: checksums are seeded by it, and files of checkpoints are named by it.
         self.next_sequence = max(self.next_sequence, entry.sequence + 1)
 
     def clear(self) -> None:
@@ -233,6 +245,7 @@ class Segments:
         path, entry, size = self.path(slot), self.entry(slot), self.layout.block_bytes
         where = f"{path}: block {block} of segment {entry.sequence} (offset {block * size})"
         try:
+            # Looked at again only to say what is wrong: the read itself knows no more than that it failed.
             there = path.stat().st_size
             if there < entry.blocks * size:
                 return StorageError(f"{where} is lost: the file is truncated to {there} of {entry.blocks * size} bytes")
@@ -254,3 +267,40 @@ def open_file(path: Path, flags: int) -> int:
         more = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
         return os.open(path, flags, 0o644)
+
+
+def keep_segments(segments: Segments, directory: Path, last: Path | None) -> list[dict[str, Any]]:
+    """Sync the segments, all sealed, and link them into `directory`; their entries for the manifest.
+
+    A file that the last checkpoint has too is linked from there: the working directory may be on another file system,
+    from which it was copied once already.
+    """
+    entries = []
+    for slot in segments.used:
+        segments.sync(int(slot))
+        entry = segments.entry(int(slot))
+        before = None if last is None else last / entry.name
+        source = before if before is not None and _same(before, segments, entry) else segments.path(int(slot))
+        link_or_copy(source, directory / entry.name)
+        entries.append(asdict(entry))
+    return entries
+
+
+def _same(path: Path, segments: Segments, entry: SegmentEntry) -> bool:
+    return path.is_file() and path.stat().st_size == entry.blocks * segments.layout.block_bytes
+
+
+def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]) -> list[SegmentEntry]:
+    """The segments of a manifest; `CheckpointError` names the file that is missing or truncated."""
+    entries = [SegmentEntry(**fields) for fields in manifest["segments"]]
+    for entry in entries:
+        path, size = directory / entry.name, entry.blocks * segments.layout.block_bytes
+        try:
+            own_file(directory, entry.name)
+        except ValueError as error:
+            raise CheckpointError(f"{error}; use another checkpoint") from error
+        if path.stat().st_size != size:
+            raise CheckpointError(
+                f"{path} is damaged: it has {path.stat().st_size} bytes, expected {size}; use another checkpoint"
+            )
+    return entries

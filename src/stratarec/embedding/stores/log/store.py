@@ -20,16 +20,14 @@ from numpy.typing import NDArray
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
 from stratarec.embedding.stores.chain import Chain, require_same
 from stratarec.embedding.stores.log.appender import Appender
-from stratarec.embedding.stores.log.checkpoint import check_segments, keep_segments
 from stratarec.embedding.stores.log.compaction import Background, Compactor, background_due, dead_weight
-from stratarec.embedding.stores.log.layout import Layout, LogConfig, plan_layout
-from stratarec.embedding.stores.log.locations import Locations
+from stratarec.embedding.stores.log.layout import Layout, Locations, LogConfig, plan_layout
 from stratarec.embedding.stores.log.reader import Reader
-from stratarec.embedding.stores.log.segments import NoRoom, Segments
+from stratarec.embedding.stores.log.segments import NoRoom, Segments, check_segments, keep_segments
 from stratarec.embedding.stores.memory import resident_bytes
 from stratarec.embedding.stores.scratch import hold
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.kernels.blocks import cpu
+from stratarec.kernels.blocks import Wanted, cpu
 
 
 class LogRecords:
@@ -88,26 +86,18 @@ class LogRecords:
         cells, entries = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         with self._lock:
             self.segments.close_retired()
-            count = cpu.find(
-                rows,
-                self._locations.of_row,
-                self._front.state,
-                self._front.data,
-                self._back.state,
-                self._back.data,
-                self.layout.shape,
-                out.reshape(-1),
-                found,
-                cells,
-                entries,
-            )
+            front, back, shape = self._front.buffer, self._back.buffer, self.layout.shape
+            count = cpu.find(rows, self._locations.of_row, front, back, shape, out.reshape(-1), found, cells, entries)
+            # Copies: the compactor may remove a segment while it is read, and its file then stays open until the next
+            # call that holds the lock (`close_retired`).
             descriptors, sequences = self.segments.descriptors.copy(), self.segments.sequences.copy()
         if count:
+            # Ascending cells let neighbours share a block or a read.
             order = np.argsort(cells[:count])
-            wanted = descriptors, sequences, cells[order], entries[order], rows, out
-            bad = self._reader.read(*wanted)
+            wanted = Wanted(descriptors, sequences, cells[order], entries[order], rows, out.reshape(-1))
+            bad = self._reader.read(wanted)
             if bad >= 0 and self.segments.refuses_direct(bad // self.layout.segment_blocks):
-                bad = self._reader.read(*wanted)
+                bad = self._reader.read(wanted)
             if bad >= 0:
                 raise self.segments.damage(*divmod(bad, self.layout.segment_blocks))
         return found
@@ -136,18 +126,8 @@ class LogRecords:
         flat, done = records.reshape(-1), 0
         while True:
             with self._lock:
-                done = cpu.append(
-                    rows,
-                    flat,
-                    done,
-                    self._locations.of_row,
-                    self._locations.changed,
-                    self.segments.live,
-                    self._front.state,
-                    self._front.tags,
-                    self._front.data,
-                    self.layout.shape,
-                )
+                index = self._locations.index(self.segments.live)
+                done = cpu.append(rows, flat, done, index, self._front.buffer, self.layout.shape)
             if done == len(rows):
                 return
             self._spill()
@@ -160,6 +140,7 @@ class LogRecords:
         self._with_room(self._front.make_room)
         with self._lock:
             self.segments.close_retired()
+        # The writer pays where the thread cannot keep up; otherwise amplification would have no bound.
         if dead_weight(self.segments, self.config.most_amplification):
             with self._moving:
                 self._compact_while(lambda: dead_weight(self.segments, self.config.most_amplification))
@@ -203,11 +184,6 @@ class LogRecords:
         with self._moving:
             self._compact_while(lambda: True)
 
-    def drain(self) -> None:
-        """Do the compaction that is due, here or by waiting for the thread that is at it."""
-        with self._moving:
-            self._compact_while(lambda: background_due(self.segments, self.config.most_amplification))
-
     def _compact_quietly(self) -> None:
         """The background thread's work; a pass at a time, so that a checkpoint need not wait long."""
         due = True
@@ -237,7 +213,9 @@ class LogRecords:
                 self._back.seal()
             except NoRoom as full:
                 raise self._full(full) from full
+            # Sealed first: segments in checkpoints never change again, so that a link is as good as a copy.
             last = previous if self._chain.continues(previous) else None
+            # Segments before locations: what the chain says must not point at what is not there.
             segments = keep_segments(self.segments, directory, last)
             files = self._chain.save(
                 directory,
@@ -256,6 +234,7 @@ class LogRecords:
     def restore(self, directory: Path, manifest: Manifest) -> None:
         """See `RecordStore.restore`; segments are linked, and their checksums checked by later reads and `check`."""
         require_same(directory, manifest, self._identity, "segments", "files")
+        # All that can be refused is refused before anything of the store is touched.
         layout = self.layout.adopting(manifest, self.config)
         entries = check_segments(self.segments, directory, manifest)
         self._chain.verify(directory, manifest["files"])
@@ -284,12 +263,13 @@ class LogRecords:
 
     def memory(self) -> StoreBytes:
         with self._lock:
-            buffers = (self._front.data, self._back.data, self._compactor.stride, self._reader.scratch)
+            buffers = (self._front.buffer.data, self._back.buffer.data, self._compactor.stride, self._reader.scratch)
             dram = resident_bytes(self._locations.of_row, self._locations.changed, *buffers)
             files = sum(os.fstat(int(self.segments.descriptors[slot])).st_blocks * 512 for slot in self.segments.used)
         return StoreBytes(dram_bytes=dram, block_bytes=files)
 
     def close(self) -> None:
+        # First: its work needs the reader's files and both locks.
         self._background.close()
         self._reader.close()
         with self._moving, self._lock:

@@ -1,0 +1,144 @@
+"""What every kind of codec is made of: its description, the numbers kernels get, and the noise that rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from stratarec.kernels.bits import add32, float_bits, fold32, multiply32
+from stratarec.kernels.random.reference import mix
+from stratarec.kernels.team import BODY
+
+U, W, F = np.uint64, np.uint32, np.float32
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint32]
+
+MAGNITUDE = W(0x7FFFFFFF)
+# Float32 bits of the largest finite magnitude of each float format: any larger pattern, infinity and NaN among them,
+# is refused.
+FP32_LIMIT = 0x7F7FFFFF
+FP16_LIMIT = 0x477FE000
+BF16_LIMIT = 0x7F7F0000
+
+# Column d of a record's noise is the finaliser of murmur3 of ((low + d * STEP) ^ high): a Weyl sequence of 32 bits.
+STEP = 0x9E3779B9
+MIX_1, MIX_2 = 0x85EBCA6B, 0xC2B2AE35
+
+
+class Form(NamedTuple):
+    """A `Layout` as kernels take it: what is in a record, and the byte at which each part of it begins."""
+
+    kind: int
+    """Its place in the registry."""
+    stochastic: bool
+    wide_parameters: bool
+    wide_state: bool
+    width: int
+    row_state: bool
+    full_state: int
+    parameters_at: int
+    row_state_at: int
+    full_state_at: int
+    clock_at: int
+    record_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A storage of weights: all that the rest of the library knows of it.
+
+    The two compiled functions are called by kernels with `form` (`Form`), the flat float32 array `values` of which D
+    from `start` on are the row, flat `records` of which the byte `at` is the record's first, and the key `base` of the
+    record's noise. Both are one of several branches of a kernel: everything of this kind alone belongs into them.
+    """
+
+    name: str
+    """In recipes, plans, checkpoints and exports."""
+    about: str
+    """The bytes of a record of D weights, for whoever reads an export by its README alone; empty where it has none."""
+    weight_bytes: Callable[[int], int]
+    """Bytes of D encoded weights."""
+    levels: int = 0
+    """The greatest code, where weights are codes between a scale and an offset that follow them; otherwise 0."""
+    encode: Callable[..., Any]
+    """``encode(form, values, start, records, at, base)``: whether the kind can hold every number."""
+    decode: Callable[..., Any]
+    """``decode(form, values, start, records, at)``."""
+    plain_encode: Callable[[Floats, Words | None, bool], bytes | None]
+    """The same in NumPy: weights ``[D]``, noise ``[D]`` or None to round to nearest, and whether scale and offset are
+    float32; None where the kind cannot hold them."""
+    plain_decode: Callable[[bytes, int, bool], Floats]
+    """Weights of those bytes, of D and of the same choice."""
+    encode_rate: float
+    """Float32 bytes a second on one core, for the planner; infinite for a copy, which is memory traffic alone."""
+    decode_rate: float
+    penalty: float
+    """What ``precision: auto`` gives for more precision than this, as a share of the table's compute seconds."""
+    automatic: bool = True
+    """Whether ``precision: auto`` may choose it."""
+
+
+# 32-bit words are cast back after every operation: Numba widens them to 64 bits, and LLVM narrows them again where it
+# sees the cast. The mixing of the noise it does not narrow, so its products and shifts are intrinsics of 32 bits;
+# otherwise it would run on half as many lanes.
+@njit(**BODY)
+def finish(weyl, base):
+    """32 random bits: murmur3's finaliser of a member of the Weyl sequence of `base`."""
+    word = W(weyl ^ W(base >> U(32)))
+    word = multiply32(fold32(word, W(16)), W(MIX_1))
+    word = multiply32(fold32(word, W(13)), W(MIX_2))
+    return fold32(word, W(16))
+
+
+@njit(**BODY)
+def words(base, column):
+    """32 random bits of a column."""
+    return finish(add32(W(base), multiply32(W(column), W(STEP))), base)
+
+
+@njit(**BODY)
+def fraction(word):
+    """24 of the bits as a float in [0, 1)."""
+    # Through int32: processors convert signed integers to float in one instruction, unsigned ones mostly not.
+    return F(np.int32(word >> W(8))) * F(2.0**-24)
+
+
+@njit(**BODY)
+def unit(base, column):
+    """24 random bits of a column as a float in [0, 1)."""
+    return fraction(words(base, column))
+
+
+@njit(**BODY)
+def fits(values, start, D, limit):
+    """Whether every magnitude, as float32 bits, is at most `limit`."""
+    # A running maximum instead of a return at the first: without a way out of the loop it vectorises.
+    most = W(0)
+    for d in range(D):
+        most = max(most, W(float_bits(values[start + d]) & MAGNITUDE))
+    return most <= W(limit)
+
+
+def noise(key: int, write: int, columns: range) -> Words:
+    """32 random bits for each column, a function of (key, write, column), in NumPy."""
+    base = mix(key ^ mix((write * 0x9E3779B97F4A7C15 + 1) & ((1 << 64) - 1)))
+    low, high = base & 0xFFFFFFFF, base >> 32
+    word = np.array([((low + column * STEP) & 0xFFFFFFFF) ^ high for column in columns], dtype=np.uint32)
+    word = (word ^ (word >> np.uint32(16))) * np.uint32(MIX_1)
+    word = (word ^ (word >> np.uint32(13))) * np.uint32(MIX_2)
+    return word ^ (word >> np.uint32(16))
+
+
+def plain_unit(word: Words) -> Floats:
+    """24 of the bits as a float32 in [0, 1)."""
+    return (word >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def plain_fits(values: Floats, limit: int) -> bool:
+    """Whether every magnitude is a number of at most `limit`, given as float32 bits."""
+    return bool(((values.view(np.uint32) & MAGNITUDE) <= limit).all())
