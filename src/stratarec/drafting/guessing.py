@@ -12,7 +12,7 @@ import polars as pl
 from stratarec.data.names import check_name
 from stratarec.data.schema import LabelRule, TimeUnit
 from stratarec.data.sources.times import read_times
-from stratarec.data.span import Span
+from stratarec.data.splits import Span
 from stratarec.drafting.sampling import Sample, growth
 from stratarec.errors import ConfigError, DataError
 
