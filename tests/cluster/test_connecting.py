@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -14,9 +14,9 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.cluster.probing import Order, make_probe
-from stratarec.data.lease import LEASE, grant
-from stratarec.errors import ClusterError
+from stratarec.cluster.tasks import Order, work
+from stratarec.data.lease import grant
+from stratarec.errors import StrataError
 
 
 @pytest.fixture
@@ -80,26 +80,20 @@ WRONG: dict[str, tuple[Callable[[Order], Order], str]] = {
     ),
     "directory": (
         lambda order: replace(order, work=Path("/nowhere/data.preparing")),
-        r"cannot write in /nowhere/data\.preparing .*name a data\.path that all machines share",
+        r"has no /nowhere/data\.preparing: name a data\.path that all machines share",
     ),
-    "call": (lambda order: replace(order, token="another"), "cannot write in .* no work for this call"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_machine_that_cannot_do_the_work_is_named(tmp_path: Path, what: str) -> None:
+def test_a_machine_that_cannot_do_the_work_is_named(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratarec.cluster.tasks._stage", lambda stage: stage)
     change, message = WRONG[what]
     order = Order.of(tmp_path, grant(tmp_path), [__file__, "memory://x"])
-    assert make_probe(order)()[0] == ""
-    refused, mark = make_probe(change(order))()
-    assert mark == ""
-    with pytest.raises(ClusterError, match=f"^machine {socket.gethostname()} of the cluster {message}"):
-        raise ClusterError(refused)
-
-
-def test_a_machine_with_another_directory_of_that_name_is_named(tmp_path: Path) -> None:
-    order = Order.of(tmp_path, grant(tmp_path), [])
-    order.find_mark(order.leave_mark(), "m")
-    assert os.listdir(tmp_path) == [LEASE]
-    with pytest.raises(ClusterError, match=r"^machine m of the cluster has another directory as .*data\.path"):
-        order.find_mark(".probe.0123456789abcdef.tmp", "m")
+    stage = [lambda number: iter([number, 1])]
+    assert work(stage, order, 3).advance == 4
+    error = work(stage, change(order), 3).error
+    assert isinstance(error, StrataError)
+    assert re.match(f"machine {socket.gethostname()} of the cluster {message}", str(error))
+    stale = work(stage, replace(order, token="another"), 3).error
+    assert "no work for this call" in str(stale)

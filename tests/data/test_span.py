@@ -12,8 +12,7 @@ from stratarec.data.prepare import prepare
 from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.schema import Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.parquet import ParquetConfig
-from stratarec.data.span import Span
-from stratarec.data.splits import SplitConfig
+from stratarec.data.splits import Span, SplitConfig
 from stratarec.errors import DataError
 from stratarec.progress import SilentProgress
 

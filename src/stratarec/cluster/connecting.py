@@ -6,19 +6,18 @@ import importlib
 import logging
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import ClusterError, ConfigError
-from stratarec.files import remove_tree
 
-_LOCAL = "local"
+_LOCAL, _PREFIX = "local", "stratarec-ray-"
 # Ray's sockets lie some 60 characters below its directory, and the path of a socket has at most 107.
 _LONGEST_FOLDER = 43
 _REACH_SECONDS, _ENDING_SECONDS = 10.0, 5.0
@@ -29,7 +28,6 @@ _QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_SCHEDULER_EVENTS": "0",
 }
-_PREFIX = "stratarec-ray-"
 # A task is reckoned with one processor; several tasks share a machine.
 _ALONE = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
@@ -61,9 +59,14 @@ def joined(address: str) -> Iterator[Any]:
         When there is no such cluster, or no Ray.
     """
     processors = _processors(address)
-    # Whoever reaches a cluster can run anything in it, and Ray listens on all interfaces.
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if processors else {}
-    with _environment({**_QUIET, **token}), _own_folder(processors) as own:
+    before, own, folder = dict(os.environ), {}, None
+    os.environ.update(_QUIET)
+    if processors:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_parent()))
+        own = {"num_cpus": processors, "include_dashboard": False, "_temp_dir": str(folder)}
+        # Whoever reaches a cluster can run anything in it, and Ray listens on all interfaces.
+        os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    try:
         ray = import_ray()  # it reads the environment when it is loaded
         try:
             _init(ray, address, own)
@@ -71,34 +74,12 @@ def joined(address: str) -> Iterator[Any]:
         finally:
             with suppress(Exception):  # what went wrong before is what matters
                 ray.shutdown()
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for a while: another cluster that this process joins later has another token, or none."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _own_folder(processors: int) -> Iterator[dict[str, Any]]:
-    """What a cluster of this machine is started with; nothing for one that is there already."""
-    if not processors:
-        yield {}
-        return
-    with Scratch(_folder(), _PREFIX, secrets.token_hex(4)) as folder:
-        try:
-            yield {"num_cpus": processors, "include_dashboard": False, "_temp_dir": str(folder)}
-        finally:
-            _empty(folder)
+        # Another cluster that this process joins later has another token, or none.
+        os.environ.clear()
+        os.environ.update(before)
+        if folder is not None:
+            _remove(folder)
 
 
 def _processors(address: str) -> int:
@@ -119,13 +100,12 @@ def _processors(address: str) -> int:
 
 
 def _init(ray: Any, address: str, own: dict[str, Any]) -> None:
-    environment = {"env_vars": _ALONE}
     try:
         if not own:
             _reach(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
         ray.init(
             _LOCAL if own else address,
-            runtime_env=environment,
+            runtime_env={"env_vars": _ALONE},
             log_to_driver=False,
             logging_level=logging.ERROR,
             **own,
@@ -139,24 +119,23 @@ def _init(ray: Any, address: str, own: dict[str, Any]) -> None:
         ) from error
 
 
-def _empty(folder: Path) -> None:
-    """Remove what processes of a cluster left, some of which write a little longer than `ray.shutdown` takes."""
-    limit = time.monotonic() + _ENDING_SECONDS
-    while any(folder.glob("session_*")) and time.monotonic() < limit:
-        for path in folder.glob("session_*"):
-            remove_tree(path)
-        time.sleep(0.05)
-
-
 def _reach(address: str) -> None:
-    """Connect once: Ray itself tries for minutes, and says every few seconds that it does."""
+    """Connect once: where nothing answers, Ray itself tries for four minutes, and says every few seconds that it
+    does."""
     host, _, port = address.rpartition(":")
-    if not address:  # `ray start` left it where Ray finds it
-        return
-    socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+    if address:  # else `ray start` left it where Ray finds it
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
 
 
-def _folder() -> Path:
+def _parent() -> str:
     """Where a cluster of this machine has its files: with other temporary files, where their names are short enough."""
-    usual = Path(tempfile.gettempdir())
-    return usual if len(str(usual / _PREFIX)) + 8 <= _LONGEST_FOLDER else Path("/tmp")
+    usual = tempfile.gettempdir()
+    return usual if len(usual) + len(_PREFIX) + 9 <= _LONGEST_FOLDER else "/tmp"
+
+
+def _remove(folder: Path) -> None:
+    """Remove what a cluster left; some of its processes write a little longer than `ray.shutdown` takes."""
+    limit = time.monotonic() + _ENDING_SECONDS
+    while folder.exists() and time.monotonic() < limit:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05)

@@ -1,20 +1,28 @@
-"""The pieces of `prepare` as Ray tasks, seen from where `prepare` runs."""
+"""The pieces of `prepare` as Ray tasks: where `prepare` runs, and on the machines of a cluster."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import platform
+import socket
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from stratarec import errors
 from stratarec.cluster.connecting import joined
-from stratarec.cluster.probing import Order, make_probe
-from stratarec.cluster.working import Ended, work
 from stratarec.data.executing import Stage
-from stratarec.data.lease import grant, revoke
+from stratarec.data.lease import grant, leased, revoke
 from stratarec.errors import ClusterError, StrataError
 from stratarec.progress import Progress
 
@@ -22,7 +30,139 @@ from stratarec.progress import Progress
 _RETRIES = 3
 # Tasks that are handed out for each processor: one runs, one waits.
 _AHEAD = 2
-_ENDING_SECONDS, _ANSWER_SECONDS = 30.0, 120.0
+_ENDING_SECONDS = 30.0
+# What decides about the bytes of a data set, beside Python and the code.
+_LIBRARIES = ("stratarec", "numpy", "polars", "pyarrow", "xxhash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What tasks must find where they run."""
+
+    work: Path
+    """Directory of the half-prepared data set."""
+    token: str
+    """By which tasks may work in it."""
+    folder: str
+    """Working directory, which relative paths are of."""
+    logs: tuple[tuple[str, int, int], ...]
+    """Path, bytes and time of change, in seconds, of each log that is a file."""
+    versions: tuple[tuple[str, str], ...]
+    """Of whatever decides about the bytes of a data set."""
+
+    @classmethod
+    def of(cls, work: Path, token: str, logs: Sequence[str]) -> Order:
+        """By what is here."""
+        local = [path for path in logs if "://" not in path]
+        stamps = tuple((path, *_stamp(path)) for path in local)
+        return cls(work=work, token=token, folder=os.getcwd(), logs=stamps, versions=versions())
+
+    def check(self) -> None:
+        """Refuse to work on this machine, and make relative paths mean here what they mean where they were given.
+
+        Raises
+        ------
+        ClusterError
+            Naming the machine, and the library or path that is not as it was expected.
+        """
+        if os.path.isdir(self.folder):  # absolute paths need no such directory
+            os.chdir(self.folder)
+        for (name, wanted), (_, found) in zip(self.versions, versions(), strict=True):
+            if wanted != found:
+                raise _refusal(f"has {name} {found}, expected {wanted}: install the same on all machines")
+        for path, *known in self.logs:
+            try:
+                same = _stamp(path) == tuple(known)
+            except OSError as error:
+                raise _refusal(f"cannot read {path} ({error.strerror}): {_SEEN}") from error
+            if not same:
+                raise _refusal(f"has another file as {path}, of other size or time: {_SEEN}")
+        if not self.work.is_dir():
+            raise _refusal(f"has no {self.work.absolute()}: name a data.path that all machines share")
+
+
+_SEEN = "keep logs where all machines see them"
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_size, int(found.st_mtime)
+
+
+def _refusal(reason: str) -> ClusterError:
+    return ClusterError(f"machine {socket.gethostname()} of the cluster {reason}")
+
+
+@cache
+def versions() -> tuple[tuple[str, str], ...]:
+    """Of Python, of libraries, and of the code of StrataRec itself."""
+    digest, root = xxhash.xxh3_64(), Path(errors.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode())
+        digest.update(path.read_bytes())
+    libraries = ((name, _version(name)) for name in _LIBRARIES)
+    return (
+        ("Python", platform.python_version()),
+        *libraries,
+        ("code of stratarec with the hash", digest.hexdigest()),
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What became of a piece."""
+
+    advance: int = 0
+    """Of the progress."""
+    error: Exception | None = None
+    trace: str = ""
+    """Where the error came from."""
+    warned: tuple[str, ...] = ()
+
+
+def work(shared: list[Any], order: Order, number: int) -> Ended:
+    """Do a piece of the stage that the first reference leads to; whatever it raises is in what this gives."""
+    with warnings.catch_warnings(record=True) as heard:
+        try:
+            _check(order)
+            advance = 0
+            with leased(order.work, order.token) as check_lease:
+                for amount in _stage(shared[0])(number):
+                    advance += amount
+                    check_lease()
+        except Exception as error:
+            return Ended(error=_portable(error), trace=traceback.format_exc())
+    return Ended(advance=advance, warned=tuple(str(each.message) for each in heard))
+
+
+# A worker is a process that does many pieces, of one stage after another.
+@lru_cache(1)
+def _check(order: Order) -> None:
+    order.check()
+
+
+@lru_cache(1)
+def _stage(reference: Any) -> Stage:
+    import ray
+
+    found: Stage = ray.get(reference)
+    return found
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or what it says where it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 @contextmanager
@@ -50,34 +190,9 @@ class Tasks:
         return max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
 
     def begin(self, work: Path, logs: Sequence[str]) -> None:
-        """Let tasks work in `work`, once every machine is found to see it and `logs`, and to have the same versions.
-
-        Raises
-        ------
-        ClusterError
-            Naming the machine and what is wrong with it.
-        """
-        self._order = Order.of(work, grant(work), logs)
-        asked = self._ask()
-        if not asked:
+        if not self._ray.cluster_resources().get("CPU"):
             raise ClusterError("the Ray cluster has no machine with a processor for tasks")
-        for reference, machine in asked.items():
-            refused, mark = self._get(reference, f"the check of machine {machine}", _ANSWER_SECONDS)
-            if refused:
-                raise ClusterError(refused)
-            self._order.find_mark(mark, machine)
-
-    def _ask(self) -> dict[Any, str]:
-        """The answer of each machine, and its name."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        probe = self._ray.remote(max_retries=_RETRIES, num_cpus=0)(make_probe(self._order))
-        asked = {}
-        for node in self._ray.nodes():
-            if node["Alive"] and node["Resources"].get("CPU"):
-                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                asked[probe.options(scheduling_strategy=there).remote()] = node["NodeManagerHostname"]
-        return asked
+        self._order = Order.of(work, grant(work), logs)
 
     def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
         order = replace(self._order, token=grant(self._order.work))
@@ -114,10 +229,10 @@ class Tasks:
             raise ended.error from RuntimeError(ended.trace)
         progress.advance(ended.advance)
 
-    def _get(self, reference: Any, what: str, seconds: float | None = None) -> Any:
+    def _get(self, reference: Any, what: str) -> Any:
         """The outcome of a task; a cluster that lost it for good is a `ClusterError`."""
         try:
-            return self._ray.get(reference, timeout=seconds)
+            return self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             raise _lost(what, error) from error
 

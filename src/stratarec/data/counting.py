@@ -17,8 +17,7 @@ import polars as pl
 from stratarec.data.executing import Executor
 from stratarec.data.groups import Repeats
 from stratarec.data.manifest import LabelCount
-from stratarec.data.partition import Partition
-from stratarec.data.partitions import EachPartition, Partitions, note_of
+from stratarec.data.partition import EachPartition, Partition, Partitions, note_of
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments

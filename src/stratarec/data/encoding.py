@@ -10,8 +10,7 @@ from typing import Any
 
 from stratarec.data.executing import Executor
 from stratarec.data.manifest import Shard
-from stratarec.data.partition import Partition
-from stratarec.data.partitions import EachPartition, Partitions, note_of
+from stratarec.data.partition import EachPartition, Partition, Partitions, note_of
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary

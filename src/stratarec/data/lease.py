@@ -1,9 +1,9 @@
 """Work in a directory for the process that holds it, by tasks that may outlive it.
 
-The lock of `holding.py` dies with its process. Tasks that the process gave to other machines may run a little longer,
-and must not write into what another one has begun there since. So there is a file with a token in the directory: a task
-must know the token, and has a shared lock on the file. The next call waits for these locks and then takes the token
-away, before it does anything. The file is never replaced, as locks are on what it is and not on its name.
+The lock of `holding.py` dies with its process. Tasks that it gave to other machines may run a little longer, and must
+not write into what another process has begun there since. So a file in the directory holds a token, which a task must
+know, and on which it has a shared lock. The next call waits for these locks and then takes the token away, before it
+does anything. The file is never replaced, as locks are on what it is and not on its name.
 """
 
 from __future__ import annotations
@@ -33,21 +33,27 @@ def end_leases(work: Path) -> None:
         When tasks have not ended after half a minute.
     """
     if (work / LEASE).exists():
-        _write(work, "")
+        grant(work, "")
 
 
-def grant(work: Path) -> str:
-    """Wait likewise; gives the token that tasks may work in `work` by from now on."""
-    token = secrets.token_hex(8)
-    _write(work, token)
+def grant(work: Path, token: str | None = None) -> str:
+    """Wait likewise; gives the token that tasks may work in `work` by from now on, none where it is empty."""
+    token = secrets.token_hex(8) if token is None else token
+    limit = time.monotonic() + _PATIENCE_SECONDS
+    with _open(work) as file:
+        while not _locked(file, fcntl.LOCK_EX):
+            if time.monotonic() > limit:
+                raise StorageError(f"{work} is in use by tasks of an earlier call on a cluster: wait, or end them")
+            time.sleep(0.1)
+        file.truncate(0)
+        file.write(token.encode())
     return token
 
 
 def revoke(work: Path) -> None:
     """Let no task begin any more in `work`, and those that are under way stop where they can."""
-    if (work / LEASE).exists():
-        with _open(work) as file:
-            file.truncate(0)
+    with _open(work) as file:
+        file.truncate(0)
 
 
 @contextmanager
@@ -59,36 +65,22 @@ def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
     StorageError
         When the directory is not there, or the token is not valid any more.
     """
+    over = StorageError(f"{work} is not there, or no work for this call of `prepare` any more")
     try:
         file = open_regular(work / LEASE)
     except FileNotFoundError as error:
-        raise _over(work) from error
+        raise over from error
 
     def check() -> None:
         # Not by the file's buffer, which would give again what it gave before.
         if os.pread(file.fileno(), _MOST, 0).decode() != token:
-            raise _over(work)
+            raise over
 
     with file:
         if not token or not _locked(file, fcntl.LOCK_SH):
-            raise _over(work)
+            raise over
         check()
         yield check
-
-
-def _over(work: Path) -> StorageError:
-    return StorageError(f"{work} is not there, or no work for this call of `prepare` any more")
-
-
-def _write(work: Path, token: str) -> None:
-    limit = time.monotonic() + _PATIENCE_SECONDS
-    with _open(work) as file:
-        while not _locked(file, fcntl.LOCK_EX):
-            if time.monotonic() > limit:
-                raise StorageError(f"{work} is in use by tasks of an earlier call on a cluster: wait, or end them")
-            time.sleep(0.1)
-        file.truncate(0)
-        file.write(token.encode())
 
 
 def _open(work: Path) -> BinaryIO:

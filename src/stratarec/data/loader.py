@@ -20,8 +20,7 @@ from stratarec.batch import Batch
 from stratarec.checks import check_seed
 from stratarec.data.batches import assemble, empty
 from stratarec.data.dataset import Dataset
-from stratarec.data.parts import Rows, between, count, parts
-from stratarec.data.portions import Piece, Share, batches, bounds, cut
+from stratarec.data.portions import Piece, Rows, Share, batches, between, bounds, count, cut, parts
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.shuffling import ShuffleBuffer, Unit
 from stratarec.errors import ConfigError, DatasetError

@@ -22,7 +22,7 @@ from stratarec.data.manifest import (
     Shard,
     VocabularyInfo,
 )
-from stratarec.data.partitions import Partitions
+from stratarec.data.partition import Partitions
 from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources import Source
 from stratarec.data.spill import SpilledChunk

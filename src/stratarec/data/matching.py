@@ -21,7 +21,7 @@ from stratarec.comparing import Difference, first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources import open_source
-from stratarec.data.sources.limits import LIMITS
+from stratarec.data.sources.base import LIMITS
 from stratarec.errors import ConfigError, DataError, DatasetError
 
 _FREE = ("on_bad_row", "shard_samples", "keep_rows")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stratarec.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.parts import Rows, count, take
+from stratarec.data.portions import Rows, count, take
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.shuffling import ShuffleBuffer
 from stratarec.errors import ConfigError

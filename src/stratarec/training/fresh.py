@@ -18,12 +18,11 @@ from stratarec.data.events import Events
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.sources import SourceConfig
-from stratarec.data.sources.base import Chunk, OnBadRow
+from stratarec.data.sources.base import Chunk, OnBadRow, View
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.criteo import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
-from stratarec.data.sources.view import View
 from stratarec.errors import DataError
 from stratarec.models.outputs import autocast
 from stratarec.progress import Progress

@@ -13,7 +13,7 @@ from stratarec.cli.init.sample import Sample, growth
 from stratarec.data.names import check_name
 from stratarec.data.schema import LabelRule, TimeUnit
 from stratarec.data.sources.times import read_times
-from stratarec.data.span import Span
+from stratarec.data.splits import Span
 from stratarec.errors import ConfigError, DataError
 
 Role = Literal["label", "time", "user", "session", "dense", "sparse", "list", "left out"]

@@ -12,14 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 
 from stratarec.data.schema import Schema
+from stratarec.sizes import parse_bytes
+
+LIMITS = ("max_line_bytes", "max_row_group_bytes")
+"""They say whether a log is read, and nothing of what it becomes."""
+
+
+def Size(field: str) -> BeforeValidator:
+    """What makes text such as ``16MiB`` the bytes of `field`, where a recipe is read."""
+    return BeforeValidator(partial(parse_bytes, field=field))
+
+
+def set_size(config: object, name: str, field: str) -> None:
+    """The same where the configuration is made in Python."""
+    object.__setattr__(config, name, parse_bytes(getattr(config, name), field))
+
 
 OnBadRow = Literal["error", "skip"]
 
@@ -121,3 +138,24 @@ class Source(Protocol):
         """The chunks of a share in order; where the source is not divisible, a share of all files. A source may spool
         into `workspace`, its own directory, which survives an interruption and is removed when `prepare` is done."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Which columns of a log are read, where that is not all that a schema names and nothing else."""
+
+    schema: Schema
+    label: bool = True
+    """Whether the log has a label."""
+    keep: tuple[str, ...] = ()
+    """Columns to pass through."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns to read, each once."""
+        schema, label = self.schema, self.schema.label_columns if self.label else ()
+        derived = {feature.name for feature in schema.histories}
+        features = [name for name in schema.names if name not in derived]
+        features += [feature.weights for feature in schema.weighted]
+        keys = [name for name in (schema.weight, schema.time, schema.session, schema.user) if name]
+        return tuple(dict.fromkeys((*label, *features, *keys, *self.keep)))

@@ -31,10 +31,9 @@ from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.names import FILE, column
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share
+from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, set_size
 from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import expand, fingerprint
-from stratarec.data.sources.limits import Size, set_size
 from stratarec.data.sources.parquet import count_rows, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.data.splits import SplitConfig, Splitter

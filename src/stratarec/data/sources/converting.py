@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from stratarec.data.names import column, weights_of
 from stratarec.data.schema import UNKNOWN, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
-from stratarec.data.sources.aligned import complete
 from stratarec.data.sources.text import BadRows
-from stratarec.data.sources.times import read_times
-from stratarec.data.sources.whole import from_floats, from_text, from_text_expr
+from stratarec.data.sources.times import complete, from_floats, from_text, from_text_expr, read_times
 from stratarec.errors import DataError
 
 # Float32 holds a little more.

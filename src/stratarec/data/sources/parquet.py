@@ -1,29 +1,36 @@
-"""Parquet logs with any columns, by a schema in the recipe."""
+"""Parquet logs with any columns, by a schema in the recipe; row groups are read only once it is known that they fit.
+
+A kilobyte of Parquet can stand for many gigabytes: a value that is repeated is stored once, with a count. So the
+columns that are wanted are counted first, by the footer. Text is read as a dictionary, each distinct value once, and
+written out when the sum of the lengths is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import IO, Annotated, Literal
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share
+from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, View, set_size
 from stratarec.data.sources.columns import Columns
 from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import InputFile, expand, fingerprint
-from stratarec.data.sources.limits import Size, set_size
-from stratarec.data.sources.row_groups import RowGroups
 from stratarec.data.sources.text import BadRows
-from stratarec.data.sources.view import View
 from stratarec.errors import DataError
+from stratarec.sizes import readable
 
 _CHUNK_ROWS = 1 << 18
+# A value, as wide as any number becomes; or its place in a dictionary and among others.
+_VALUE_BYTES = 8
+_LONGEST_TEXT = (1 << 31) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,3 +176,140 @@ def _bare(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column
     make = pa.list_ if pa.types.is_list(kind) else pa.large_list
     return column.cast(make(kind.value_field.remove_metadata()))
+
+
+class RowGroups:
+    """Wanted columns of one open file.
+
+    Parameters
+    ----------
+    raw : file
+        The file, open for reading.
+    reader : ParquetFile
+        Of it.
+    most_bytes : int
+        That a row group may take in memory.
+    """
+
+    def __init__(
+        self, raw: IO[bytes], reader: pq.ParquetFile, file: InputFile, columns: Sequence[str], most_bytes: int
+    ) -> None:
+        self._file, self._metadata, self._most = file, reader.metadata, most_bytes
+        self._columns, self._schema = list(columns), reader.schema_arrow
+        schema = reader.schema
+        self._places = [
+            place
+            for place in range(len(schema))
+            if any(
+                schema.column(place).path == name or schema.column(place).path.startswith(f"{name}.")
+                for name in columns
+            )
+        ]
+        self._widths = {place: max(schema.column(place).length or 0, _VALUE_BYTES) for place in self._places}
+        texts = [place for place in self._places if schema.column(place).physical_type == "BYTE_ARRAY"]
+        text = [schema.column(place).path for place in texts if self._is_shared(place)]
+        self._reader = pq.ParquetFile(raw, metadata=reader.metadata, read_dictionary=text) if text else reader
+        if self._metadata.num_rows != sum(self._rows(group) for group in range(self._metadata.num_row_groups)):
+            raise DataError(f"{file.path}: damaged (its footer counts other rows than its row groups have)")
+
+    def _is_shared(self, place: int) -> bool:
+        """Whether a column has a dictionary in some row group; early writers left out where it is."""
+        columns = (self._metadata.row_group(group).column(place) for group in range(self._metadata.num_row_groups))
+        return any(each.has_dictionary_page or any("DICTIONARY" in how for how in each.encodings) for each in columns)
+
+    def _rows(self, group: int) -> int:
+        return int(self._metadata.row_group(group).num_rows)
+
+    def read(self, group: int) -> pa.Table:
+        """One row group.
+
+        Raises
+        ------
+        DataError
+            Naming file and row group where it is too large, or damaged.
+        """
+        rows = self._check(group)
+        try:
+            table = self._reader.read_row_group(group, columns=self._columns)
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise self.fault(group, _reason(error)) from error
+        if table.num_rows != rows:
+            raise self.fault(group, f"damaged (it has {table.num_rows:,} rows, and {rows:,} by its footer)")
+        try:
+            return self._written_out(group, table)
+        except (pa.ArrowException, MemoryError) as error:  # places outside of a dictionary
+            raise self.fault(group, _reason(error)) from error
+
+    def _written_out(self, group: int, table: pa.Table) -> pa.Table:
+        """The table with every value of a dictionary written out, where that fits."""
+        sizes = {name: sum(_written_bytes(chunk) for chunk in table[name].chunks) for name in self._columns}
+        if sum(sizes.values()) > self._most:
+            raise self._too_large(group, sum(sizes.values()))
+        for name, size in sizes.items():
+            kind = _target(self._schema.field(name).type, table[name].type, size)
+            if kind is not None:
+                table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
+        return table
+
+    def _check(self, group: int) -> int:
+        """Refuse a row group that is too large by its footer; returns its rows."""
+        metadata, rows, size = self._metadata.row_group(group), self._rows(group), 0
+        for place in self._places:
+            column = metadata.column(place)
+            if column.num_values < rows or column.total_uncompressed_size < 0:
+                raise self.fault(group, f"damaged ({rows:,} rows, and {column.num_values:,} values in a column of it)")
+            size += column.num_values * self._widths[place] + column.total_uncompressed_size
+        if size > self._most:
+            raise self._too_large(group, size)
+        return rows
+
+    def fault(self, group: int, what: str) -> DataError:
+        """What is wrong with a row group, as an error."""
+        return DataError(f"{self._file.path}, row group {group}: {what}")
+
+    def _too_large(self, group: int, size: int) -> DataError:
+        return self.fault(
+            group,
+            f"takes {readable(size)} in memory, more than {readable(self._most)}; write the log with smaller row "
+            "groups, or raise data.source.max_row_group_bytes",
+        )
+
+
+def _reason(error: BaseException) -> str:
+    if "Expected all lists to be of size" in str(error):
+        return f"pyarrow {pa.__version__} reads no lists of a fixed size of which some are null; install pyarrow>=26"
+    return f"damaged ({error})"
+
+
+def _written_bytes(array: pa.Array) -> int:
+    """Bytes of an array when every value of a dictionary is written out."""
+    return sum(
+        int(pc.sum(pc.binary_length(part.dictionary).take(part.indices)).as_py() or 0) + _VALUE_BYTES * len(part)
+        if isinstance(part, pa.DictionaryArray) and _is_text(part.type.value_type)
+        else part.nbytes
+        for part in _leaves(array)
+    )
+
+
+def _leaves(array: pa.Array) -> Iterator[pa.Array]:
+    while any(test(array.type) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
+        array = array.flatten()
+    yield array
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(
+        test(kind)
+        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    )
+
+
+def _target(kind: pa.DataType, found: pa.DataType, size: int) -> pa.DataType | None:
+    """What a column that was read as a dictionary becomes; None where it stays."""
+    if kind == found:
+        return None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _target(kind.value_type, found.value_type, size)
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return None if inner is None else make(inner)
+    return pa.large_string() if pa.types.is_string(kind) and size > _LONGEST_TEXT else kind

@@ -1,18 +1,21 @@
-"""Columns of times as whole numbers of a unit: numbers, timestamps, dates, or text."""
+"""What values say: whole numbers and times of any writing, and lists that belong together place by place."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stratarec.data.schema import TimeUnit
-from stratarec.data.sources.whole import from_floats, from_text
-from stratarec.data.span import too_coarse, unlikely_unit
+from stratarec.data.splits import too_coarse, unlikely_unit
 
 _TEXT = (pl.String, pl.Categorical, pl.Enum)
+# What a float holds without rounding.
+_EXACT = float(1 << 53)
 # A date, and after it a time of day, a fraction and an offset where there are some.
 _FORM = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
 _OFFSET = r"(Z|[+-]\d\d:?\d\d)$"
@@ -87,3 +90,40 @@ def _iso_by_row(text: pl.Series, unit: TimeUnit) -> pl.Series:
     own = bare.str.to_datetime(form, strict=False, time_unit=ticks)
     other = zoned.str.to_datetime(f"{form}%z", strict=False, time_unit=ticks).dt.replace_time_zone(None)
     return own.fill_null(other)
+
+
+def from_floats(raw: pl.Series) -> pl.Series:
+    """``Int64``; null where a value is no whole number, or none that a float tells from its neighbours."""
+    value = raw.cast(pl.Float64)
+    return value.to_frame("").select(_rounded(pl.col(""))).to_series().alias(raw.name)
+
+
+def from_text(raw: pl.Series) -> pl.Series:
+    """``Int64`` of text such as 12 and 12.0; null where it is no whole number."""
+    return raw.to_frame("").select(from_text_expr(pl.col(""))).to_series().alias(raw.name)
+
+
+def from_text_expr(text: pl.Expr) -> pl.Expr:
+    """The same inside of lists."""
+    bare = text.str.strip_chars()
+    return pl.coalesce(bare.cast(pl.Int64, strict=False), _rounded(bare.cast(pl.Float64, strict=False)))
+
+
+def _rounded(number: pl.Expr) -> pl.Expr:
+    whole = (number.round() == number) & (number.abs() < _EXACT)
+    return pl.when(whole).then(number).cast(pl.Int64, strict=False)
+
+
+def complete(lists: Sequence[pl.Series]) -> list[pl.Series]:
+    """Lists that are as long as each other in every row, without the places at which one of them holds nothing."""
+    flat = [column.drop_nulls().explode(empty_as_null=False) for column in lists]
+    known = np.logical_and.reduce([column.is_not_null().to_numpy() for column in flat])
+    if known.all():
+        return list(lists)
+    lengths = lists[0].list.len().fill_null(0).to_numpy()
+    rows = np.repeat(np.arange(len(lengths)), lengths)[known]
+    offsets = np.concatenate([[0], np.bincount(rows, minlength=len(lengths)).cumsum()]).astype(np.int64)
+    return [
+        pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, values.filter(pl.Series(known)).to_arrow()))
+        for column, values in zip(lists, flat, strict=True)
+    ]

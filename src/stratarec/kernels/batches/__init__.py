@@ -194,14 +194,15 @@ class Bags:
     @property
     def ids(self) -> int:
         """Ids in all of them."""
-        if self.start is None or self.stop is None:
-            return self.features * self.count
-        return int(cpu.count_ids(self.start, self.stop, *self.chosen, self.features, self.bags))
+        return self.features * self.count if self.start is None else int(cpu.count_ids(self.places))
 
     @property
-    def chosen(self) -> tuple[NDArray[Any], bool]:
-        """`rows` as kernels take them."""
-        return (_NO_ROWS, False) if self.rows is None else (self.rows, True)
+    def places(self) -> cpu.BagPlaces:
+        """All but the values, as kernels take them."""
+        single = self.start is None or self.stop is None
+        start, stop = (_NO_PLACES, _NO_PLACES) if single else (self.start, self.stop)
+        rows, chosen = (_NO_ROWS, False) if self.rows is None else (self.rows, True)
+        return cpu.BagPlaces(start, stop, single, rows, chosen, self.features, self.bags)
 
 
 def join_bags(parts: Sequence[Bags], size: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -218,11 +219,7 @@ def join_bags(parts: Sequence[Bags], size: int) -> tuple[NDArray[Any], NDArray[n
     offsets = np.empty(sum(part.features for part in parts) * size + 1, dtype=np.int64)
     offsets[0], place, end = 0, 1, 0
     for part in parts:
-        single = part.start is None or part.stop is None
-        given = (_NO_PLACES, _NO_PLACES) if single else (part.start, part.stop)
-        end = cpu.join_bags(
-            part.values, *given, single, *part.chosen, part.features, part.bags, size, offsets, place, values, end
-        )  # fmt: skip
+        end = cpu.join_bags(part.values, part.places, size, offsets, place, values, end)
         place += part.features * size
     return values, offsets
 

@@ -5,8 +5,11 @@ One thread each: the loader's own. What they read through comes from files whose
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from stratarec.kernels.prefetch import prefetch
 
@@ -160,9 +163,23 @@ def join_windows(start, length, order, values, moved, out):
     return total
 
 
+class BagPlaces(NamedTuple):
+    """Bag i of feature f is bag ``f * bags + i`` of what is given, or ``+ rows[i]`` where `chosen`."""
+
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    """A bag is ``values[start:stop]``; where bags are `single` it is one value, and these are empty."""
+    single: bool
+    rows: NDArray[Any]
+    chosen: bool
+    features: int
+    bags: int
+
+
 @njit(nogil=True, cache=True)
-def count_ids(start, stop, rows, chosen, features, bags):
+def count_ids(places):
     """Ids in the bags that `join_bags` copies."""
+    start, stop, _, rows, chosen, features, bags = places
     total, count = 0, len(rows) if chosen else bags
     for f in range(features):
         for i in range(count):
@@ -172,12 +189,12 @@ def count_ids(start, stop, rows, chosen, features, bags):
 
 
 @njit(nogil=True, cache=True)
-def join_bags(values, start, stop, single, rows, chosen, features, bags, size, offsets, place, out, at):
+def join_bags(values, places, size, offsets, place, out, at):
     """Copy bags to ``out[at:]``, ends to ``offsets[place:]``; each feature is filled up with empty ones to `size`.
 
-    Bag i of feature f is bag ``f * bags + i`` of what is given, or ``+ rows[i]`` where `chosen`. Where bags are
-    `single` it is one value, else ``values[start:stop]``. Returns the end of the last one.
+    Returns the end of the last one.
     """
+    start, stop, single, rows, chosen, features, bags = places
     p, end, count = U(place), U(at), len(rows) if chosen else bags
     for f in range(features):
         for i in range(count):

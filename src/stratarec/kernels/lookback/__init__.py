@@ -6,12 +6,11 @@ each item was first clicked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.lookback import cpu
+from stratarec.kernels.lookback.cpu import Clicks as Clicks
 
 Hashes = NDArray[np.uint64]
 FEATURES = (
@@ -28,22 +27,6 @@ FEATURES = (
     "step_popularity",
 )
 _SMALLEST = 1 << 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clicks:
-    """N clicks in order of time; everything but times as 64-bit hashes."""
-
-    times: NDArray[np.int64]
-    """``[N]``"""
-    users: Hashes
-    """``[N]``"""
-    sessions: Hashes
-    """``[N]``"""
-    items: Hashes
-    """``[N]``"""
-    contexts: Hashes
-    """``[N, C]``; 0 where a context is missing."""
 
 
 class Lookback:
@@ -89,10 +72,8 @@ class Lookback:
         self._make_room(count, int(clicks.times[0]) if count else 0)
         queues = [_extend(queue, clicks.times) for queue in (self._fresh, self._short, self._long)]
         out = np.zeros((*shown.shape, cpu.FIXED + self._contexts), dtype=np.float32)
-        gone = cpu.scan(
-            clicks.times, clicks.users, clicks.sessions, clicks.items, clicks.contexts, shown, self._spans,
-            *queues, self._keys, self._counts, *self._last, *self._first, out,
-        )  # fmt: skip
+        tables = cpu.Tables(self._keys, self._counts, *self._last, *self._first)
+        gone = cpu.scan(clicks, shown, self._spans, *queues, tables, out)
         self._fresh, self._short, self._long = (_drop(queue, n) for queue, n in zip(queues, gone, strict=True))
         return out
 

@@ -23,6 +23,33 @@ LAST_STEP = 2
 FIXED = 11
 
 
+class Clicks(NamedTuple):
+    """N clicks in order of time; everything but times as 64-bit hashes."""
+
+    times: NDArray[np.int64]
+    """``[N]``"""
+    users: NDArray[np.uint64]
+    """``[N]``"""
+    sessions: NDArray[np.uint64]
+    """``[N]``"""
+    items: NDArray[np.uint64]
+    """``[N]``"""
+    contexts: NDArray[np.uint64]
+    """``[N, C]``; 0 where a context is missing."""
+
+
+class Tables(NamedTuple):
+    """Open-addressing tables: counts, users with their last item and when, items with their first click."""
+
+    keys: NDArray[np.uint64]
+    counts: NDArray[np.int32]
+    last_keys: NDArray[np.uint64]
+    last_items: NDArray[np.uint64]
+    last_times: NDArray[np.int64]
+    first_keys: NDArray[np.uint64]
+    first_times: NDArray[np.int64]
+
+
 class Queue(NamedTuple):
     """Clicks that are still counted, oldest first, their keys, and the place of the first new one."""
 
@@ -110,23 +137,20 @@ def move_first(keys, times, new_keys, new_times):
 
 
 @njit(nogil=True, cache=True)
-def scan(
-    times, users, sessions, items, contexts, shown, spans,
-    fresh, short, long,
-    keys, counts, last_keys, last_items, last_times, first_keys, first_times,
-    out,
-):  # fmt: skip
+def scan(clicks, shown, spans, fresh, short, long, tables, out):
     """Count clicks as time passes, and read the counts for what is shown at each click.
 
     New clicks n take the places ``start + n`` of the queues, whose times are already set. ``out[n, k]`` is filled for
     every ``shown[n, k]`` that is not 0. A context of 0 is missing. Returns how many clicks each queue has let go.
     """
-    clicks, width = shown.shape
+    times, users, sessions, items, contexts = clicks
+    keys, counts, last_keys, last_items, last_times, first_keys, first_times = tables
+    rounds, width = shown.shape
     fresh_low, short_low, long_low, high = 0, 0, 0, 0
     missing = np.float32(np.nan)
-    for n in range(clicks + 1):
+    for n in range(rounds + 1):
         # The last round is there to count the clicks that no later one of this call has counted.
-        while high < clicks and (n == clicks or times[high] < times[n]):
+        while high < rounds and (n == rounds or times[high] < times[n]):
             user, item, now = users[high], items[high], times[high]
             long_low = _expire(long, long_low, long.start + high, now - spans.memory, keys, counts)
             place = _slot(last_keys, user | U(1))
@@ -158,7 +182,7 @@ def scan(
             fresh.keys[fresh.start + high, 0] = _pair(FRESH, item, U(0))
             _add(keys, counts, fresh.keys[fresh.start + high, 0])
             high += 1
-        if n == clicks:
+        if n == rounds:
             break
         now = times[n]
         fresh_low = _expire(fresh, fresh_low, fresh.start + high, now - spans.recent, keys, counts)
