@@ -11,7 +11,7 @@ ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -79,8 +79,17 @@ class Streams:
         """The wanted rows of each stream, in their order, as a batch of their own."""
         features, places = self._singles(wanted) if self.own.offsets is None else self._jagged(wanted)
         # Groups under caches share an array.
-        arrays = {id(ids): ids[places] for ids in {id(ids): ids for ids in prepared.ids}.values()}
-        return Part(features, tuple(arrays[id(ids)] for ids in prepared.ids))
+        arrays = {id(ids): ids[places] for ids in {id(bags.values): bags.values for bags in prepared.bags}.values()}
+        offsets = None if features.offsets is None else features.offsets.numpy()
+        filled = None if features.filled is None else np.array(features.filled, dtype=np.int64)
+        return Part(features, tuple(
+            replace(
+                bags, values=arrays[id(bags.values)], offsets=offsets, batch=features.batch_size,
+                weights=None if features.weights is None else features.weights.detach().numpy(),
+                filled=None if filled is None else filled[bags.key],
+            )
+            for bags in prepared.bags
+        ))  # fmt: skip
 
     def _singles(self, wanted: Sequence[Flags]) -> tuple[KeyedJagged, NDArray[np.int64]]:
         own, counts = self.own, [int(np.count_nonzero(flags)) for flags in wanted]

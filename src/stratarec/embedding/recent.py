@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.prepared import Prepared
 from stratarec.embedding.stores.memory import allocate_bits
-from stratarec.embedding.tables import Ids, Tables
-from stratarec.jagged import KeyedJagged
-from stratarec.kernels.bags import clear_rows, mark_rows, marked_rows
+from stratarec.embedding.tables import Tables
+from stratarec.kernels.bags import BagBatch, clear_rows, mark_rows, marked_rows
 
 
 class Recent:
@@ -29,7 +28,7 @@ class Recent:
     def __init__(self, tables: Sequence[Tables]) -> None:
         self._tables = tuple(tables)
         self._bits = [allocate_bits(each.memory.slots) for each in tables]
-        self._last: tuple[KeyedJagged, tuple[Ids, ...]] | None = None
+        self._last: tuple[BagBatch, ...] | None = None
         self.number: int | None = None
         """Of the last batch; None where there is none."""
 
@@ -37,24 +36,23 @@ class Recent:
         """``[N]`` for each lookup of a batch whether its row is one of the last batch's, too."""
         found = np.zeros(prepared.features.values.numel(), dtype=np.bool_)
         if self._last is not None:
-            for tables, ids, bits in zip(self._tables, prepared.ids, self._bits, strict=True):
-                marked_rows(tables.layout, tables.bags(prepared.features, ids), bits, found)
+            for tables, bags, bits in zip(self._tables, prepared.bags, self._bits, strict=True):
+                marked_rows(tables.layout, bags, bits, found)
         return found
 
     def replace(self, prepared: Prepared) -> None:
         """The last batch is this one now."""
         self.forget()
-        for tables, ids, bits in zip(self._tables, prepared.ids, self._bits, strict=True):
-            mark_rows(tables.layout, tables.bags(prepared.features, ids), bits)
+        for tables, bags, bits in zip(self._tables, prepared.bags, self._bits, strict=True):
+            mark_rows(tables.layout, bags, bits)
         # Not the handle: whether somebody still holds it says whether its batch was lost.
-        self._last, self.number = (prepared.features, prepared.ids), prepared.number
+        self._last, self.number = prepared.bags, prepared.number
 
     def forget(self) -> None:
         """There is no last batch."""
         if self._last is not None:
-            features, last = self._last
-            for tables, ids, bits in zip(self._tables, last, self._bits, strict=True):
-                clear_rows(tables.layout, tables.bags(features, ids), bits)
+            for tables, bags, bits in zip(self._tables, self._last, self._bits, strict=True):
+                clear_rows(tables.layout, bags, bits)
         self._last = self.number = None
 
     @property
