@@ -27,10 +27,9 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import CpuSlots, SlotMemory
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.tables import Ids, Moment, Tables
+from stratarec.embedding.tables import Moment, Tables
 from stratarec.errors import ConfigError, StrataError, TrainingError
-from stratarec.jagged import KeyedJagged
-from stratarec.kernels.bags import BagBatch
+from stratarec.kernels.bags import BagBatch, Ids
 from stratarec.kernels.cache import Staging
 from stratarec.kernels.update import Scratchpad
 
@@ -79,16 +78,15 @@ class CachedTables(Tables):
                 directory.layout, directory.moves_of(directory.rows_in(hot), hot), np.ones(len(hot), bool)
             )
 
-    def stage(self, features: KeyedJagged, out: NDArray[np.int32], moment: Moment) -> Ids:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment) -> BagBatch:
         """See `Tables.stage`."""
-        bags = self.bags(features, features.values.numpy())
         stuck = self._bring_in(bags, out, moment, moment.horizon)
         if stuck >= 0 and moment.horizon < moment.stamp:
             moment.make_room()
             stuck = self._bring_in(bags, out, moment, moment.stamp)
         if stuck >= 0:
             raise TrainingError(self._too_small(bags, stuck))
-        return out
+        return replace(bags, values=out)
 
     def _bring_in(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment, horizon: int) -> int:
         """Move what the batch needs and what there is room for; the table that had none, or -1."""
@@ -130,9 +128,8 @@ class CachedTables(Tables):
 
     # Reading
 
-    def read(self, features: KeyedJagged, out: Tensor) -> list[Tensor]:
+    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         """See `Tables.read`."""
-        bags = self.bags(features, features.values.numpy())
         spans = [bags.span(feature) for feature in range(len(self.features))]
         rows = [self._rows_of(feature, bags.values[first:last]) for feature, (first, last) in enumerate(spans)]
         distinct, place = np.unique(np.concatenate(rows), return_inverse=True)

@@ -9,7 +9,6 @@ it lies and whoever looks at it in between.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -55,7 +54,7 @@ class Course:
 
     def scaled_rule(self, scale: float) -> RowUpdate:
         """As `rule` with gradients that are multiplied by `scale`."""
-        return replace(self.rule, scale=scale)
+        return self._rule(self.step, scale)
 
     @property
     def rate_factor(self) -> float:
@@ -91,5 +90,5 @@ class Course:
     def _factor(self, step: int) -> float:
         return next((factor for first, factor in reversed(self.changes) if first <= step), 1.0)
 
-    def _rule(self, step: int) -> RowUpdate:
-        return self.optimizer.rule(step, self.earlier, self._factor(step))
+    def _rule(self, step: int, scale: float = 1.0) -> RowUpdate:
+        return self.optimizer.rule(step, self.earlier, self._factor(step), scale)

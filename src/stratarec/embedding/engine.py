@@ -29,12 +29,13 @@ from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Handle, Prepared
 from stratarec.embedding.saving import begin_tables, lie_alike, load_tables, save_tables
-from stratarec.embedding.tables import Ids, Moment, Tables
+from stratarec.embedding.tables import Moment, Tables
 from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.jagged import KeyedJagged
+from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.memory import RECYCLER, buffer_bytes
 from stratarec.kernels.update import Gradients, Scratchpad
 
@@ -197,11 +198,11 @@ class Engine:
                 stamp = self._stamp(number)
                 moment = Moment(stamp, stamp - (number - horizon), number, lambda: make_room(number))
                 slots = _NO_SLOTS if self.resident else _slots_for(features)
-                ids = tuple(tables.stage(features, slots, moment) for tables in self.tables)
+                bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
             except BaseException:
                 flight.done(number)
                 raise
-            return Prepared(features, ids, number, flight)
+            return Prepared(features, bags, number, flight)
         finally:
             self._preparing.release()
 
@@ -224,13 +225,12 @@ class Engine:
         """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in the order of the tables."""
         self.health.require()
         prepared.look_up(self.flight)
-        features = prepared.features
         try:
-            for tables, ids in zip(self.tables, prepared.ids, strict=True):
-                tables.catch_up(features, ids)
-            pooled, rows = RECYCLER.empty(features.batch_size, self._columns), []
-            for tables, ids in zip(self.tables, prepared.ids, strict=True):
-                rows += tables.pool(features, ids, pooled)
+            for tables, bags in zip(self.tables, prepared.bags, strict=True):
+                tables.catch_up(bags)
+            pooled, rows = RECYCLER.empty(prepared.features.batch_size, self._columns), []
+            for tables, bags in zip(self.tables, prepared.bags, strict=True):
+                rows += tables.pool(bags, pooled)
         except BaseException:
             prepared.release()
             raise
@@ -242,7 +242,7 @@ class Engine:
         self.health.require()
         self._validator.check(features)
         pooled = RECYCLER.empty(features.batch_size, self._columns)
-        return (pooled, *(row for tables in self.tables for row in tables.read(features, pooled)))
+        return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
 
     def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
         """One optimizer step from the gradients of what `look_up` gave; then the rows may go.
@@ -257,8 +257,8 @@ class Engine:
             prepared.finish()
             try:
                 if weights is not None:
-                    for tables, ids in zip(self.tables, prepared.ids, strict=True):
-                        tables.weight_gradient(prepared.features, ids, pooled, weights)
+                    for tables, bags in zip(self.tables, prepared.bags, strict=True):
+                        tables.weight_gradient(bags, pooled, weights)
             except BaseException:
                 prepared.release()
                 raise
@@ -275,8 +275,8 @@ class Engine:
         squares = [
             square
             for held in self._held
-            for tables, ids, gradients in held.by_tables(self.tables)
-            for square in tables.square_norms(held.prepared.features, ids, gradients)
+            for tables, bags, gradients in held.by_tables(self.tables)
+            for square in tables.square_norms(bags, gradients)
         ]
         # Rounded once: which tables lie together changes no bit.
         return math.sqrt(math.fsum(squares))
@@ -293,8 +293,8 @@ class Engine:
             try:
                 with self.health.changing("an optimizer step"):
                     rule = self.course.scaled_rule(scale)
-                    for tables, ids, gradients in held.by_tables(self.tables):
-                        tables.update(held.prepared.features, ids, gradients, rule)
+                    for tables, bags, gradients in held.by_tables(self.tables):
+                        tables.update(bags, gradients, rule)
                     self.course.step += 1
             finally:
                 held.prepared.release()
@@ -466,12 +466,12 @@ class _Backward(NamedTuple):
     pooled: Tensor
     rows: Sequence[Tensor]
 
-    def by_tables(self, groups: Sequence[Tables]) -> Iterator[tuple[Tables, Ids, Gradients]]:
-        """Each group of tables with its ids and its gradients."""
+    def by_tables(self, groups: Sequence[Tables]) -> Iterator[tuple[Tables, BagBatch, Gradients]]:
+        """Each group of tables with its bags and its gradients."""
         start = 0
-        for tables, ids in zip(groups, self.prepared.ids, strict=True):
+        for tables, bags in zip(groups, self.prepared.bags, strict=True):
             end = start + len(tables.sequence_keys)
-            yield tables, ids, Gradients(self.pooled, self.rows[start:end])
+            yield tables, bags, Gradients(self.pooled, self.rows[start:end])
             start = end
 
 

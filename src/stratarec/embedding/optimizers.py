@@ -89,7 +89,7 @@ class RowOptimizerConfig:
         """What rows have beside their weights: floats a row, floats a weight, whether there are clocks."""
         return {"row_state": bool(self.row_state), "full_state": len(self.full_state), "clock": self.clocked}
 
-    def rule(self, step: int, earlier: int = 0, factor: float = 1.0) -> RowUpdate:
+    def rule(self, step: int, earlier: int = 0, factor: float = 1.0, scale: float = 1.0) -> RowUpdate:
         """The update at `step`, counted from 0.
 
         Parameters
@@ -98,6 +98,8 @@ class RowOptimizerConfig:
             Steps of the runs before that state is of, too.
         factor : float
             On the rate, beside the schedule's.
+        scale : float
+            On summed gradients.
         """
         return RowUpdate(
             kind=self.kind,
@@ -108,4 +110,5 @@ class RowOptimizerConfig:
             beta1=self.beta1,
             beta2=self.beta2,
             step=earlier + step + 1,
+            scale=scale,
         )

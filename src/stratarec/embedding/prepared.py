@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from stratarec.embedding.tables import Ids
 from stratarec.errors import TrainingError
 from stratarec.jagged import KeyedJagged
+from stratarec.kernels.bags import BagBatch
 
 
 class Stopped(Exception):
@@ -40,16 +40,16 @@ class Prepared:
     ----------
     features : KeyedJagged
         As they were given.
-    ids : tuple of ndarray
-        For each group of tables what its kernels look up: slots, or the ids themselves.
+    bags : tuple of BagBatch
+        Each group of tables' share of the batch; its values are what kernels look up: slots, or the ids themselves.
     number : int
         How many batches were prepared before.
     """
 
-    __slots__ = ("__weakref__", "_flight", "_generation", "_state", "features", "ids", "number")
+    __slots__ = ("__weakref__", "_flight", "_generation", "_state", "bags", "features", "number")
 
-    def __init__(self, features: KeyedJagged, ids: tuple[Ids, ...], number: int, flight: Flight) -> None:
-        self.features, self.ids, self.number = features, ids, number
+    def __init__(self, features: KeyedJagged, bags: tuple[BagBatch, ...], number: int, flight: Flight) -> None:
+        self.features, self.bags, self.number = features, bags, number
         self._flight, self._generation, self._state = flight, flight.generation, "prepared"
 
     def look_up(self, flight: Flight) -> None:

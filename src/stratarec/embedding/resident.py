@@ -17,10 +17,9 @@ from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.stores.chain import Chain
 from stratarec.embedding.stores.memory import allocate_bits, clear_bits, row_chunks, set_rows
-from stratarec.embedding.tables import Ids, Moment, Tables
+from stratarec.embedding.tables import Moment, Tables
 from stratarec.errors import TrainingError
-from stratarec.jagged import KeyedJagged
-from stratarec.kernels.bags import mark_rows
+from stratarec.kernels.bags import BagBatch, mark_rows
 from stratarec.kernels.random import table_key
 from stratarec.kernels.records import set_bits
 from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
@@ -54,24 +53,22 @@ class ResidentTables(Tables):
             begin = self.first_row[table.name]
             memory.fill(begin, begin + table.num_embeddings, table_key(seed, table.name), table)
 
-    def stage(self, features: KeyedJagged, out: NDArray[np.int32], moment: Moment) -> Ids:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment) -> BagBatch:
         """Nothing to bring in: ids are slots."""
-        values: Ids = features.values.numpy()
-        return values
+        return bags
 
-    def read(self, features: KeyedJagged, out: Tensor) -> list[Tensor]:
+    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         """See `Tables.read`."""
-        ids: Ids = features.values.numpy()
         # A row that catches up is none that changed: its last checkpoint says the same of it.
-        self.catch_up(features, ids)
-        return self.pool(features, ids, out)
+        self.catch_up(bags)
+        return self.pool(bags, out)
 
-    def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: RowUpdate) -> None:
+    def update(self, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
         """See `Tables.update`."""
-        super().update(features, ids, gradients, rule)
+        super().update(bags, gradients, rule)
         # Before the first checkpoint there is nothing that changes would be counted from.
         if self._chain.started:
-            mark_rows(self.layout, self.bags(features, ids), self._changed)
+            mark_rows(self.layout, bags, self._changed)
 
     def table(self, name: str) -> dict[str, Tensor]:
         """See `Tables.table`."""

@@ -27,8 +27,6 @@ from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.memory import RECYCLER
 from stratarec.kernels.update import Gradients, RowUpdate
 
-Ids = NDArray[np.int32] | NDArray[np.int64]
-
 
 class Moment(NamedTuple):
     """When a batch's rows are brought in: two clocks, and what to do when there is no room.
@@ -123,14 +121,13 @@ class Tables(ABC):
         self.first_row = {table.name: first for table, first in zip(configs, rows, strict=False)}
         self.rows = int(rows[-1])
         self._sequences = np.flatnonzero(self.layout.sequence)
-        self._keys: tuple[str, ...] = ()
-        self._places = np.empty(0, dtype=np.int64)
+        self._places: tuple[tuple[str, ...], NDArray[np.int64]] = (), np.empty(0, dtype=np.int64)
 
     # A batch
 
     @abstractmethod
-    def stage(self, features: KeyedJagged, out: NDArray[np.int32], moment: Moment) -> Ids:
-        """Bring the rows of a batch into level 0; returns what kernels look up there in place of the ids.
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment) -> BagBatch:
+        """Bring the rows of a batch into level 0; returns the bags with what kernels look up there for the ids.
 
         Parameters
         ----------
@@ -143,19 +140,19 @@ class Tables(ABC):
             All rows are as they were then, unless `Health` says otherwise.
         """
 
-    def catch_up(self, features: KeyedJagged, ids: Ids) -> None:
+    def catch_up(self, bags: BagBatch) -> None:
         """Let the rows of a batch take the steps that they missed, as they must before `pool`."""
         missed = self.course.missed
         if missed is not None:
-            self.memory.catch_up(self.layout, self.bags(features, ids), missed)
+            self.memory.catch_up(self.layout, bags, missed)
 
     @abstractmethod
-    def read(self, features: KeyedJagged, out: Tensor) -> list[Tensor]:
-        """As `pool` of ids that were not staged: reads rows where they lie and leaves them there."""
+    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
+        """As `pool` of bags that were not staged: reads rows where they lie and leaves them there."""
 
-    def pool(self, features: KeyedJagged, ids: Ids, out: Tensor) -> list[Tensor]:
+    def pool(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         """Fill these tables' columns of `out`; returns the rows of their sequence features."""
-        return self._pool(self.bags(features, ids), self.memory, self.layout, out)
+        return self._pool(bags, self.memory, self.layout, out)
 
     def _pool(self, bags: BagBatch, memory: SlotMemory, layout: GroupLayout, out: Tensor) -> list[Tensor]:
         self.check(bags, memory.pool(layout, bags, out))
@@ -167,24 +164,24 @@ class Tables(ABC):
             rows.append(gathered)
         return rows
 
-    def update(self, features: KeyedJagged, ids: Ids, gradients: Gradients, rule: RowUpdate) -> None:
+    def update(self, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
         """Apply the row optimizer, given the gradients of what `pool` returned."""
-        self.memory.update(self.layout, self.bags(features, ids), gradients, rule, self.course.missed)
+        self.memory.update(self.layout, bags, gradients, rule, self.course.missed)
 
-    def square_norms(self, features: KeyedJagged, ids: Ids, gradients: Gradients) -> list[float]:
+    def square_norms(self, bags: BagBatch, gradients: Gradients) -> list[float]:
         """Sum of squares of the summed gradients of a batch's rows, of each table."""
-        found: list[float] = self.memory.square_norms(self.layout, self.bags(features, ids), gradients).tolist()
+        found: list[float] = self.memory.square_norms(self.layout, bags, gradients).tolist()
         return found
 
-    def weight_gradient(self, features: KeyedJagged, ids: Ids, pooled: Tensor, out: Tensor) -> None:
+    def weight_gradient(self, bags: BagBatch, pooled: Tensor, out: Tensor) -> None:
         """Add the gradients of per-sample weights to `out`."""
-        self.memory.weight_gradient(self.layout, self.bags(features, ids), pooled, out)
+        self.memory.weight_gradient(self.layout, bags, pooled, out)
 
-    def bags(self, features: KeyedJagged, ids: Ids) -> BagBatch:
-        """These tables' share of a batch; `ids` are the batch's own or those that `stage` gave."""
+    def bags(self, features: KeyedJagged) -> BagBatch:
+        """These tables' share of a batch: made once, it travels with the batch's handle."""
         key = self._key_places(features.keys)
         return BagBatch(
-            values=ids,
+            values=features.values.numpy(),
             offsets=None if features.offsets is None else features.offsets.numpy(),
             weights=None if features.weights is None else features.weights.detach().numpy(),
             batch=features.batch_size,
@@ -194,11 +191,13 @@ class Tables(ABC):
 
     def _key_places(self, keys: tuple[str, ...]) -> NDArray[np.int64]:
         """Where each of the features is among `keys`, which are the same from batch to batch."""
-        if keys != self._keys:
+        # Read and replaced whole: one thread may prepare batches while another reads one with other keys.
+        known, found = self._places
+        if keys != known:
             places = {name: place for place, name in enumerate(keys)}
-            self._places = np.array([places[name] for _, name in self.features], dtype=np.int64)
-            self._keys = keys
-        return self._places
+            found = np.array([places[name] for _, name in self.features], dtype=np.int64)
+            self._places = keys, found
+        return found
 
     def check(self, bags: BagBatch, place: int) -> None:
         """`ConfigError` that names feature and table of the id at `place`, unless that is -1."""

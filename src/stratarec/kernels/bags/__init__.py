@@ -16,6 +16,8 @@ from stratarec.kernels.bags import cpu
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
 _NO_OFFSETS = np.zeros(1, dtype=np.int64)
+NO_LIMITS = np.empty(0, dtype=np.int64)
+"""`BagBatch.filled` as kernels take it, where all bags are."""
 _NO_WEIGHTS = np.zeros(1, dtype=np.float32)
 
 
@@ -53,7 +55,8 @@ class BagBatch:
 
     @property
     def compiled(self) -> tuple[Any, ...]:
-        """`cpu.Bags` as kernels take it."""
+        """`cpu.Bags` as kernels take it: a plain tuple, which costs half of a named one at every call."""
+        # Not kept: what Python 3.11 locks around a cached property takes longer than the tuple.
         return (
             self.values, _NO_OFFSETS if self.offsets is None else self.offsets, self.offsets is None,
             _NO_WEIGHTS if self.weights is None else self.weights, self.weights is not None, self.batch,

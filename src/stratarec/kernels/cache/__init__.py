@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,15 @@ class CacheLayout:
         """`hot`, or none of any table."""
         none = np.zeros(len(self.rows), dtype=np.int64)
         return self.hot or HotSlots.of(self.rows, none, none, self.slots)
+
+    @cached_property
+    def places(self) -> tuple[Any, ...]:
+        """`cpu.Places` as kernels take it."""
+        hot = self.hot_slots
+        return (
+            self.rows, hot.head, hot.tail, hot.start[:-1] - self.slot_start[:-1], self.slot_start, self.sets,
+            self.overflow_sets, self.ways, POLICIES[self.policy],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,7 @@ class StageWorkspace:
         self.order = np.argsort(-lookups, kind="stable")
         self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(np.int64)
         if not self.arrays or len(self.arrays["pending"]) < self.room[-1]:
+            # In the order of `cpu.Lists`.
             names = ("pending", "in_row", "in_slot", "in_victim", "out_row", "out_slot")
             self.arrays = {name: np.empty(int(self.room[-1] * 1.25), dtype=np.int64) for name in names}
         return self.arrays
@@ -207,14 +218,12 @@ def stage(
     none = np.zeros((4, tables), dtype=np.int64)
     done = Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3], reach=state.reach.copy())
     lists = workspace.prepare(lookups_by_table(group, lookups), layout)
-    bad, hot = np.full(tables, -1, dtype=np.int64), layout.hot_slots
+    bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
-        team_of(team_threads()), lookups.compiled, lookups.key, group.table_start, group.table_features, layout.rows,
-        hot.head, hot.tail, hot.start[:-1] - layout.slot_start[:-1], layout.slot_start, layout.sets,
-        layout.overflow_sets, layout.ways, state.tags, state.stamps, state.counts, state.reach,
-        POLICIES[layout.policy], batch, horizon, out, workspace.room, workspace.order,
-        lists["pending"], lists["in_row"], lists["in_slot"], lists["in_victim"], lists["out_row"], lists["out_slot"],
-        done.rows_in, done.victims, done.released, done.stuck, bad,
+        team_of(team_threads()), (lookups.compiled, lookups.key, group.table_start, group.table_features),
+        layout.places, (state.tags, state.stamps, state.counts, state.reach), (batch, horizon),
+        (workspace.room, workspace.order, *lists.values()),
+        (done.rows_in, done.victims, done.released, done.stuck, bad), out,
     )  # fmt: skip
     wrong = bad[bad >= 0]
     done.bad = int(wrong.min()) if len(wrong) else -1
@@ -258,8 +267,8 @@ def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: t
     done = 0
     for rows, slots, count in lists:
         done = cpu.compact(
-            workspace.room, count, layout.first_row, tuple(layout.noise), workspace.arrays[rows],
-            workspace.arrays[slots], done, found.rows, found.slots, found.tables, found.keys,
+            workspace.room, count, (workspace.arrays[rows], workspace.arrays[slots]), layout.first_row,
+            tuple(layout.noise), done, (found.rows, found.slots, found.tables, found.keys),
         )  # fmt: skip
     return found
 
@@ -272,10 +281,8 @@ def row_keys(layout: CacheLayout, tables: NDArray[np.int32], ids: Ints) -> NDArr
 def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], ids: Ints) -> Ints:
     """The slot of each (table, id), or -1 where it is not resident; changes nothing."""
     out = np.empty(len(ids), dtype=np.int64)
-    cpu.locate(
-        ids, tables, layout.slot_start, layout.sets, layout.overflow_sets, state.reach, layout.ways, state.tags,
-        out,
-    )  # fmt: skip
+    places = layout.slot_start, layout.sets, layout.overflow_sets, layout.ways
+    cpu.locate(ids, tables, places, state.reach, state.tags, out)
     return out if layout.hot is None else np.maximum(out, layout.hot.locate(tables, ids))
 
 
@@ -295,7 +302,6 @@ def initialize(
     """
     weights, full_state = level[0], level[2]
     cpu.initialize(
-        incoming.slots, incoming.keys, layout.bound, incoming.tables, absent, *level, width,
-        len(full_state) // (len(weights) // width),
-        use_torch_threads() * 4,
+        (incoming.slots, incoming.tables, incoming.keys), absent, layout.bound, tuple(level), width,
+        len(full_state) // (len(weights) // width), use_torch_threads() * 4,
     )  # fmt: skip

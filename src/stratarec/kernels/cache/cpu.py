@@ -11,10 +11,13 @@ on, counted from the table's first. These slots have neither tag nor stamp.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit, prange
+from numpy.typing import NDArray
 
-from stratarec.kernels.bags.cpu import Bags
+from stratarec.kernels.bags.cpu import Bags, span
 from stratarec.kernels.lanes import LANES, find_equal, least
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import GOLDEN, key_of, mix, unit
@@ -27,6 +30,91 @@ PROBES = 16
 # Lookups ahead of the one in use whose set is prefetched.
 AHEAD = 16
 LINE = 16
+
+
+class Lookups(NamedTuple):
+    """A batch, the place of each feature among its keys, and the features of each table."""
+
+    bags: Bags
+    key: NDArray[np.int64]
+    table_start: NDArray[np.int64]
+    table_features: NDArray[np.int64]
+
+
+class Places(NamedTuple):
+    """Where the slots of each table and of its hot rows lie; arrays have one entry a table."""
+
+    rows: NDArray[np.int64]
+    head: NDArray[np.int64]
+    tail: NDArray[np.int64]
+    hot: NDArray[np.int64]
+    slot_start: NDArray[np.int64]
+    sets: NDArray[np.int64]
+    overflow_sets: NDArray[np.int64]
+    ways: int
+    policy: int
+
+
+class Area(NamedTuple):
+    """The slots of one table: its first one, its sets, and the overflow sets behind them."""
+
+    start: int
+    sets: int
+    overflow_sets: int
+    ways: int
+
+
+class State(NamedTuple):
+    """What slots hold: `CacheState`."""
+
+    tags: NDArray[np.int32]
+    stamps: NDArray[np.int32]
+    counts: NDArray[np.uint32]
+    reach: NDArray[np.int64]
+
+
+class Moment(NamedTuple):
+    """The stamp of the batch, and the first stamp of slots that are in use."""
+
+    batch: int
+    horizon: int
+
+
+class Lists(NamedTuple):
+    """What moves. Those of table t start at ``room[t]``; tables are taken in `order`, the longest first."""
+
+    room: NDArray[np.int64]
+    order: NDArray[np.int64]
+    pending: NDArray[np.int64]
+    in_row: NDArray[np.int64]
+    in_slot: NDArray[np.int64]
+    in_victim: NDArray[np.int64]
+    out_row: NDArray[np.int64]
+    out_slot: NDArray[np.int64]
+
+
+class Entering(NamedTuple):
+    """One table's share of the lists of rows that come in."""
+
+    row: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    victim: NDArray[np.int64]
+
+
+class Found(NamedTuple):
+    """`Staging`, and the place of a bad id of each table or -1."""
+
+    rows_in: NDArray[np.int64]
+    victims: NDArray[np.int64]
+    released: NDArray[np.int64]
+    stuck: NDArray[np.int64]
+    bad: NDArray[np.int64]
+
+
+@njit(**BODY)
+def area_of(places, t):
+    """The slots of table t."""
+    return Area(places.slot_start[t], places.sets[t], places.overflow_sets[t], places.ways)
 
 
 @njit(**BODY)
@@ -72,13 +160,13 @@ def find_overflow(tags, first, sets, ways, row, reach):
 
 
 @njit(**BODY)
-def find_slot(tags, start, sets, overflow_sets, ways, row, reach):
-    """The slot of `row` in the table whose first slot is `start`, or -1."""
-    first = U(start) + spread(row, sets) * U(ways)
-    way = find_way(tags, first, ways, np.int32(row + 1))
+def find_slot(tags, area, row, reach):
+    """The slot of `row` in its table's area, or -1; overflow sets beyond `reach` hold none of the table's rows."""
+    first = U(area.start) + spread(row, area.sets) * U(area.ways)
+    way = find_way(tags, first, area.ways, np.int32(row + 1))
     slot = np.int64(first) + way - 1 if way else np.int64(-1)
     if reach and slot < 0:
-        slot = find_overflow(tags, start + sets * ways, overflow_sets, ways, row, reach)
+        slot = find_overflow(tags, area.start + area.sets * area.ways, area.overflow_sets, area.ways, row, reach)
     return slot
 
 
@@ -92,202 +180,187 @@ def oldest(stamps, first, ways, horizon):
 
 
 @njit(**BODY)
-def victim(tags, stamps, counts, first, ways, policy, horizon):
+def victim(state, first, ways, policy, horizon):
     """The slot to give up in the set at `first`: an empty one, else the policy's choice of those not in use, or -1.
 
     Ties go to the lower way, so the choice is a function of the set's content alone.
     """
-    empty = find_way(tags, U(first), ways, np.int32(0))
+    empty = find_way(state.tags, U(first), ways, np.int32(0))
     if empty:
         return first + empty - 1
     if policy == LRU:
-        return oldest(stamps, U(first), ways, horizon)
+        # The only policy that is worth vector code: the search for the least stamp is most of a miss.
+        return oldest(state.stamps, U(first), ways, horizon)
     best, best_score = np.int64(-1), np.int64(0)
     for way in range(ways):
         slot = U(first + way)
-        if stamps[slot] >= horizon:
+        if state.stamps[slot] >= horizon:
             continue
         if policy == LFU:
-            score = -((np.int64(counts[slot]) << 32) + np.int64(stamps[slot]))
+            score = -((np.int64(state.counts[slot]) << 32) + np.int64(state.stamps[slot]))
         else:
-            score = np.int64(tags[slot])
+            score = np.int64(state.tags[slot])
         if best < 0 or score > best_score:
             best, best_score = np.int64(slot), score
     return best
 
 
 @njit(**BODY)
-def touch(slot, batch, stamps, counts, policy):
+def touch(slot, batch, state, policy):
     """Note that `batch` uses the slot."""
     if policy == LFU:
-        counts[slot] += np.uint32(stamps[slot] != batch and counts[slot] < np.uint32(0xFFFFFFFF))
-    stamps[slot] = batch
+        state.counts[slot] += np.uint32(state.stamps[slot] != batch and state.counts[slot] < np.uint32(0xFFFFFFFF))
+    state.stamps[slot] = batch
 
 
 @njit(**BODY)
-def find_rows(
-    features, bags, key, limit, head, tail, hot, start, sets, overflow_sets, reach, ways,
-    tags, stamps, counts, policy, batch, out, pending,
-):  # fmt: skip
+def find_rows(t, lookups, places, area, state, batch, out, pending):
     """Translate one table's ids into slots where they are resident; the places of the others go to `pending`.
 
     Returns (number pending, place of a bad id or -1).
     """
-    misses = 0
-    for f in features:
-        begin, end = key[f] * bags.batch, (key[f] + 1) * bags.batch
-        if not bags.singles:
-            begin, end = bags.offsets[begin], bags.offsets[end]
+    misses, bags = 0, lookups.bags
+    # Read once: to the compiler what is stored below might change them.
+    limit, head, tail, hot, reach = places.rows[t], places.head[t], places.tail[t], places.hot[t], state.reach[t]
+    for f in lookups.table_features[lookups.table_start[t] : lookups.table_start[t + 1]]:
+        begin, end = span(bags, lookups.key[f])
         for i in range(U(begin), U(end)):
             later = bags.values[min(i + U(AHEAD), U(end) - U(1))]
-            prefetch_set(tags, stamps, U(start) + spread(later, sets) * U(ways), ways)
+            prefetch_set(state.tags, state.stamps, U(area.start) + spread(later, area.sets) * U(area.ways), area.ways)
             row = bags.values[i]
             if row < 0 or row >= limit:
                 return misses, np.int64(i)
             if row < head or row >= tail:
                 out[i] = hot + row - (0 if row < head else tail - head)
                 continue
-            slot = find_slot(tags, start, sets, overflow_sets, ways, row, reach)
+            slot = find_slot(state.tags, area, row, reach)
             # Whether a row is there cannot be predicted: both outcomes are written, one of them in vain. A missing row
             # touches the padding behind the last slot.
             pending[U(misses)] = i
             misses += slot < 0
-            touch(U(slot) if slot >= 0 else U(len(stamps) - 1), batch, stamps, counts, policy)
-            out[i] = slot - start if slot >= 0 else -1
+            touch(U(slot) if slot >= 0 else U(len(state.stamps) - 1), batch, state, places.policy)
+            out[i] = slot - area.start if slot >= 0 else -1
     return misses, np.int64(-1)
 
 
 @njit(**BODY)
-def release_overflow(start, sets, overflow_sets, ways, tags, stamps, batch, horizon, out_row, out_slot, listed):
+def release_overflow(area, state, moment, out_row, out_slot, listed):
     """Empty the overflow slots that are no longer in use, adding to a list. Returns (listed, whether any row stays)."""
     stay = False
-    first = start + sets * ways
-    for slot in range(U(first), U(first + overflow_sets * ways)):
-        if tags[slot] == 0:
+    first = area.start + area.sets * area.ways
+    for slot in range(U(first), U(first + area.overflow_sets * area.ways)):
+        if state.tags[slot] == 0:
             continue
-        if stamps[slot] >= horizon:
+        if state.stamps[slot] >= moment.horizon:
             stay = True
             continue
-        out_row[U(listed)] = tags[slot] - 1
+        out_row[U(listed)] = state.tags[slot] - 1
         out_slot[U(listed)] = slot
-        tags[slot] = 0
-        stamps[slot] = batch
+        state.tags[slot] = 0
+        # An emptied slot is stamped, too: a checkpoint that is told only what changed must hear of it.
+        state.stamps[slot] = moment.batch
         listed += 1
     return listed, stay
 
 
 @njit(**BODY)
-def admit(row, start, sets, overflow_sets, ways, tags, stamps, counts, policy, horizon):
+def admit(row, area, state, policy, horizon):
     """The slot for a missing row, or -1 when every candidate is in use, and how many overflow sets were searched."""
-    slot = victim(tags, stamps, counts, start + np.int64(spread(row, sets)) * ways, ways, policy, horizon)
+    slot = victim(state, area.start + np.int64(spread(row, area.sets)) * area.ways, area.ways, policy, horizon)
     if slot >= 0:
         return slot, U(0)
-    home = spread_overflow(row, overflow_sets)
-    for probe in range(U(min(overflow_sets, PROBES))):
-        first = start + sets * ways + np.int64((home + probe) % U(overflow_sets)) * ways
-        empty = find_way(tags, U(first), ways, np.int32(0))
+    home = spread_overflow(row, area.overflow_sets)
+    for probe in range(U(min(area.overflow_sets, PROBES))):
+        place = area.sets + np.int64((home + probe) % U(area.overflow_sets))
+        first = area.start + place * area.ways
+        empty = find_way(state.tags, U(first), area.ways, np.int32(0))
         if empty:
             return first + empty - 1, probe + U(1)
     return np.int64(-1), U(0)
 
 
 @njit(**BODY)
-def bring_in(
-    pending, misses, values, start, sets, overflow_sets, reach, ways, tags, stamps, counts, policy, batch,
-    horizon, out, in_row, in_slot, in_victim, rows_in,
-):  # fmt: skip
+def bring_in(pending, values, area, reach, policy, state, moment, out, entering, rows_in):
     """Give every pending id a slot, adding to the list of rows that come in and the rows whose slots they take.
 
     Returns (rows in, victims, reach of the overflow area, ids that found no room).
     """
-    stuck, victims = 0, 0
-    for p in range(U(misses)):
-        later = values[U(pending[min(p + U(AHEAD), U(misses) - U(1))])]
-        prefetch_set(tags, stamps, U(start) + spread(later, sets) * U(ways), ways)
+    stuck, victims, misses = 0, 0, U(len(pending))
+    for p in range(misses):
+        later = values[U(pending[min(p + U(AHEAD), misses - U(1))])]
+        prefetch_set(state.tags, state.stamps, U(area.start) + spread(later, area.sets) * U(area.ways), area.ways)
         i = U(pending[p])
         row = values[i]
-        slot = find_slot(tags, start, sets, overflow_sets, ways, row, reach)
+        # Again: an id before it in the list may be the same row, which has come in by now.
+        slot = find_slot(state.tags, area, row, reach)
         if slot < 0:
-            slot, searched = admit(row, start, sets, overflow_sets, ways, tags, stamps, counts, policy, horizon)
+            slot, searched = admit(row, area, state, policy, moment.horizon)
             if slot < 0:
                 stuck += 1
                 continue
             reach = max(reach, np.int64(searched))
-            in_row[U(rows_in)] = row
-            in_slot[U(rows_in)] = slot
-            in_victim[U(rows_in)] = tags[U(slot)] - 1
-            victims += tags[U(slot)] != 0
+            entering.row[U(rows_in)] = row
+            entering.slot[U(rows_in)] = slot
+            entering.victim[U(rows_in)] = state.tags[U(slot)] - 1
+            victims += state.tags[U(slot)] != 0
             rows_in += 1
-            tags[U(slot)] = np.int32(row + 1)
-            stamps[U(slot)] = batch
-            counts[U(slot) if policy == LFU else U(0)] = np.uint32(1)
-        out[i] = slot - start
+            state.tags[U(slot)] = np.int32(row + 1)
+            state.stamps[U(slot)] = moment.batch
+            state.counts[U(slot) if policy == LFU else U(0)] = np.uint32(1)
+        out[i] = slot - area.start
     return rows_in, victims, reach, stuck
 
 
 @njit(**BODY)
-def stage_tables(
-    member, counter, bags, key, table_start, table_features, rows, head, tail, hot, slot_start, sets,
-    overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending, in_row,
-    in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
-):  # fmt: skip
+def stage_tables(member, counter, lookups, places, state, moment, lists, found, out):
     """Bring every row of the batch into its table's slots and write slots, relative to the table's first, to `out`.
 
-    Lists of table t start at ``room[t]``, with `rows_in` and `released` entries; `victims` counts those among the rows
-    that come in. `stuck` counts ids without room, `bad` is the place of a bad id or -1. Tables are taken in `order`.
+    Entries of `found` count what the lists have; ids without room are `stuck`, and nothing of a table with a bad id
+    moves.
     """
     while True:
         task = take(counter)
-        if task >= len(order):
+        if task >= len(lists.order):
             return
-        t = order[U(task)]
-        features = table_features[table_start[t] : table_start[t + 1]]
-        begin, end = room[t], room[t + 1]
-        waiting = pending[begin:end]
-        misses, bad[t] = find_rows(
-            features, bags, key, rows[t], head[t], tail[t], hot[t], slot_start[t], sets[t], overflow_sets[t],
-            reach[t], ways, tags, stamps, counts, policy, batch, out, waiting,
-        )  # fmt: skip
-        if bad[t] >= 0:
+        t = lists.order[U(task)]
+        area, begin, end = area_of(places, t), lists.room[t], lists.room[t + 1]
+        waiting = lists.pending[begin:end]
+        misses, found.bad[t] = find_rows(t, lookups, places, area, state, moment.batch, out, waiting)
+        if found.bad[t] >= 0:
             continue
-        if reach[t]:
-            released[t], stay = release_overflow(
-                slot_start[t], sets[t], overflow_sets[t], ways, tags, stamps, batch, horizon,
-                out_row[begin:end], out_slot[begin:end], released[t],
-            )  # fmt: skip
-            reach[t] *= stay
-        rows_in[t], replaced, reach[t], stuck[t] = bring_in(
-            waiting, misses, bags.values, slot_start[t], sets[t], overflow_sets[t], reach[t], ways, tags, stamps,
-            counts, policy, batch, horizon, out, in_row[begin:end], in_slot[begin:end], in_victim[begin:end],
-            rows_in[t],
+        if state.reach[t]:
+            found.released[t], stay = release_overflow(
+                area, state, moment, lists.out_row[begin:end], lists.out_slot[begin:end], found.released[t]
+            )
+            state.reach[t] *= stay
+        entering = Entering(lists.in_row[begin:end], lists.in_slot[begin:end], lists.in_victim[begin:end])
+        found.rows_in[t], replaced, state.reach[t], found.stuck[t] = bring_in(
+            waiting[:misses], lookups.bags.values, area, state.reach[t], places.policy, state, moment, out, entering,
+            found.rows_in[t],
         )  # fmt: skip
-        victims[t] += replaced
+        found.victims[t] += replaced
 
 
 @njit(nogil=True, cache=True)
-def stage(
-    team, bags, key, table_start, table_features, rows, head, tail, hot, slot_start, sets,
-    overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending, in_row,
-    in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
-):  # fmt: skip
-    """`stage_tables` by a team."""
-    bags = Bags(*bags)
-    counter = np.zeros(1, np.int64)
+def stage(team, lookups, places, state, moment, lists, found, out):
+    """`stage_tables` by a team. Plain tuples come in: unpacking a named one takes twice as long."""
+    bags, key, table_start, table_features = lookups
     given = (
-        counter, bags, key, table_start, table_features, rows, head, tail, hot, slot_start, sets,
-        overflow_sets, ways, tags, stamps, counts, reach, policy, batch, horizon, out, room, order, pending,
-        in_row, in_slot, in_victim, out_row, out_slot, rows_in, victims, released, stuck, bad,
+        np.zeros(1, np.int64), Lookups(Bags(*bags), key, table_start, table_features), Places(*places), State(*state),
+        Moment(*moment), Lists(*lists), Found(*found), out,
     )  # fmt: skip
     run_team(team, stage_tables, given)
 
 
 @njit(nogil=True, cache=True)
-def compact(room, count, first_row, noise, row, slot, total, group_row, group_slot, table, noise_key):
-    """Add the tables' lists to `total` entries: row in the group, slot, table, and the key of the row's noise.
+def compact(room, count, lists, first_row, noise, total, moves):
+    """Add the tables' `lists`, rows and slots, to `total` entries of `moves`: row in the group, slot, table, noise key.
 
     Rows below 0 are left out. Returns the number of entries.
     """
     total = U(total)
+    row, slot = lists
+    group_row, group_slot, table, noise_key = moves
     for t in range(len(count)):
         for i in range(U(room[t]), U(room[t] + count[t])):
             if row[i] >= 0:
@@ -300,8 +373,9 @@ def compact(room, count, first_row, noise, row, slot, total, group_row, group_sl
 
 
 @njit(**BODY)
-def initialize_row(slot, key, bound, weights, row_state, full_state, clock, D, full):
+def initialize_row(slot, key, bound, slots, D, full):
     """Uniform weights in +-bound and zeros for state and clock; `full` is how many floats its weights' state has."""
+    weights, row_state, full_state, clock = slots
     for d in range(D):
         weights[slot * D + d] = -bound + (bound + bound) * unit(key, d)
     for place in range(slot * full, (slot + U(1)) * full):
@@ -313,23 +387,25 @@ def initialize_row(slot, key, bound, weights, row_state, full_state, clock, D, f
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def initialize(slots, keys, bounds, tables, absent, weights, row_state, full_state, clock, width, full, chunks):
-    """Fill the slots of rows that were never written: uniform weights in +-bound of the row's table, no state."""
-    D = U(width)
+def initialize(moves, absent, bounds, slots, width, full, chunks):
+    """Fill the slots of rows that were never written: uniform weights in +-bound of the row's table, no state.
+
+    `moves` are slots, tables and noise keys.
+    """
+    D, (into, tables, keys) = U(width), moves
     for chunk in prange(chunks):
-        for i in range(U(len(slots) * chunk // chunks), U(len(slots) * (chunk + 1) // chunks)):
-            if not absent[i]:
-                continue
-            bound = bounds[U(tables[i])]
-            initialize_row(U(slots[i]), keys[i], bound, weights, row_state, full_state, clock, D, U(full))
+        for i in range(U(len(into) * chunk // chunks), U(len(into) * (chunk + 1) // chunks)):
+            if absent[i]:
+                initialize_row(U(into[i]), keys[i], bounds[U(tables[i])], slots, D, U(full))
 
 
 @njit(nogil=True, cache=True)
-def locate(row, tables, slot_start, sets, overflow_sets, reach, ways, tags, out):
-    """The slot of each (table, row), or -1; changes nothing."""
+def locate(row, tables, places, reach, tags, out):
+    """The slot of each (table, row), or -1; changes nothing. `places` are first slot, sets, overflow sets and ways."""
+    slot_start, sets, overflow_sets, ways = places
     for i in range(U(len(row))):
         t = U(tables[i])
-        out[i] = find_slot(tags, slot_start[t], sets[t], overflow_sets[t], ways, row[i], reach[t])
+        out[i] = find_slot(tags, Area(slot_start[t], sets[t], overflow_sets[t], ways), row[i], reach[t])
 
 
 @njit(nogil=True, cache=True)

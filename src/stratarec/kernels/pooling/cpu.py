@@ -15,6 +15,7 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
+from stratarec.kernels.bags import NO_LIMITS
 from stratarec.kernels.bags.cpu import Bags, Features, share
 from stratarec.kernels.rows import U, ahead_of, prefetch_row
 from stratarec.kernels.team import BODY, run_team, take, team_of
@@ -42,6 +43,12 @@ class Tile(NamedTuple):
 
     samples: int
     features: int
+
+
+@njit(**BODY)
+def limit_of(bags, filled, f):
+    """How many bags of feature f are pooled; `filled` is empty where all are, since making it costs 2 us a batch."""
+    return filled[f] if len(filled) else np.int64(bags.batch)
 
 
 @njit(**BODY)
@@ -77,7 +84,7 @@ def copy_rows(lanes, weights, D, values, span, table, output, target):
 def pool_singles(member, lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad):
     """out[b * stride + column[f]:][:D] = row of the one id of bag (f, b), a tile at a time.
 
-    Of feature f only the first ``filled[f]`` bags are pooled.
+    Of feature f only the first `limit_of` bags are pooled.
     """
     literally(lanes)
     D = U(lanes if whole else width)
@@ -90,7 +97,7 @@ def pool_singles(member, lanes, whole, counter, weights, width, bags, filled, fe
         last = min(first + tile.samples, bags.batch)
         begin = task % groups * tile.features
         for f in range(begin, min(begin + tile.features, len(features.key))):
-            start, stop = features.key[f] * bags.batch, min(last, filled[f])
+            start, stop = features.key[f] * bags.batch, min(last, limit_of(bags, filled, f))
             if stop <= first:
                 continue
             found = copy_rows(
@@ -121,7 +128,7 @@ def pool_bag(lanes, weights, D, bags, span, origin, factor, output, target):
 def pool_bags(member, lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad):
     """As `pool_singles` for bags of any length: sum or mean of (weighted) rows; an empty bag gives zeros.
 
-    Of feature f only the first ``filled[f]`` bags are pooled.
+    Of feature f only the first `limit_of` bags are pooled.
     """
     literally(lanes)
     D = U(lanes if whole else width)
@@ -135,7 +142,7 @@ def pool_bags(member, lanes, whole, counter, weights, width, bags, filled, featu
         shift = features.key[f] * bags.batch
         limit, origin = features.rows[f], features.base[f]
         stop = bags.offsets[shift + bags.batch] - 1
-        for bag in range(shift + first, shift + min(first + tile.samples, filled[f])):
+        for bag in range(shift + first, shift + min(first + tile.samples, limit_of(bags, filled, f))):
             target = U((bag - shift) * output.stride + features.column[f])
             begin, end = U(bags.offsets[bag]), U(bags.offsets[bag + 1])
             for i in range(begin, end):
@@ -232,7 +239,7 @@ def pool(weights, group, bags, out):
     features, given = group.pooled_features(bags), out.numpy()
     threads, run = threads_for(len(bags.values)), kernels(*blocks(group.width))
     stride, tile = given.shape[1], _tile(bags.batch, threads)
-    filled = np.full(len(features[0]), bags.batch) if bags.filled is None else bags.filled[group.pooled]
+    filled = NO_LIMITS if bags.filled is None else bags.filled[group.pooled]
     if bags.offsets is None and bags.weights is None:
         streaming = given.nbytes >= _STREAM_BYTES and group.lines and not (stride % 16 or given.ctypes.data % 64)
         output = given.reshape(-1), stride, streaming

@@ -15,9 +15,6 @@ from stratarec.kernels.swap import cpu
 from stratarec.kernels.team import team_of
 from stratarec.kernels.threads import team_threads
 
-# Few enough for threads to end together, enough that the first rows of a piece, not prefetched early, do not count.
-_PIECE_ROWS = 128
-
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
@@ -49,10 +46,10 @@ def swap(
     """
     records, written, changed = home
     lists = workspace.arrays
+    entering = workspace.room, staging.rows_in, lists["in_row"], lists["in_slot"], lists["in_victim"]
     refused = cpu.swap(
-        team_of(team_threads()), codec.form, slots, (records.reshape(-1), written, changed), workspace.room,
-        staging.rows_in, _PIECE_ROWS, lists["in_row"], lists["in_slot"], lists["in_victim"], layout.first_row,
-        tuple(layout.noise), layout.bound, np.uint64(write),
+        team_of(team_threads()), codec.form, tuple(slots), (records.reshape(-1), written, changed), entering,
+        (layout.first_row, tuple(layout.noise), layout.bound), np.uint64(write),
     )  # fmt: skip
     if refused < 0:
         return None

@@ -6,8 +6,11 @@ in the same batch, so entries are independent of each other.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from stratarec.kernels.bits import set_bit, test_bit
 from stratarec.kernels.cache.cpu import initialize_row
@@ -19,6 +22,27 @@ from stratarec.kernels.team import BODY, run_team, take
 U = np.uint64
 # Entries ahead of the one in use.
 AHEAD = 12
+# Entries that a member takes at a time: few enough for threads to end together, enough that the first rows of a piece,
+# not prefetched early, do not count.
+PIECE_ROWS = 128
+
+
+class Entering(NamedTuple):
+    """The rows that come in: those of table t are ``count[t]`` entries from ``room[t]`` on, dealt out in pieces."""
+
+    room: NDArray[np.int64]
+    count: NDArray[np.int64]
+    row: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    victim: NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """What rows of each table are: the first of the group, key of the noise, bound of initial weights."""
+
+    first: NDArray[np.int64]
+    noise: tuple
+    bound: NDArray[np.float32]
 
 
 @njit(**BODY)
@@ -36,32 +60,33 @@ def prefetch_swap(form, slots, home, slot, row, victim):
 
 
 @njit(**BODY)
-def swap_row(form, slots, home, slot, first_row, row, victim, t, noise, bound, write_key):
-    """Send the victim home, if there is one, and bring the row in; returns whether the codec can hold the victim."""
+def swap_row(form, slots, home, t, rows, entry, write_key):
+    """Send the victim home, if there is one, and bring the row in; returns whether the codec can hold the victim.
+
+    `entry` is slot, row and victim.
+    """
     weights, row_state, full_state, clock = slots
     records, written, changed = home
+    slot, row, victim = entry
     size, held = U(form[-1]), True
+    # The victim first: its floats lie where those of the row come to lie.
     if victim >= 0:
-        place = U(first_row + victim)
-        key = key_of(noise, t, victim)
+        place = U(rows.first[t] + victim)
+        key = key_of(rows.noise, t, victim)
         held = encode_row(form, weights, row_state, full_state, clock, slot, records, place * size, key, write_key)
         set_bit(written, place)
         set_bit(changed, place)
-    place = U(first_row + row)
+    place = U(rows.first[t] + row)
     if test_bit(written, place):
         decode_row(form, records, place * size, weights, row_state, full_state, clock, slot)
     else:
-        key = key_of(noise, t, row)
         D = U(form[4])
-        initialize_row(slot, key, bound, weights, row_state, full_state, clock, D, D * U(form[6]))
+        initialize_row(slot, key_of(rows.noise, t, row), rows.bound[t], slots, D, D * U(form[6]))
     return held
 
 
 @njit(**BODY)
-def swap_pieces(
-    member, counter, form, slots, home, room, count, pieces, piece_rows, in_row, in_slot, in_victim, first_row,
-    noise, bound, write, refused,
-):  # fmt: skip
+def swap_pieces(member, counter, form, slots, home, entering, pieces, rows, write, refused):
     """Take pieces of the tables' lists; table t has those from ``pieces[t]`` on. `refused` has one entry a piece."""
     write_key = write_key_of(write)
     while True:
@@ -71,37 +96,30 @@ def swap_pieces(
         t = U(0)
         while pieces[t + U(1)] <= piece:
             t += U(1)
-        first = U(room[t] + (piece - pieces[t]) * piece_rows)
-        last = min(first + U(piece_rows), U(room[t] + count[t]))
-        origin = first_row[t]
+        first = U(entering.room[t] + (piece - pieces[t]) * PIECE_ROWS)
+        last = min(first + U(PIECE_ROWS), U(entering.room[t] + entering.count[t]))
+        row, slot, victim, origin = entering.row, entering.slot, entering.victim, rows.first[t]
         for i in range(first, min(first + U(AHEAD), last)):
-            prefetch_swap(form, slots, home, in_slot[i], origin + in_row[i], origin + in_victim[i])
+            prefetch_swap(form, slots, home, slot[i], origin + row[i], origin + victim[i])
         for i in range(first, last):
             j = min(i + U(AHEAD), last - U(1))
-            prefetch_swap(form, slots, home, in_slot[j], origin + in_row[j], origin + in_victim[j])
-            held = swap_row(
-                form, slots, home, U(in_slot[i]), origin, in_row[i], in_victim[i], t, noise, bound[t],
-                write_key,
-            )  # fmt: skip
-            if not held:
+            prefetch_swap(form, slots, home, slot[j], origin + row[j], origin + victim[j])
+            if not swap_row(form, slots, home, t, rows, (U(slot[i]), row[i], victim[i]), write_key):
                 refused[U(piece)] = i
                 break
 
 
 @njit(nogil=True, cache=True)
-def swap(
-    team, form, slots, home, room, count, piece_rows, in_row, in_slot, in_victim, first_row, noise,
-    bound, write,
-):  # fmt: skip
+def swap(team, form, slots, home, entering, rows, write):
     """All lists; returns the first entry whose victim the codec cannot hold, or -1."""
+    entering = Entering(*entering)
+    count = entering.count
     pieces = np.zeros(len(count) + 1, np.int64)
     for t in range(len(count)):
-        pieces[t + 1] = pieces[t] + (count[t] + piece_rows - 1) // piece_rows
+        pieces[t + 1] = pieces[t] + (count[t] + PIECE_ROWS - 1) // PIECE_ROWS
+    # One entry a piece, not one for all: which is the first does not depend on who comes first.
     refused = np.full(pieces[-1], -1)
-    given = (
-        np.zeros(1, np.int64), form, slots, home, room, count, pieces, piece_rows, in_row, in_slot, in_victim,
-        first_row, noise, bound, write, refused,
-    )  # fmt: skip
+    given = (np.zeros(1, np.int64), form, slots, home, entering, pieces, Rows(*rows), write, refused)
     run_team(team, swap_pieces, given)
     for entry in refused:
         if entry >= 0:

@@ -155,7 +155,7 @@ def square_norms(group: GroupLayout, bags: BagBatch, gradients: Gradients, works
     return found
 
 
-def pace_of(rule: RowUpdate) -> tuple[np.float32, ...]:
+def pace_of(rule: RowUpdate) -> tuple[float, ...]:
     """What `Missed.paces` says of a step: its own numbers."""
     return tuple(rules.pace_of(rule))  # type: ignore[no-untyped-call]
 

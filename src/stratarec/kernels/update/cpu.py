@@ -27,7 +27,7 @@ from stratarec.kernels.team import BODY, run_team, take, team_of
 from stratarec.kernels.threads import threads_for
 from stratarec.kernels.update.lists import Given, Scratch, group, is_simple, list_table, sort_by_row
 from stratarec.kernels.update.missed import course_of
-from stratarec.kernels.update.rules import Course, Pace, Rule, Step, compiled, prefetch_state, train_row
+from stratarec.kernels.update.rules import Course, Step, compiled, pace_in, prefetch_state, rule_of, train_row
 from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, Tasks, kept_for
 from stratarec.kernels.vector import add, blocks, broadcast, load, multiply, store, total
 
@@ -216,7 +216,7 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     def run_update(team, width, slots, bags, features, tables, tasks, gradients, work, rule, pace, course):
         given = (
             lanes, whole, np.zeros(1, np.int64), width, slots, Bags(*bags), Features(*features), tables, Tasks(*tasks),
-            Given(*gradients), Scratch(*work), Step(Rule(*rule), Pace(*pace), Course(*course)),
+            Given(*gradients), Scratch(*work), Step(rule_of(rule), pace_in(pace), Course(*course)),
         )  # fmt: skip
         run_team(team, update_tables, given)
 

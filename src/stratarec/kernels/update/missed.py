@@ -14,7 +14,7 @@ from stratarec.kernels.rows import U
 from stratarec.kernels.team import BODY, run_team, take, team_of
 from stratarec.kernels.threads import threads_for
 from stratarec.kernels.update.lists import part_of
-from stratarec.kernels.update.rules import Course, Rule, catch_up, compiled
+from stratarec.kernels.update.rules import Course, catch_up, compiled, rule_of
 from stratarec.kernels.update.workspace import NOTHING, Tasks, kept_for
 from stratarec.kernels.vector import blocks
 
@@ -26,8 +26,14 @@ _NO_PACES = np.empty((0, 3), dtype=np.float32)
 
 def course_of(missed, width):
     """`Course`, as kernels take it; of no steps where nothing is ever missed."""
-    still = np.full(width, NOTHING, dtype=np.float32)
+    still = _still(width)
     return (0, _NO_PACES, still) if missed is None else (missed.steps, missed.paces, still)
+
+
+@cache
+def _still(width):
+    """The gradient of a step that a row of so many floats missed; made once, as kernels only read it."""
+    return np.full(width, NOTHING, dtype=np.float32)
 
 
 @njit(**BODY)
@@ -80,13 +86,13 @@ def kernels(lanes, whole):
     def run_catch_up(team, width, slots, bags, features, tables, tasks, rule, course):
         given = (
             lanes, whole, np.zeros(1, np.int64), width, slots, Bags(*bags), Features(*features), tables, Tasks(*tasks),
-            Rule(*rule), Course(*course),
+            rule_of(rule), Course(*course),
         )  # fmt: skip
         run_team(team, catch_up_tables, given)
 
     @njit(nogil=True, cache=True)
     def run_settle(team, width, slots, first, last, rule, course):
-        given = (lanes, whole, np.zeros(1, np.int64), width, slots, first, last, Rule(*rule), Course(*course))
+        given = (lanes, whole, np.zeros(1, np.int64), width, slots, first, last, rule_of(rule), Course(*course))
         run_team(team, settle_chunks, given)
 
     return SimpleNamespace(catch_up=run_catch_up, settle=run_settle)
