@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pyarrow as pa
 import pytest
 import yaml
@@ -226,8 +227,7 @@ def test_links_in_a_half_prepared_data_set_are_not_written_through(home: Path) -
     assert main([*arguments, "data.split.valid={}"]) == 2
     # What a killed `prepare` leaves, and a link that somebody put there.
     script = "import os, stratarec.data.counting as c; c.Counts.count = lambda *a: os._exit(1)"
-    code = f"{script}\nimport sys\nfrom stratarec.cli import main\nmain(sys.argv[1:])"
-    assert subprocess.run([sys.executable, "-c", code, *arguments], check=False).returncode == 1
+    assert forked.run(arguments, before=script).returncode == 1
     (home / "new.preparing" / "counts").rmdir()
     (home / "new.preparing" / "counts").symlink_to(home / "elsewhere")
     assert main(arguments) == 0

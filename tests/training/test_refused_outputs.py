@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
@@ -32,9 +33,8 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-def run(arguments: list[str], script: str = "", wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    code = f"{script}\nimport sys\nfrom stratarec.cli import main\nsys.exit(main(sys.argv[1:]))"
-    command = [*wrapper, sys.executable, "-c", code, *arguments]
+def run(arguments: list[str], wrapper: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    command = [*wrapper, sys.executable, "-m", "stratarec.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -46,12 +46,12 @@ def test_a_run_on_a_read_only_file_system_is_one_line(trained: Path, command: st
     if not shutil.which("unshare") or subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode:
         pytest.skip("user and mount namespaces are not permitted here")
     before = contents(trained)
-    done = run([command, "-q", str(where)], wrapper=wrapper)
+    done = run([command, "-q", str(where)], wrapper)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"stratarec: cannot write {where}/\S+: no permission to write in {where}; .*\n", done.stderr)
     assert contents(trained) == before
     output = trained / f"{command}.out"
-    assert run([command, "-q", str(where), "-o", str(output)], wrapper=wrapper).returncode == 0
+    assert run([command, "-q", str(where), "-o", str(output)], wrapper).returncode == 0
     assert output.exists()
 
 
@@ -59,7 +59,7 @@ def test_a_run_on_a_read_only_file_system_is_one_line(trained: Path, command: st
 def test_a_file_that_cannot_grow_is_one_line_and_nothing_is_left(trained: Path, tmp_path: Path, output: str) -> None:
     (tmp_path / "old.parquet").write_bytes(b"earlier scores")
     # The log of hashes and other small files are written all the same.
-    done = run(["predict", "-q", str(trained / "run"), "-o", str(tmp_path / output)], FILE_LIMIT)
+    done = forked.run(["predict", "-q", str(trained / "run"), "-o", str(tmp_path / output)], before=FILE_LIMIT)
     assert (done.returncode, done.stdout) == (2, "")
     expected = f"cannot write {tmp_path / output}: File too large; free space or name another path"
     assert done.stderr == f"stratarec: {expected}\n"
@@ -68,7 +68,7 @@ def test_a_file_that_cannot_grow_is_one_line_and_nothing_is_left(trained: Path, 
 
 def test_a_full_disk_is_one_line_and_nothing_is_left(trained: Path, small_disk: Path) -> None:
     fill_disk(small_disk / "filler", 0)
-    done = run(["predict", "-q", str(trained / "run"), "-o", str(small_disk / "scores.parquet")])
+    done = forked.run(["predict", "-q", str(trained / "run"), "-o", str(small_disk / "scores.parquet")])
     assert (done.returncode, done.stdout) == (2, "")
     expected = f"cannot write {small_disk}/scores.parquet: No space left on device; free space or name another path"
     assert done.stderr == f"stratarec: {expected}\n"

@@ -8,13 +8,12 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
@@ -139,21 +138,14 @@ def test_damaged_checkpoints_are_named(home: Path, tmp_path: Path, name: str, da
         read()
 
 
-@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a", max_steps=30)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
     limit = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
-        "from stratarec.cli import main; sys.exit(main(sys.argv[1:]))"
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", limit, "train", "-q", str(tmp_path / "r.yaml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.run(["train", "-q", str(tmp_path / "r.yaml")], before=limit)
     assert done.returncode == 2, done.stderr
     assert "cannot write" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -258,7 +250,6 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert message in lines[0]
 
 
-@pytest.mark.slow
 def test_a_damaged_data_set_is_refused_before_training(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "data", tmp_path / "data")
     shard = next((tmp_path / "data" / "train").glob("*.parquet"))
@@ -266,12 +257,7 @@ def test_a_damaged_data_set_is_refused_before_training(home: Path, tmp_path: Pat
     content[100] ^= 1
     shard.write_bytes(bytes(content))
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
-    done = subprocess.run(
-        [sys.executable, "-m", "stratarec.cli", "train", str(tmp_path / "r.yaml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.run(["train", str(tmp_path / "r.yaml")])
     assert done.returncode == 2
     assert str(shard) in done.stderr
     assert not (tmp_path / "run").exists()
