@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
@@ -201,21 +200,18 @@ def test_a_run_that_never_gets_to_a_checkpoint_gives_back_the_one_it_was_to_repl
 
 
 KILLED = """
-import os, signal, sys
-from stratarec.cli import main
+import os, signal
 from stratarec.training.trainer import Trainer
 def die(self, *item):
     os.kill(os.getpid(), signal.SIGKILL)
 Trainer.step = die
-main(sys.argv[1:])
 """
 
 
 def test_a_killed_replacement_is_undone_by_the_next_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(home)
-    command = [sys.executable, "-c", KILLED, "train", "-q", "--overwrite", "r.yaml"]
     for _ in range(2):  # the second kills a replacement of what the first left
-        assert subprocess.run(command, check=False).returncode == -9
+        assert forked.run(["train", "-q", "--overwrite", "r.yaml"], before=KILLED).returncode == -9
         assert aside(home / "runs/a").is_dir()
     capsys.readouterr()
     assert main(["train", "-q", "r.yaml"]) == 2

@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
@@ -148,15 +150,6 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_lost(
     assert tree(place) == before
 
 
-def run(arguments: list[str], cwd: Path, script: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own; `script` runs before it."""
-    code = f"{script}\nimport sys\nfrom stratarec.cli import main\nsys.exit(main(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True, text=True, check=False, cwd=cwd, env={**os.environ, **environment},
-    )  # fmt: skip
-
-
 DEFECT = """
 from stratarec.cli import prepare_command
 def broken(args):
@@ -166,7 +159,8 @@ prepare_command.COMMAND = prepare_command.COMMAND._replace(run=broken)
 
 
 def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -> None:
-    done = run(["prepare", "r.yaml"], tmp_path, DEFECT, TMPDIR=str(tmp_path))
+    broken = partial(forked.run, ["prepare", "r.yaml"], before=DEFECT, cwd=tmp_path)
+    done = broken(environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 70
     assert done.stderr.count("\n") == 1
     found = re.fullmatch(
@@ -181,7 +175,7 @@ def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -
     assert "Traceback (most recent call last)" in text
     assert 'raise KeyError("a key that' in text or "in broken" in text
     assert "'prepare', 'r.yaml'" in text
-    again = run(["prepare", "r.yaml"], tmp_path, DEFECT, TMPDIR=str(tmp_path))
+    again = broken(environment={"TMPDIR": str(tmp_path)})
     assert found[1] not in again.stderr
     assert len(list(tmp_path.glob("stratarec-error-*.txt"))) == 2
 
@@ -189,7 +183,7 @@ def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -
 def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))"
     arguments = ["train", "r.yaml", f"train.run={tmp_path / 'run'}", "model.embedding_dim=60000000"]
-    done = run(arguments, place, limit, TMPDIR=str(tmp_path))
+    done = forked.run(arguments, before=limit, cwd=place, environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 2, done.stderr
     assert re.fullmatch(r"stratarec: out of memory \(.*\); use smaller batches or tables, or .*\n", done.stderr)
     assert not list(tmp_path.glob("stratarec-error-*"))
@@ -220,15 +214,17 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(place: Path, tmp_path: Pat
 def test_a_full_output_is_one_line(place: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    command = [sys.executable, "-m", "stratarec", "evaluate", "-q", "runs/tiny"]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=place)
+        done = forked.run(["evaluate", "-q", "runs/tiny"], stdout=full, cwd=place)
     assert done.returncode == 2
     assert done.stderr == "stratarec: cannot write: [Errno 28] No space left on device\n"
 
 
 def test_names_beyond_the_terminals_encoding_do_not_end_a_run(place: Path) -> None:
-    done = run(["train", "café.yaml"], place, PYTHONIOENCODING="ascii")
+    done = subprocess.run(
+        [sys.executable, "-m", "stratarec.cli", "train", "café.yaml"],
+        capture_output=True, text=True, check=False, cwd=place, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith("stratarec: caf\\xe9.yaml is not valid YAML")
 

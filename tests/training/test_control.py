@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 import yaml
@@ -391,8 +392,7 @@ def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path
 
 
 INTERRUPT = """
-import os, signal, sys
-from stratarec.cli import main
+import os, signal
 from stratarec.training import evaluation
 found = evaluation.Loader.epoch
 def epoch(self, *arguments):
@@ -401,14 +401,12 @@ def epoch(self, *arguments):
             os.kill(os.getpid(), signal.SIGINT)
         yield batch
 evaluation.Loader.epoch = epoch
-sys.exit(main(sys.argv[1:]))
 """
 
 
 def test_ctrl_c_in_the_final_test_is_exit_code_130_and_one_line(home: Path, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe(home, tmp_path / "a", max_steps=4).to_dict()))
-    command = [sys.executable, "-c", INTERRUPT, "train", "-q", str(tmp_path / "r.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forked.run(["train", "-q", str(tmp_path / "r.yaml")], before=INTERRUPT)
     assert done.returncode == 130, done.stderr
     assert "stopped in the final test" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

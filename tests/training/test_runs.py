@@ -8,12 +8,11 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
@@ -112,16 +111,10 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path
     made = recipe(home, tmp_path / "a", max_steps=30)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
     limit = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
-        "from stratarec.cli import main; sys.exit(main(sys.argv[1:]))"
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", limit, "train", "-q", str(tmp_path / "r.yaml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.run(["train", "-q", str(tmp_path / "r.yaml")], before=limit)
     assert done.returncode == 2, done.stderr
     assert "cannot write" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -1,0 +1,111 @@
+"""Commands in processes of their own, forked from one that has imported what they need: a start takes a tenth.
+
+That process runs no kernel and starts no thread, so that nothing is lost in a fork. What Python does once, when it
+starts, is done for all: the encoding of streams, the interpreter's options; and pipes that nobody reads end a command
+in another way. Tests of these start a Python of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+_LONGEST = 1 << 20
+"""Bytes of a request."""
+
+
+def run(
+    arguments: list[str],
+    *,
+    before: str = "",
+    cwd: Path | None = None,
+    environment: dict[str, str] | None = None,
+    stdout: IO[Any] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """`stratarec` with these arguments; `before` is Python that is executed first.
+
+    It reads nothing. What it writes is in the result, but what goes to `stdout`, where that is given.
+    """
+    request = {
+        "arguments": arguments,
+        "before": before,
+        "cwd": str(cwd or Path.cwd()),
+        "environment": {**os.environ, **(environment or {})},
+    }
+    with Path(os.devnull).open() as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        line = _server()
+        streams = [each.fileno() for each in (nothing, stdout or out, err)]
+        socket.send_fds(line, [json.dumps(request).encode()], streams)
+        code = int(line.recv(16))
+        texts = [_text(file) for file in (out, err)]
+    return subprocess.CompletedProcess(arguments, code, *texts)
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+@cache
+def _server() -> socket.socket:
+    """A line to the process that forks; it ends with this one."""
+    line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with other:
+        command = [sys.executable, __file__, str(other.fileno())]
+        # Whoever is forked may be told to take more threads.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        server = subprocess.Popen(command, pass_fds=[other.fileno()], env=environment, stdin=subprocess.DEVNULL)
+    atexit.register(_stop, line, server)
+    return line
+
+
+def _stop(line: socket.socket, server: subprocess.Popen[bytes]) -> None:
+    line.close()
+    server.wait()
+
+
+def _serve(line: socket.socket) -> None:
+    import torch.utils.tensorboard  # noqa: F401
+
+    import stratarec.commands
+    import stratarec.data.prepare
+    import stratarec.serving
+    import stratarec.training.trainer  # noqa: F401
+
+    while True:
+        text, streams, *_ = socket.recv_fds(line, _LONGEST, 3)
+        if not text:
+            return
+        child = os.fork()
+        if not child:
+            line.close()
+            _execute(json.loads(text), streams)
+        for stream in streams:
+            os.close(stream)
+        _, status = os.waitpid(child, 0)
+        line.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _execute(request: dict[str, Any], streams: list[int]) -> None:
+    """What `python -c` does with the request, to its exit."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv, sys.path[0] = ["-c", *request["arguments"]], ""
+    code = f"{request['before']}\nimport sys\nfrom stratarec.cli import main\nsys.exit(main(sys.argv[1:]))"
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
