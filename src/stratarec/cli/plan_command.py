@@ -36,16 +36,6 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def _tower_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--towers", type=int, metavar="N", help="deal the sparse features to N towers")
-    group.add_argument(
-        "--method",
-        choices=("coherent", "diverse", "random", "round_robin"),
-        help="what shares a tower: features that interact strongly (default), or weakly; or to compare with",
-    )
-    group.add_argument(
-        "--interaction",
-        choices=("mixed", "cosine"),
-        help="of two features: mixed differences of the logit (default), or the cosine of their vectors",
-    )
     group.add_argument("--from", dest="run", metavar="RUN", help="ask the model of this run, instead of a probe")
     group.add_argument(
         "--steps",
@@ -58,7 +48,9 @@ def _tower_options(group: argparse._ArgumentGroup) -> None:
         metavar="R",
         help="most and fewest features of a tower, over the mean (default: 1.5)",
     )
-    group.add_argument("--write", action="store_true", help="write the towers into the recipe; comments stay")
+    group.add_argument(
+        "--write", action="store_true", help="write them beside the recipe, for its model.towers.plan to name the file"
+    )
 
 
 def _cluster_options(group: argparse._ArgumentGroup) -> None:
@@ -112,8 +104,8 @@ def _check_kind(args: argparse.Namespace) -> None:
     kinds = {
         "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
         "towers": {
-            "method": args.method, "interaction": args.interaction, "from": args.run, "steps": args.steps,
-            "balance": args.balance, "write": args.write or None, "ranks": args.ranks, "report": args.report,
+            "from": args.run, "steps": args.steps, "balance": args.balance, "write": args.write or None,
+            "ranks": args.ranks, "report": args.report,
         },
         "a cluster": {"network": args.network, "inside": args.inside, "measure": args.measure or None},
     }  # fmt: skip
@@ -138,8 +130,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
     from stratarec.reporting.scaling import print_steps
     from stratarec.sizes import parse_rate
     from stratarec.training.copying import predicted_copies
-    from stratarec.training.scaling import assumptions, fastest, predictions
-    from stratarec.training.workloads import ASSUMED, calibrate, inside_rate
+    from stratarec.training.scaling import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
 
     hosts, ranks = args.hosts
     between = parse_rate(args.network, "--network")
@@ -166,21 +157,20 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
 
 def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
     """Which features share a tower."""
-    from stratarec.cli.init.rewriting import write_towers
+    import yaml
+
     from stratarec.data.dataset import Dataset
     from stratarec.data.matching import check_prepared
-    from stratarec.files import check_output
+    from stratarec.files import check_output, write_text
     from stratarec.reporting.progress import make_progress
     from stratarec.reporting.towers import print_towers, write_towers_report
     from stratarec.training.partitioning import TowerRequest, make_towers
 
-    for path in (args.report, args.recipe if args.write else None):
+    file = Path(args.recipe).with_suffix(".towers.yaml")
+    for path in (args.report, file if args.write else None):
         if path:
             check_output(Path(path).resolve())
-    options = {
-        "method": args.method, "measure": args.interaction, "run": args.run, "steps": args.steps,
-        "balance": args.balance,
-    }  # fmt: skip
+    options = {"run": args.run, "steps": args.steps, "balance": args.balance}
     given = {name: value for name, value in options.items() if value is not None}
     request = TowerRequest(towers=args.towers, ranks=ranks, **given)
     dataset = Dataset.open(recipe.data.path, verify="used")
@@ -195,9 +185,11 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: in
     if args.report:
         write_towers_report(Path(args.report), recipe.name, made.to_dict(), request.source)
     if args.write:
-        write_towers(Path(args.recipe), made.plan)
+        lists = [list(features) for features in made.plan]
+        text = yaml.safe_dump(lists, default_flow_style=None, width=float("inf"), allow_unicode=True)
+        write_text(file, f"# A tower a line, for a recipe beside this file: model.towers.plan: {file.name}\n{text}")
         if not args.json:
-            say(f"written to {args.recipe}")
+            say(f"wrote {file}; to train with it: stratarec train {args.recipe} model.towers.plan={file.name}")
 
 
 def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:

@@ -27,6 +27,7 @@ from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.rowfile import verify_file
 from stratarec.embedding.taking import Renumbering
 from stratarec.errors import CheckpointError, ConfigError, StorageError
+from stratarec.explaining import check_finite
 from stratarec.files import (
     file_hash,
     remove_tree,
@@ -34,7 +35,6 @@ from stratarec.files import (
     storage_error,
     temporary_directory,
 )
-from stratarec.finite import check_finite
 from stratarec.holding import lock
 from stratarec.models import CTRModel
 from stratarec.opening import open_regular, temporary_name

@@ -9,11 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from stratarec.checks import check_directory, check_seed
 from stratarec.data.shuffling import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_directory, check_finite, check_seed
 from stratarec.training.checkpoint import CheckpointConfig
 from stratarec.training.dense import uncompiled
 

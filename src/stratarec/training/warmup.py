@@ -29,9 +29,8 @@ from stratarec.errors import StrataError
 from stratarec.inverse import InverseJagged
 from stratarec.kernels.compiling import watch_compiling
 from stratarec.models import CTRModel, build_model
-from stratarec.models.outputs import autocast
-from stratarec.planning.apply import tier_config
-from stratarec.planning.plan import Plan
+from stratarec.models.base import autocast
+from stratarec.planning.plan import Plan, tier_config
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training.pipeline import InOrder, Stages
