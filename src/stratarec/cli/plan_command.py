@@ -12,6 +12,7 @@ from stratarec.cli.arguments import Subcommand, add_recipe, say, whole_number
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from stratarec.data.dataset import Dataset
     from stratarec.distributed.calibration import NetworkFigures
     from stratarec.recipe import Recipe
 
@@ -81,21 +82,24 @@ def plan(args: argparse.Namespace) -> None:
     with joined(recipe.distributed, recipe.towers) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
-            mesh.first(lambda: _plan_cluster(args, _sized(args), network))
+            mesh.first(lambda: _plan_cluster(args, *_prepared(args), network))
         else:
             hosts = (recipe.distributed.hosts or 1) if args.ranks else mesh.hosts
-            mesh.first(lambda: run(args, _sized(args), args.ranks or mesh.ranks, hosts))
+            mesh.first(lambda: run(args, *_prepared(args), args.ranks or mesh.ranks, hosts))
 
 
-def _sized(args: argparse.Namespace) -> Recipe:
-    """The recipe with what it leaves to the size of its data set, which is prepared."""
+def _prepared(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
+    """The recipe with what it leaves to the size of its data set, and that data set."""
     from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
     from stratarec.recipe import Recipe, read_content
     from stratarec.training.sizing import sized
 
     content = read_content(args.recipe, args.overrides)
-    path = Recipe.from_dict(content, args.recipe).data.path
-    return Recipe.from_dict(sized(content, Dataset.open(path, verify="used"))[0], args.recipe)
+    dataset = Dataset.open(Recipe.from_dict(content, args.recipe).data.path, verify="used")
+    recipe = Recipe.from_dict(sized(content, dataset)[0], args.recipe)
+    check_prepared(recipe.data, dataset)
+    return recipe, dataset
 
 
 def _check_kind(args: argparse.Namespace) -> None:
@@ -121,10 +125,8 @@ def _check_kind(args: argparse.Namespace) -> None:
         raise ConfigError("--hosts needs --network, the rate of each host to the others, such as 200Gbit")
 
 
-def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigures | None) -> None:
+def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
     """Steps on a cluster that is not here."""
-    from stratarec.data.dataset import Dataset
-    from stratarec.data.matching import check_prepared
     from stratarec.distributed.machines import Cluster
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.scaling import print_steps
@@ -135,8 +137,6 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
     hosts, ranks = args.hosts
     between = parse_rate(args.network, "--network")
     inside = parse_rate(args.inside, "--inside") if args.inside else None
-    dataset = Dataset.open(recipe.data.path, verify="used")
-    check_prepared(recipe.data, dataset)
     measure_tiers(recipe.memory, again=args.measure)
     cluster = Cluster(
         hosts=hosts, ranks=ranks, between_bytes_per_second=between,
@@ -155,12 +155,10 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
         print_steps(rows, best, [copies.line], lines)
 
 
-def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
+def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
     """Which features share a tower."""
     import yaml
 
-    from stratarec.data.dataset import Dataset
-    from stratarec.data.matching import check_prepared
     from stratarec.files import check_output, write_text
     from stratarec.reporting.progress import make_progress
     from stratarec.reporting.towers import print_towers, write_towers_report
@@ -173,8 +171,6 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: in
     options = {"run": args.run, "steps": args.steps, "balance": args.balance}
     given = {name: value for name, value in options.items() if value is not None}
     request = TowerRequest(towers=args.towers, ranks=ranks, **given)
-    dataset = Dataset.open(recipe.data.path, verify="used")
-    check_prepared(recipe.data, dataset)
     request = request.on(recipe, dataset)
     with dataset.held():
         made = make_towers(recipe, dataset, request, make_progress(quiet=args.quiet))
@@ -192,9 +188,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: in
             say(f"wrote {file}; to train with it: stratarec train {args.recipe} model.towers.plan={file.name}")
 
 
-def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
-    from stratarec.data.dataset import Dataset
-    from stratarec.data.matching import check_prepared
+def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
     from stratarec.files import check_output
     from stratarec.models.base import build_tables
     from stratarec.planning.hot_rows import make_hot_plan
@@ -205,8 +199,6 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
 
     for path in filter(None, (args.output, args.report)):
         check_output(Path(path))
-    dataset = Dataset.open(recipe.data.path, verify="used")
-    check_prepared(recipe.data, dataset)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
