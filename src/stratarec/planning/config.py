@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 
 from stratarec.embedding.codecs import KINDS, CodecConfig, CodecKind
 from stratarec.errors import ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite
 from stratarec.sizes import parse_bytes
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from stratarec.hot.calibrator import calibrate, passed_over
 from stratarec.hot.config import HotConfig
 from stratarec.hot.parts import Counts, Part, parts_of, share_of_accesses, used_bytes
 from stratarec.hot.profile import HotProfile
-from stratarec.planning.bytes import add_parts
+from stratarec.planning.bytes import Parts, add_parts
 from stratarec.planning.config import MemoryConfig
+from stratarec.planning.placement import make_plan
 from stratarec.planning.plan import Plan, TablePlacement
-from stratarec.planning.planner import make_plan
 from stratarec.planning.tiers import Tiers
 from stratarec.sizes import readable
 
@@ -82,11 +82,11 @@ def _with_copies(plan: Plan, parts: Sequence[Part], budget: int) -> Plan:
     row_bytes = {part.table: part.row_bytes for part in parts}
 
     def placed(table: TablePlacement) -> TablePlacement:
-        found = copied[table.table]
+        head, tail = copied[table.table].get("copied_head", 0), copied[table.table].get("copied_tail", 0)
         # The owner of a row under a cache has a slot for it, too.
         holders = plan.ranks + (table.tier != "level0")
-        more = {"dram": {"copies": holders * sum(found.values()) * row_bytes[table.table]}}
-        return replace(table, **found, bytes=add_parts([table.bytes, more]))
+        more: Parts = {"dram": {"copies": holders * (head + tail) * row_bytes[table.table]}}
+        return replace(table, copied_head=head, copied_tail=tail, bytes=add_parts([table.bytes, more]))
 
     note = (
         f"every process has copies of {int(rows.sum()):,} hot rows, {readable(used_bytes(parts, rows))}, which take "

@@ -200,7 +200,8 @@ class Bags:
     def places(self) -> cpu.BagPlaces:
         """All but the values, as kernels take them."""
         single = self.start is None or self.stop is None
-        start, stop = (_NO_PLACES, _NO_PLACES) if single else (self.start, self.stop)
+        start = _NO_PLACES if self.start is None else self.start
+        stop = _NO_PLACES if self.stop is None else self.stop
         rows, chosen = (_NO_ROWS, False) if self.rows is None else (self.rows, True)
         return cpu.BagPlaces(start, stop, single, rows, chosen, self.features, self.bags)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.stores.memory import allocate_bits, allocate_bytes, clear_bits, set_rows
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Index, Shape
 
 # A table is some so many segments, which makes what compaction may leave unclaimed (a few segments) a small part of it.
