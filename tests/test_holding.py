@@ -151,7 +151,7 @@ def test_a_checkpoint_that_is_read_is_not_pruned(home: Path, tmp_path: Path) -> 
 READ = """
 import sys
 from stratarec.training.run import open_run
-for _ in range(20):
+for _ in range(8):
     with open_run(sys.argv[1]) as trained:
         print(trained.checkpoint.name, flush=True)
 """
@@ -159,7 +159,7 @@ for _ in range(20):
 
 def test_readers_of_a_run_that_goes_on_always_get_a_whole_checkpoint(home: Path, tmp_path: Path) -> None:
     content = tiny(
-        home, run=str(tmp_path / "run"), max_steps=80, eval_every=0, checkpoint={"every_steps": 1, "keep": 1}
+        home, run=str(tmp_path / "run"), max_steps=40, eval_every=0, checkpoint={"every_steps": 1, "keep": 1}
     )
     made = Recipe.from_dict(content)
     first = Recipe.from_dict({**content, "train": {**content["train"], "max_steps": 1}})
@@ -172,7 +172,7 @@ def test_readers_of_a_run_that_goes_on_always_get_a_whole_checkpoint(home: Path,
         Trainer(made, Dataset.open(made.data.path)).train(resume=True)
         names += reader.stdout.readlines()
     assert reader.returncode == 0
-    assert len(names) == 20
+    assert len(names) == 8
     assert names == sorted(names)
     assert len(checkpoint.steps(tmp_path / "run" / "checkpoints")) == 1
 

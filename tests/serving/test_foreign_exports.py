@@ -40,7 +40,7 @@ from stratarec.training.trainer import Trainer
 FLIPS = int(os.environ.get("STRATAREC_FLIPS", "20"))
 """How many bytes of each file are changed, one at a time."""
 
-VALUES = [None, True, -1, 0, 2**62, 2**70, 0.5, 1e300, "", "x", "../x", "/etc/passwd", [], [1], {}, {"a": 1}, [[]] * 3]
+VALUES = [None, True, -1, 0, 2**62, 2**70, 0.5, 1e300, "", "../x", [], {"a": 1}]
 
 
 def log(rows: int = 600) -> pl.DataFrame:
