@@ -76,6 +76,11 @@ class TestInt4StochasticWide(StochasticTests, QuantisedTests):
     golden = "3321070f5420833e333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
+def test_every_codec_has_a_suite() -> None:
+    suites = {made.config.kind for made in globals().values() if isinstance(made, type) and hasattr(made, "config")}
+    assert suites == set(KINDS)
+
+
 def codec_of(**fields: str) -> RecordCodec:
     return RecordCodec(CodecConfig(**fields), width=4, row_state=True, full_state=0)
 

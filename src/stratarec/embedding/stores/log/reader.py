@@ -49,14 +49,10 @@ class Reader:
         """Read records into ``wanted.out``; -1, or a block that failed."""
         return int(reads.read_cells(self._context, wanted, self._buffers, self._layout.shape))
 
-    def verify(self, segments: list[tuple[int, int, int]]) -> tuple[int, int]:
-        """Check whole segments ``(descriptor, sequence, blocks)``; which of them failed at which block, or -1, -1."""
-        for index, (descriptor, sequence, blocks) in enumerate(segments):
-            place = np.int32(descriptor), np.uint64(sequence), 0, blocks
-            bad = int(cpu.verify_segment(*place, self.scratch, self._layout.shape))
-            if bad >= 0:
-                return index, bad
-        return -1, -1
+    def verify(self, descriptor: int, sequence: int, blocks: int) -> int:
+        """Check a whole segment; -1, or the block that failed."""
+        place = np.int32(descriptor), np.uint64(sequence), 0, blocks
+        return int(cpu.verify_segment(*place, self.scratch, self._layout.shape))
 
     def close(self) -> None:
         """Give back what the system holds for this reader."""

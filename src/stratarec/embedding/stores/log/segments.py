@@ -68,11 +68,8 @@ class Segments:
         # memory that no budget counts.
         self._direct = hasattr(os, "O_DIRECT")
         make_directory(directory)
-        self._remove_leftovers()
-
-    def _remove_leftovers(self) -> None:
-        """What a process that died left behind: no checkpoint refers to this directory."""
-        for path in self.directory.glob("segment-*.log"):
+        # What a process that died left behind: no checkpoint refers to this directory.
+        for path in directory.glob("segment-*.log"):
             path.unlink()
 
     def entry(self, slot: int) -> SegmentEntry:

@@ -110,13 +110,11 @@ class LogRecords:
 
     def check(self) -> None:
         with self._moving:
-            slots = [int(slot) for slot in self.segments.used]
-            entries = [self.segments.entry(slot) for slot in slots]
-            which, block = self._reader.verify(
-                [(int(self.segments.descriptors[e.slot]), e.sequence, e.blocks) for e in entries]
-            )
-            if which >= 0:
-                raise self.segments.damage(slots[which], block)
+            for slot in self.segments.used.tolist():
+                entry = self.segments.entry(slot)
+                bad = self._reader.verify(int(self.segments.descriptors[slot]), entry.sequence, entry.blocks)
+                if bad >= 0:
+                    raise self.segments.damage(slot, bad)
 
     # Writing
 
