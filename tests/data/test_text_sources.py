@@ -33,6 +33,7 @@ from stratarec.data.sources.criteo import (
     CriteoConfig,
     CriteoSource,
 )
+from stratarec.data.sources.csv import CsvSource
 from stratarec.data.sources.files import expand
 from stratarec.errors import ConfigError, DataError
 
@@ -45,8 +46,8 @@ def source(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 2
     return CriteoSource(CriteoConfig(paths=(str(path),)), on_bad_row, block_bytes)
 
 
-def read(found: CriteoSource | AvazuSource, start: int = 0) -> pl.DataFrame:
-    return pl.concat([chunk.frame for chunk in found.chunks(Path(), Share(done=frozenset(range(start))))])
+def read(found: CsvSource) -> pl.DataFrame:
+    return pl.concat([chunk.frame for chunk in found.chunks(Path())])
 
 
 @pytest.mark.parametrize(
@@ -70,47 +71,6 @@ def test_a_bad_row_is_named_or_left_out(tmp_path: Path, bad: bytes, message: str
     assert chunk.frame["label"].to_list() == [1, 0, 1]
     assert chunk.bad_rows == 1
     assert message in chunk.bad_examples[0]
-
-
-def test_line_numbers_count_across_blocks_and_files_resume_anywhere(tmp_path: Path) -> None:
-    path = tmp_path / "log.tsv"
-    rows = [line(str(i % 2), str(i)) for i in range(300)]
-    path.write_bytes(b"\n".join(rows))
-    whole = read(source(path))
-    small = source(path, block_bytes=1000)
-    assert_frame_equal(read(small), whole)
-    chunks = list(small.chunks(Path()))
-    assert len(chunks) > 20
-    assert_frame_equal(read(small, start=7), pl.concat([chunk.frame for chunk in chunks[7:]]))
-    rows[250] = line("7")
-    path.write_bytes(b"\n".join(rows))
-    with pytest.raises(DataError, match="line 251: column 'label'"):
-        read(source(path, block_bytes=1000))
-
-
-def test_compression_and_line_ends_do_not_matter(tmp_path: Path) -> None:
-    text = b"\n".join([line("1", "3"), line("0", ""), line("1", "-2", "")]) + b"\n"
-    files = {
-        "a.tsv": text,
-        "a.tsv.gz": gzip.compress(text),
-        "a.tsv.zst": pa.compress(text, "zstd", asbytes=True),
-        "crlf.tsv": text.replace(b"\n", b"\r\n"),
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    expected = read(source(tmp_path / "a.tsv"))
-    assert expected["I1"].to_list() == [3.0, None, -2.0]
-    assert expected["C1"].to_list() == ["a9", "a9", None]
-    for name in files:
-        assert_frame_equal(read(source(tmp_path / name)), expected)
-
-
-@pytest.mark.parametrize("fields", [37, 38, 39, 41])
-def test_a_criteo_line_has_40_fields_or_is_bad(tmp_path: Path, fields: int) -> None:
-    path = tmp_path / "log.tsv"
-    path.write_bytes(line() + b"\n" + (line(fields=fields) + b"\tz" * (fields - 40)) + b"\n")
-    with pytest.raises(DataError, match=f"line 2: got {fields} fields, expected 40"):
-        read(source(path))
 
 
 def test_damaged_and_unusable_files_are_named(tmp_path: Path) -> None:
@@ -152,21 +112,6 @@ AVAZU_HEADER = ",".join(["id", "click", "hour", *CATEGORIES]).encode()
 
 def avazu_line(number: int = 0) -> bytes:
     return ",".join([str(number), str(number % 2), f"141021{number % 24:02}", *["x"] * len(CATEGORIES)]).encode()
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.one_of(st.just(avazu_line()), st.binary(max_size=60)), min_size=1, max_size=12))
-def test_any_bytes_behind_a_header_give_avazu_rows_or_a_data_error(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
-) -> None:
-    content = b"\n".join([avazu_line(), *lines]) + b"\n"
-    path = tmp_path_factory.mktemp("fuzz") / "log.csv"
-    path.write_bytes(AVAZU_HEADER + b"\n" + content)
-    good = bad = 0
-    for chunk in avazu(path, "skip", block_bytes=300).chunks(Path()):
-        good, bad = good + chunk.frame.height, bad + chunk.bad_rows
-    assert good + bad == sum(text not in (b"", b"\r") for text in content.split(b"\n"))
-    assert good >= content.split(b"\n").count(avazu_line())
 
 
 @settings(deadline=None, max_examples=30)

@@ -141,7 +141,7 @@ class Repeats:
 def feature_names(schema: Schema) -> tuple[str, ...]:
     """The features that can be in a group, sparse before dense: all but histories, features with weights, and columns
     beside a sequence, which go where that goes."""
-    free = (feature for feature in schema.sparse if feature.kind != "history" and not feature.weights)
+    free = (feature for feature in schema.sparse if not feature.traits.derived and not feature.weights)
     return (
         *(feature.name for feature in free if not feature.beside),
         *(feature.name for feature in schema.dense),

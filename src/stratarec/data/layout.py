@@ -173,7 +173,7 @@ def _features(manifest: Manifest) -> dict[str, pa.DataType]:
     schema = manifest.columns
     found: dict[str, pa.DataType] = {feature.name: _FLOATS for feature in schema.dense}
     for feature in schema.sparse:
-        found[feature.name] = _IDS if feature.kind == "single" else pa.list_(_IDS)
+        found[feature.name] = pa.list_(_IDS) if feature.traits.lists else _IDS
     return {name: found[name] for name in schema.names}
 
 

@@ -95,11 +95,11 @@ class Partition:
         parts = []
         chosen = self.split == training
         for feature in self._schema.vocabularies()[vocabulary]:
-            if feature.kind == "history":
+            if feature.traits.derived:
                 parts.append(_window_counts(self.windows[feature.name], chosen))
                 continue
             values = self.frame[feature.name].filter(pl.Series(chosen))
-            if feature.kind != "single":
+            if feature.traits.lists:
                 values = _shortened(values, feature).explode(empty_as_null=False)
             parts.append(values.drop_nulls().rename("value").value_counts(name="count"))
         return merge_counts(parts)
@@ -222,7 +222,7 @@ class _Encoder:
     def column(self, name: str, values: pl.Series) -> pa.Array:
         if name in self._dense:
             return pa.array(transform(values, self._dense[name], self._moments[name]))
-        if self._sparse[name].kind != "single":
+        if self._sparse[name].traits.lists:
             return _encode_lists(values, self._sparse[name], self._vocabularies[self._sparse[name].vocabulary])
         return pa.array(self.ids(name, values))
 
@@ -270,7 +270,7 @@ def _window_counts(windows: Windows, chosen: NDArray[np.bool_]) -> pl.DataFrame:
 
 def _shortened(lists: pl.Series, feature: SparseFeature) -> pl.Series:
     most = feature.max_length
-    return lists.list.tail(most) if feature.kind == "sequence" else lists.list.head(most)
+    return lists.list.tail(most) if feature.traits.last else lists.list.head(most)
 
 
 def _encode_lists(values: pl.Series, feature: SparseFeature, vocabulary: Vocabulary) -> pa.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
@@ -17,6 +17,25 @@ SparseKind = Literal["single", "multi", "history", "sequence"]
 DenseTransform = Literal["log1p", "none"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 ValueType = Literal["auto", "integer", "text"]
+
+
+class _KindTraits(NamedTuple):
+    """How the values of a sparse feature are read and kept."""
+
+    lists: bool
+    """A row has several."""
+    derived: bool
+    """`prepare` makes them of earlier samples: the log has no such column."""
+    last: bool
+    """Of more than `max_length` the last are kept, and not the first."""
+
+
+_KINDS: dict[SparseKind, _KindTraits] = {
+    "single": _KindTraits(lists=False, derived=False, last=False),
+    "multi": _KindTraits(lists=True, derived=False, last=False),
+    "history": _KindTraits(lists=True, derived=True, last=True),
+    "sequence": _KindTraits(lists=True, derived=False, last=True),
+}
 
 UNKNOWN = 2
 """What stands for a label that is not known, where samples have several."""
@@ -100,6 +119,11 @@ class SparseFeature:
         self._check_weights()
         if not self.vocabulary and self.kind != "history" and not (self.kind == "sequence" and self.of):
             object.__setattr__(self, "vocabulary", self.name)
+
+    @property
+    def traits(self) -> _KindTraits:
+        """What its kind says of its values."""
+        return _KINDS[self.kind]
 
     def _check_weights(self) -> None:
         if self.weights and self.kind != "multi":
@@ -210,7 +234,7 @@ class Schema:
                 yield f"schema.sparse[{place}].group", sparse.group
 
     def _check_keys(self) -> None:
-        lists = {feature.name for feature in self.sparse if feature.kind in ("multi", "sequence")}
+        lists = {feature.name for feature in self.sparse if feature.traits.lists and not feature.traits.derived}
         for label in self.label_columns:
             check_column("schema.labels" if self.labels else "schema.label", label)
         for key in ("time", "session", "user"):
@@ -245,7 +269,7 @@ class Schema:
             )
 
     def _check_events(self) -> None:
-        singles = {feature.name for feature in self.sparse if feature.kind == "single"}
+        singles = {feature.name for feature in self.sparse if not feature.traits.lists}
         for feature in (feature for columns in self.behaviours.values() for feature in columns if feature.of):
             if feature.of not in singles:
                 raise ConfigError(
@@ -283,7 +307,7 @@ class Schema:
     @property
     def histories(self) -> tuple[SparseFeature, ...]:
         """The features that `prepare` derives from earlier samples."""
-        return tuple(feature for feature in self.sparse if feature.kind == "history")
+        return tuple(feature for feature in self.sparse if feature.traits.derived)
 
     @property
     def sequences(self) -> dict[str, tuple[SparseFeature, ...]]:

@@ -154,8 +154,7 @@ class View:
     def names(self) -> tuple[str, ...]:
         """The columns to read, each once."""
         schema, label = self.schema, self.schema.label_columns if self.label else ()
-        derived = {feature.name for feature in schema.histories}
-        features = [name for name in schema.names if name not in derived]
+        features = [feature.name for feature in (*schema.dense, *schema.sparse) if feature not in schema.histories]
         features += [feature.weights for feature in schema.weighted]
         keys = [name for name in (schema.weight, schema.time, schema.session, schema.user) if name]
         return tuple(dict.fromkeys((*label, *features, *keys, *self.keep)))

@@ -69,7 +69,7 @@ class Converter:
         for dense in schema.dense:
             columns[dense.name] = self.number(frame[dense.name])
         for sparse in schema.sparse:
-            if sparse.kind == "single":
+            if not sparse.traits.lists:
                 columns[sparse.name] = self.category(frame[sparse.name], sparse.type)
             elif sparse.weights:
                 columns |= self.weighted(frame[sparse.name], frame[sparse.weights], sparse)
@@ -77,7 +77,7 @@ class Converter:
                 columns[sparse.name] = self.values(frame[sparse.name], sparse)
         for features in schema.sequences.values():
             columns |= self.sequence([frame[feature.name] for feature in features], features)
-        kinds = {feature.name: feature.type for feature in schema.sparse if feature.kind == "single"}
+        kinds = {feature.name: feature.type for feature in schema.sparse if not feature.traits.lists}
         if schema.time:
             columns[schema.time] = self.time(frame[schema.time], schema.time_unit, schema.time_format)
         for name in (schema.session, schema.user):

@@ -140,7 +140,7 @@ class CsvSource:
             names = names_in(content)
             for name in self._names if names else ():
                 check_there(names, name, file.path)
-            plain = [f for f in self.schema.sparse if f.kind in ("multi", "sequence") and not f.separator]
+            plain = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived and not f.separator]
             lists = frozenset(name for f in plain for name in (f.name, f.weights) if name)
             return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
         delimiter = _delimiter(config, file)
@@ -238,7 +238,7 @@ def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     ]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
     roles += [(schema.weight, pl.Float64)]
-    roles += [(f.name, pl.Int64 if f.type == "integer" and f.kind == "single" else pl.String) for f in schema.sparse]
+    roles += [(f.name, pl.Int64 if f.type == "integer" and not f.traits.lists else pl.String) for f in schema.sparse]
     roles += [(f.weights, pl.String) for f in schema.weighted]
     kinds = dict(roles)
     roles += [(name, kinds.get(name, pl.String)) for name in (schema.user, schema.session)]
