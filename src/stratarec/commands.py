@@ -141,7 +141,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
 
     from stratarec.data.dataset import Dataset
     from stratarec.data.matching import check_prepared
-    from stratarec.distributed.machines import Cluster
+    from stratarec.distributed.simulate import Cluster
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.scaling import print_steps
     from stratarec.sizes import parse_rate

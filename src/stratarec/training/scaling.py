@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stratarec.data.dataset import Dataset
-from stratarec.distributed.machines import Calibration, Cluster, Exchange
-from stratarec.distributed.simulate import StepTime, step_time
+from stratarec.distributed.simulate import Calibration, Cluster, Exchange, StepTime, step_time
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
 from stratarec.models.towers import TowersConfig, tied

@@ -11,7 +11,7 @@ from torch import nn
 
 from stratarec.data.dataset import Dataset
 from stratarec.distributed.calibration import Collective
-from stratarec.distributed.machines import Calibration, Workload
+from stratarec.distributed.simulate import Calibration, Workload
 from stratarec.kernels.threads import use_torch_threads
 from stratarec.models import ModelConfig, build_network
 from stratarec.models.base import build_tables
