@@ -24,8 +24,7 @@ from benchmarks.towers import HOSTS, RANKS_A_HOST
 from benchmarks.towers_ranks import DENSE, plan
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.distributed.calibration import Collective
-from stratarec.distributed.machines import Calibration, Cluster, Exchange, Workload
-from stratarec.distributed.simulate import step_time, traffic
+from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time, traffic
 from stratarec.models import DLRMConfig, TowersConfig, build_network
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.tiers import measure_tiers

@@ -16,8 +16,7 @@ from typing import Any
 
 from benchmarks.held import held
 from stratarec.distributed.calibration import Collective
-from stratarec.distributed.machines import Calibration, Cluster, Exchange, Workload
-from stratarec.distributed.simulate import step_time
+from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time
 from stratarec.distributed.wire import WireKind
 
 GPUS = (16, 32, 64, 128, 256, 512, 1024)

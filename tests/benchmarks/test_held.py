@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.held import Machine, exchange_of, predictable, workload_of
 from stratarec.distributed.calibration import Collective
-from stratarec.distributed.machines import Calibration, Cluster
-from stratarec.distributed.simulate import step_time
+from stratarec.distributed.simulate import Calibration, Cluster, step_time
 
 MODEL = {"width": 64, "ids": 1, "bottom_mlp": (32,), "top_mlp": (64,)}
 LATENCY = Collective(alpha=2e-3, alpha_peer=0.0)

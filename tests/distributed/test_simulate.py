@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratarec.distributed.calibration import Collective, NetworkFigures
-from stratarec.distributed.machines import Calibration, Cluster, Exchange, Workload
-from stratarec.distributed.simulate import step_time, traffic
+from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time, traffic
 from stratarec.errors import ConfigError
 from stratarec.sizes import parse_rate
 

@@ -127,7 +127,7 @@ def _check_kind(args: argparse.Namespace) -> None:
 
 def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
     """Steps on a cluster that is not here."""
-    from stratarec.distributed.machines import Cluster
+    from stratarec.distributed.simulate import Cluster
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.scaling import print_steps
     from stratarec.sizes import parse_rate

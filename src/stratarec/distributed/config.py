@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from stratarec.distributed.wire import WireKind
+from stratarec.distributed.wire import DenseWireKind, WireKind
 from stratarec.errors import ConfigError
 
 ShardingKind = Literal["auto", "table", "row"]
@@ -31,7 +31,7 @@ class DistributedConfig:
     """Format of rows between ranks: ``fp32``, ``fp16``, ``bf16`` or ``int8``."""
     gradient_wire: WireKind = "fp32"
     """Format of gradients of rows between ranks."""
-    dense_wire: Literal["fp32", "bf16"] = "fp32"
+    dense_wire: DenseWireKind = "fp32"
     """Format of gradients of the network between ranks; they are added in float32."""
 
     def __post_init__(self) -> None:

@@ -15,24 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratarec.distributed.collectives import Channel, never
+from stratarec.distributed.collectives import never
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.exchange import FlatExchange, Routed
+from stratarec.distributed.exchange import Dispatched, FlatExchange
 from stratarec.distributed.gathering import SharedRows
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.replicas import HotRows, Replicas, check_hot
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.course import Course
 from stratarec.embedding.engine import Engine
-from stratarec.embedding.health import Health
+from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.prepared import Flight, Prepared
+from stratarec.embedding.prepared import Prepared
 from stratarec.embedding.saving import RANK_GROUPS
 from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.embedding.validation import Validator
 from stratarec.errors import StrataError
 from stratarec.jagged import KeyedJagged
 
@@ -40,33 +38,30 @@ from stratarec.jagged import KeyedJagged
 class SharedBatch:
     """A batch whose rows are in level 0 of all their owners; a `Handle`."""
 
-    __slots__ = ("__weakref__", "_own", "number", "routed")
+    __slots__ = ("__weakref__", "dispatched", "own")
 
-    def __init__(self, routed: Routed, own: Prepared | None, number: int) -> None:
-        self.routed, self._own, self.number = routed, own, number
-
-    @property
-    def own(self) -> Prepared | None:
+    def __init__(self, dispatched: Dispatched, own: Prepared | None) -> None:
+        self.dispatched = dispatched
+        self.own = own
         """What this rank's own tables prepared; None where it has none."""
-        return self._own
 
     @property
     def features(self) -> KeyedJagged:
         """As they were given."""
-        return self.routed.features
+        return self.dispatched.features
 
     def release(self) -> None:
         """See `Handle.release`."""
-        if self._own is not None:
-            self._own.release()
+        if self.own is not None:
+            self.own.release()
 
     def release_unused(self) -> None:
         """See `Handle.release_unused`."""
-        if self._own is not None:
-            self._own.release_unused()
+        if self.own is not None:
+            self.own.release_unused()
 
 
-class SharedEngine:
+class SharedEngine(LookupEngine[SharedBatch]):
     """Tables over ranks, looked up and trained as one `Engine` would.
 
     Parameters
@@ -90,41 +85,30 @@ class SharedEngine:
         self, sharding: Sharding, mesh: Mesh, optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig,
         config: DistributedConfig, hot: Mapping[str, HotRows] | None = None,
     ) -> None:  # fmt: skip
-        self.configs, self.sharding, self.mesh = sharding.tables, sharding, mesh
-        self.optimizer, self.tiers = optimizer, tiers
+        self.sharding, self.mesh = sharding, mesh
         hot = {name: rows for name, rows in (hot or {}).items() if rows.head or rows.tail}
         mesh.check_same({"hot rows": {name: asdict(rows) for name, rows in hot.items()}})
         check_hot(hot, sharding, optimizer, towers=mesh.inside is not None)
         mine = sharding.configs(mesh.rank)
         own_tiers = replace(tiers, tables=_own_tiers(mine, tiers, hot))
         self.own = Engine(mine, optimizer, seed, own_tiers) if mine else None
-        keys, dims = (self.own.pooled_keys, self.own.dims) if self.own else ((), ())
         self._circle = mesh if mesh.inside is None else mesh.inside
         kinds: tuple[WireKind, WireKind] = (
             (config.wire, config.gradient_wire) if mesh.inside is None else ("fp32", "fp32")
         )
         wire, gradient_wire = (Wire(kind, seed, mesh.rank) for kind in kinds)
         shared = sharding.within(mesh.rank - self._circle.rank, self._circle.ranks)
+        super().__init__(sharding.tables, shared.tables, optimizer, tiers, self.own)
         self.replicas: Replicas | None = None
         if hot:
             travelling = [table for table in sharding.tables if sharding.places[table.name].travel == "rows"]
             self.replicas = Replicas(travelling, hot, optimizer, seed)
-        # Whether rows of this rank's own tables are older than the copies.
-        self._older = False
-        self._exchange = FlatExchange(
-            shared, self._circle.rank, (wire, gradient_wire),
-            dict(zip(keys, np.cumsum([0, *dims]).tolist(), strict=False)), sum(dims),
-            self.own.row_order if self.own else (), self.replicas,
-        )  # fmt: skip
-        self.pooled_keys, self.dims = self._exchange.pooled_keys, self._exchange.dims
-        self.sequence_keys, self.row_order = self._exchange.sequence_keys, self._exchange.row_order
-        self.health = self.own.health if self.own else Health()
-        self.flight = self.own.flight if self.own else Flight()
+        # Whether rows of this rank's own tables are older than the copies; the rule of the step that copies wait for.
+        self._older, self._rule = False, self.course.rule
+        self._exchange = FlatExchange(shared, self._circle, (wire, gradient_wire), self.own, self.replicas)
+        self.row_order = self._exchange.row_order
         # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
         self.resident = False
-        self.course = self.own.course if self.own else Course(optimizer)
-        self.batches = 0
-        self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
 
     # A step
 
@@ -144,14 +128,14 @@ class SharedEngine:
         self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
         stopped: Callable[[], bool] = never,
     ) -> SharedBatch:  # fmt: skip
-        routed = self._exchange.route(features, self._validator, self._circle.ids, stopped)
+        dispatched = self._exchange.dispatch(features, self.batches, self._circle.ids, stopped)
         own: Prepared | None = None
         failed: StrataError | None = None
         try:
-            own = prepare(self.own, routed.own) if self.own else None
+            own = prepare(self.own, dispatched.own) if self.own else None
         except StrataError as error:
             failed = error
-        batch = SharedBatch(routed, own, self.batches)
+        batch = SharedBatch(dispatched, own)
         try:
             self.mesh.ids.agree(failed, stopped)
         except BaseException:
@@ -163,61 +147,27 @@ class SharedEngine:
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
         found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
-        return self._rows(prepared.routed, found, self._circle.rows, prepared.number)
+        self._sum_hot_rows()
+        return self._exchange.combine(found, prepared.dispatched)
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
         """See `Engine.read`."""
         self.health.require()
-        channel = self._circle.rows
-        routed = self._exchange.route(features, self._validator, channel)
-        found = self.own.read(routed.own) if self.own else _nothing()
-        return self._rows(routed, found, channel, self.batches)
-
-    def _rows(self, routed: Routed, found: Sequence[Tensor], channel: Channel, number: int) -> tuple[Tensor, ...]:
-        """What a batch looks up, from what this rank's own tables gave."""
         self._sum_hot_rows()
-        floats = self._exchange.send(routed, found, channel, number)
-        arrays = self._exchange.arrays(routed)
-        routed.asking.unpack(floats, arrays)
-        return self._exchange.pooled(routed, arrays)
+        dispatched = self._exchange.dispatch(features, self.batches, self._circle.rows)
+        found = self.own.read(dispatched.own) if self.own else _nothing()
+        return self._exchange.combine(found, dispatched)
 
     def update(self, prepared: SharedBatch, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
         """See `Engine.update`; there are no per-sample weights."""
-        routed, exchange, channel = prepared.routed, self._exchange, self._circle.rows
-        sums = exchange.sums(routed, pooled, rows)
-        given = [pooled, *exchange.whole(rows), *sums]
-        if self.replicas is not None:
-            self._sum_hot_rows()
-            hot = ((buffer.hot, buffer.hot_places, found) for buffer, found in zip(routed.buffers, sums, strict=True))
-            self.replicas.note(hot, self.course.rule)
-        own_pooled, *own_rows = exchange.gradients(routed, given, channel, prepared.number)
+        # Two batches may be looked up before the first one is trained, so the sums of the last step may still wait.
+        self._sum_hot_rows()
+        self._rule = self.course.rule
+        own_pooled, *own_rows = self._exchange.combine_backward((pooled, *rows), prepared.dispatched)
         if self.own and prepared.own:
             self.own.update(prepared.own, own_pooled, own_rows, None)
         else:
             self.course.step += 1
-
-    @property
-    def step(self) -> int:
-        """Steps so far."""
-        return self.course.step
-
-    @property
-    def learning_rate(self) -> float:
-        """The rate of the next step."""
-        return self.course.learning_rate
-
-    def go_on(self, step: int) -> None:
-        """See `Engine.go_on`."""
-        self.course.go_on(step, self.course.earlier, self.course.changes)
-
-    @property
-    def rate_factor(self) -> float:
-        """See `EmbeddingCollection.rate_factor`."""
-        return self.course.rate_factor
-
-    @rate_factor.setter
-    def rate_factor(self, factor: float) -> None:
-        self.course.rate_factor = factor
 
     # Tables by name
 
@@ -287,14 +237,13 @@ class SharedEngine:
     @property
     def hot_gradients(self) -> Tensor | None:
         """Flat float32 that is to be added over ranks and given to `train_hot_rows`; None where nothing is."""
-        pending = None if self.replicas is None else self.replicas.pending
-        return None if pending is None else pending[0]
+        return None if self.replicas is None else self.replicas.pending
 
     def train_hot_rows(self, sums: Tensor) -> None:
         """Let all copies take the step of the last batch, given the sums over ranks of `hot_gradients`."""
         assert self.replicas is not None
         with self.health.changing("an optimizer step"):
-            self.replicas.apply(sums)
+            self.replicas.apply(sums, self._rule)
         self._older = True
 
     def _sum_hot_rows(self) -> None:

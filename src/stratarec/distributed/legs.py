@@ -1,12 +1,13 @@
 """Where floats lie in a message between ranks, and where in the arrays of whoever packs or unpacks it.
 
-An owner answers a batch by rows; the same places, read the other way, are where gradients come back to. So one `Leg` on
-each side describes both directions.
+An owner answers a batch by rows; the same places, read the other way, are where gradients come back to. So one
+`MessageLayout` on each side describes both directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +15,21 @@ from torch import Tensor
 from stratarec.distributed.wire import Span, Wire
 from stratarec.kernels.parts import Parts, copy_parts, parts_of, swapped
 
-Rectangle = tuple[int, int, int, int, int, int]
+
+class Rectangle(NamedTuple):
+    """Floats of an array and where they lie in the message; the order of fields is that of `kernels.parts.Parts`."""
+
+    rows: int
+    width: int
+    first: int
+    """In the array, and `stride` from one row to the next."""
+    stride: int
+    at: int
+    """In the message, whose rows lie one after another."""
+    at_stride: int
 
 
-class Leg:
+class MessageLayout:
     """One rank's side of an exchange of floats, made once a batch.
 
     `begin` opens the part of the next rank, `add` appends to it; arrays are known by their numbers.
@@ -41,8 +53,8 @@ class Leg:
     def add(self, array: int, rows: int, width: int, first: int, stride: int) -> None:
         """A rectangle of an array whose first float is `first`, `stride` floats from one row to the next."""
         if rows:
-            self._rectangles[array].append((rows, width, first, stride, self.floats, width))
-            self._spans[-1].append((rows, width))
+            self._rectangles[array].append(Rectangle(rows, width, first, stride, self.floats, width))
+            self._spans[-1].append(Span(rows, width))
             self.floats += rows * width
 
     def sizes(self, wire: Wire) -> list[int]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stratarec.distributed.collectives import Channel, never
-from stratarec.distributed.wire import Wire
+from stratarec.distributed.wire import Span, Wire
 from stratarec.errors import StrataError
 
 _TYPES = {"int32": torch.int32, "int64": torch.int64}
@@ -122,14 +122,13 @@ class Hop:
     ) -> None:  # fmt: skip
         self.channel, (self.wire, self.gradient_wire), self.step = channel, wires, step
         self.sizes = list(sizes)
-        self.own = [(samples, width) for width in columns]
+        self.own = [Span(samples, width) for width in columns]
         """Shapes of what this rank hears, tower by tower."""
-        self.theirs = [(size, columns[channel.rank]) for size in sizes]
+        self.theirs = [Span(size, columns[channel.rank]) for size in sizes]
         """Shapes of what its tower tells, peer by peer."""
 
     def send(
-        self, rows: Sequence[Tensor], given: Sequence[tuple[int, int]], taken: Sequence[tuple[int, int]], wire: Wire,
-        direction: str,
+        self, rows: Sequence[Tensor], given: Sequence[Span], taken: Sequence[Span], wire: Wire, direction: str
     ) -> list[Tensor]:  # fmt: skip
         """Rows of the shapes `given`, one for each peer, for rows of the shapes `taken`."""
         flat = torch.cat([part.float().reshape(-1) for part in rows])

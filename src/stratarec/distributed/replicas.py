@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +48,17 @@ class HotRows:
     def spans(self, rows: int) -> Spans:
         """First and last row of each part, of a table of so many rows."""
         return [span for span in ((0, self.head), (rows - self.tail, rows)) if span[0] < span[1]]
+
+
+class HotGradients(NamedTuple):
+    """Of one width, those of the hot rows that a batch looks up."""
+
+    numbers: Rows
+    """Of the rows, ascending."""
+    places: Rows
+    """Where they lie among the batch's distinct rows."""
+    gradients: Tensor
+    """``[U, D]`` of all distinct rows of the width."""
 
 
 def check_hot(hot: Mapping[str, HotRows], sharding: Sharding, optimizer: RowOptimizerConfig, *, towers: bool) -> None:
@@ -119,8 +131,8 @@ class Replicas:
         self._layouts = [_layout(memory) for memory in self._memory]
         for table in self._tables.values():
             self._fill(table, table_key(seed, table.name))
-        self.pending: tuple[Tensor, RowUpdate] | None = None
-        """This rank's gradients of a step, flat, and the step; None once their sums are applied."""
+        self.pending: Tensor | None = None
+        """This rank's gradients of a step, flat; None once their sums are applied."""
 
     @property
     def rows(self) -> int:
@@ -167,31 +179,29 @@ class Replicas:
 
     # A step
 
-    def note(self, buffers: Iterable[tuple[Rows, Rows, Tensor]], rule: RowUpdate) -> None:
+    def note(self, buffers: Iterable[HotGradients]) -> None:
         """Keep a rank's gradients of hot rows until the sums over ranks are `apply`-ed.
 
         Parameters
         ----------
-        buffers : iterable of tuple
-            Numbers of hot rows of one width, their places in a buffer, and the buffer's gradients ``[U, D]``.
+        buffers : iterable of HotGradients
+            Of each width.
         """
         # Behind the columns of all rows, 1 for each that this rank looks up: a row that nobody does takes no step.
         flat = torch.zeros(sum(self._sizes) + self.rows)
         *columns, asked = self._split(flat)
-        for numbers, places, gradients in buffers:
-            if len(numbers):
-                width = self.widths.index(gradients.shape[1])
-                at = torch.from_numpy(numbers)
-                columns[width].view(-1, gradients.shape[1])[at - self.bounds[width]] = gradients[
-                    torch.from_numpy(places)
-                ]
+        for found in buffers:
+            if len(found.numbers):
+                width = self.widths.index(found.gradients.shape[1])
+                at, places = torch.from_numpy(found.numbers), torch.from_numpy(found.places)
+                rows = columns[width].view(-1, self.widths[width])
+                rows[at - self.bounds[width]] = found.gradients[places]
                 asked[at] = 1.0
-        self.pending = flat, rule
+        self.pending = flat
 
-    def apply(self, sums: Tensor) -> None:
+    def apply(self, sums: Tensor, rule: RowUpdate) -> None:
         """The step of all rows that some rank looks up, given the sum over ranks of what is `pending`."""
-        assert self.pending is not None
-        (_, rule), self.pending = self.pending, None
+        self.pending = None
         *columns, asked = self._split(sums)
         for width, memory in enumerate(self._memory):
             first, last = self.bounds[width : width + 2]

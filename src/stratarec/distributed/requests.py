@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.distributed.asked import Asked
 from stratarec.distributed.replicas import Replicas
 from stratarec.distributed.sharding import Rows, Sharding, Stream
 from stratarec.embedding.config import EmbeddingBagConfig
@@ -25,6 +25,37 @@ from stratarec.kernels.batches import outside
 from stratarec.kernels.distinct import number_distinct
 
 _NONE: Rows = np.empty(0, dtype=np.int64)
+WORDS = 3
+"""Numbers that announce a stream: bags, ids, and whether every bag holds one id, so that lengths need not travel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRequest:
+    """What one rank asks one owner for, of one stream.
+
+    Parameters
+    ----------
+    bags : int
+        Of a pooled feature; 1 otherwise.
+    ids : Tensor
+        Rows as the owner numbers them.
+    lengths : Tensor or None
+        ``[bags]``; None where every bag holds one id, and where nothing is pooled.
+    """
+
+    bags: int
+    ids: Tensor
+    lengths: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows that come back: pooled ones, or one an id."""
+        return self.ids.numel() if self.lengths is None else self.bags
+
+    @property
+    def announced(self) -> tuple[int, int, int]:
+        """`WORDS` numbers."""
+        return self.bags, self.ids.numel(), int(self.lengths is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +99,7 @@ class Requests:
         self.ids = torch.int64 if large else torch.int32
         """Type of ids on the wire."""
 
-    def split(self, features: KeyedJagged) -> tuple[list[list[Asked]], dict[str, DistinctRows]]:
+    def split(self, features: KeyedJagged) -> tuple[list[list[RowRequest]], dict[str, DistinctRows]]:
         """For each owner what it is asked for, stream by stream; and the distinct rows of the tables whose rows travel.
 
         Raises
@@ -89,16 +120,16 @@ class Requests:
 
     def _asked(
         self, features: KeyedJagged, stream: Stream, distinct: dict[str, DistinctRows], rank: int
-    ) -> Asked:  # fmt: skip
+    ) -> RowRequest:  # fmt: skip
         if stream.kind == "rows":
             place = self._sharding.places[stream.table.name]
-            return Asked(bags=1, ids=distinct[stream.table.name].owned[rank - place.first])
+            return RowRequest(bags=1, ids=distinct[stream.table.name].owned[rank - place.first])
         ids, lengths = bags_of(features, stream.key)
         _check(ids, stream.key, stream.table)
         if stream.kind == "sequence":
-            return Asked(bags=1, ids=ids)
+            return RowRequest(bags=1, ids=ids)
         bags = ids.numel() if lengths is None else lengths.numel()
-        return Asked(bags=bags, ids=ids, lengths=lengths)
+        return RowRequest(bags=bags, ids=ids, lengths=lengths)
 
     def _distinct(self, features: KeyedJagged, table: EmbeddingBagConfig) -> DistinctRows:
         keys = (*table.feature_names, *table.sequence_features)
@@ -124,18 +155,18 @@ class Requests:
         owned = torch.from_numpy(rows[order[:cold]]).to(self.ids).split(ends)  # type: ignore[no-untyped-call]
         return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]), hot=numbers[order[cold:]])
 
-    def message(self, asked: Sequence[Asked]) -> Tensor:
+    def message(self, asked: Sequence[RowRequest]) -> Tensor:
         """Lengths and ids as they travel."""
         parts = [part for each in asked for part in (each.lengths, each.ids) if part is not None]
         return torch.cat([part.to(self.ids) for part in parts]) if parts else torch.empty(0, dtype=self.ids)
 
 
-def joined(streams: Sequence[Stream], asked: Sequence[Sequence[Asked]], least: int = 0) -> KeyedJagged:
+def joined(streams: Sequence[Stream], asked: Sequence[Sequence[RowRequest]], least: int = 0) -> KeyedJagged:
     """The batch that an owner looks up: for every stream the bags of all ranks, in their order.
 
     Parameters
     ----------
-    asked : sequence of sequence of Asked
+    asked : sequence of sequence of RowRequest
         For each rank, stream by stream.
     least : int
         Size that the batch has at least.
@@ -160,7 +191,7 @@ def joined(streams: Sequence[Stream], asked: Sequence[Sequence[Asked]], least: i
     )  # fmt: skip
 
 
-def _bags(stream: Stream, asked: Sequence[Asked]) -> Tensor:
+def _bags(stream: Stream, asked: Sequence[RowRequest]) -> Tensor:
     """Lengths of a stream's bags at its owner; what is not pooled is one bag."""
     if stream.kind != "pooled":
         return torch.tensor([sum(each.ids.numel() for each in asked)])
@@ -191,3 +222,21 @@ def _check(ids: Tensor, key: str, table: EmbeddingBagConfig) -> None:
             f"feature {key!r}: id {int(ids[wrong])} is outside table {table.name!r}, expected 0 to "
             f"{table.num_embeddings - 1}"
         )
+
+
+def read(message: Tensor, announced: Sequence[int]) -> list[RowRequest]:
+    """What a rank asks for, from what it announced and its message."""
+    found, done = [], 0
+    for bags, ids, single in np.array(announced, dtype=np.int64).reshape(-1, WORDS).tolist():
+        lengths = None if single else message[done : done + bags]
+        done += 0 if single else bags
+        found.append(RowRequest(bags=bags, ids=message[done : done + ids], lengths=lengths))
+        done += ids
+    return found
+
+
+def message_sizes(announced: NDArray[np.int64]) -> list[int]:
+    """Elements of the message of each rank, from ``[ranks, S * WORDS]`` that they announced."""
+    bags, ids, single = announced.reshape(len(announced), -1, WORDS).transpose(2, 0, 1)
+    sizes: list[int] = (ids + bags * (1 - single)).sum(axis=1).tolist()
+    return sizes

@@ -1,19 +1,121 @@
-"""Who is still there: what processes tell each other by the store once a collective has failed.
+"""Who is still there, and why a process ends: SIGTERM as an exception, signs of life, and the list of those that left.
 
-A collective says that a connection broke, never which process is to blame. So each process that meets a failure, or
-leaves with an error of its own, writes that down in the rendezvous store; the others read it. Under `torchrun` the
-store is held by its agent and outlives every rank; without it, it ends with rank 0, which then is the one that is gone.
+`Termination`: torchrun sends SIGTERM to the ranks that are left when one of them fails, and it ends a process silently.
+It becomes an exception, so that a rank says why it ends. Where somebody else takes the signal (a run that writes a
+checkpoint first), this one is out of the way.
+
+`Heartbeat`: for waits whose length nobody knows, since a rank that reads a terabyte is slow, not gone. A thread of each
+rank counts in the rendezvous store; whoever waits for others looks whether their counts still change.
+
+`RollCall`: a collective says that a connection broke, never which process is to blame. So each process that meets a
+failure, or leaves with an error of its own, writes that down in the store; the others read it. Under torchrun the store
+is held by its agent and outlives every rank; without it, it ends with rank 0, which then is the one that is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from stratarec.distributed.termination import Terminated
 from stratarec.errors import RankError
+
+
+class Terminated(BaseException):
+    """This process got SIGTERM. No `Exception`: nothing on the way out takes it for a failure."""
+
+
+class Termination:
+    """Whether SIGTERM still ends what this process does."""
+
+    def __init__(self) -> None:
+        self._heeded = True
+
+    def ignore(self) -> None:
+        """From here on the process ends anyway."""
+        self._heeded = False
+
+    def _tell(self, number: int, frame: FrameType | None) -> None:
+        if self._heeded:
+            self._heeded = False
+            raise Terminated
+
+    @contextmanager
+    def listening(self) -> Iterator[Termination]:
+        """Raise `Terminated` on the first SIGTERM; the others are ignored. Only the main thread may listen."""
+        main = threading.current_thread() is threading.main_thread()
+        kept = signal.signal(signal.SIGTERM, self._tell) if main else None
+        try:
+            yield self
+        finally:
+            if main:
+                signal.signal(signal.SIGTERM, kept)
+
+
+_BEATS_PER_TIMEOUT = 6
+
+
+class Heartbeat:
+    """One rank's signs of life, and what it sees of those of the others; a context manager.
+
+    Parameters
+    ----------
+    store : Store
+    rank, ranks : int
+    timeout : float
+        Seconds without a sign after which a rank counts as gone.
+    """
+
+    def __init__(self, store: Store, rank: int, ranks: int, timeout: float) -> None:
+        self._store, self._rank, self._timeout = store, rank, timeout
+        self._others = [other for other in range(ranks) if other != rank]
+        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._looked = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        count = 0
+        # The store goes with the rank that holds it; the others learn that by their connections.
+        with contextlib.suppress(RuntimeError):
+            while True:
+                count += 1
+                self._store.set(f"beat/{self._rank}", str(count))
+                if self._stop.wait(self._timeout / _BEATS_PER_TIMEOUT):
+                    return
+
+    def look(self) -> None:
+        """`RankError` where a rank gave no sign for too long; cheap to call often."""
+        now = time.monotonic()
+        if now - self._looked < self._timeout / _BEATS_PER_TIMEOUT:
+            return
+        self._looked = now
+        for rank in self._others:
+            name = f"beat/{rank}"
+            count = self._store.get(name) if self._store.check([name]) else b""
+            known, since = self._seen.get(rank, (None, now))
+            if count != known:
+                self._seen[rank] = (count, now)
+            elif now - since > self._timeout:
+                raise RankError(
+                    f"rank {rank} is gone: no sign of life for {self._timeout:g} s (distributed.timeout); start again, "
+                    "or let torchrun do it with --max-restarts"
+                )
+
 
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02

@@ -5,8 +5,9 @@ Shapes: n rows of width D, one after another; rows of several widths follow in s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,12 +19,41 @@ from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.random import table_key
 from stratarec.kernels.random.vector import mix_array
 
-WireKind = Literal["fp32", "fp16", "bf16", "int8"]
-Span = tuple[int, int]
-"""Rows and their width."""
+
+class Span(NamedTuple):
+    """Neighbouring rows of one width."""
+
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WireFormat:
+    """How a kind of wire makes bytes of float32."""
+
+    codec: CodecConfig | None
+    """Of a row; None: the floats as they are."""
+    dense: torch.dtype | None = None
+    """In which gradients of the network travel; None where they cannot."""
+
+
+WIRES: Mapping[str, WireFormat] = {
+    "fp32": WireFormat(codec=None, dense=torch.float32),
+    "fp16": WireFormat(codec=CodecConfig(kind="fp16", rounding="nearest")),
+    "bf16": WireFormat(codec=CodecConfig(kind="bf16", rounding="nearest"), dense=torch.bfloat16),
+    # A row of int8 that rounded to nearest would have a bias, which sums over steps.
+    "int8": WireFormat(codec=CodecConfig(kind="int8", rounding="stochastic")),
+}
+"""Every kind; a new one is an entry here."""
+
+if TYPE_CHECKING:
+    WireKind: TypeAlias = str
+    DenseWireKind: TypeAlias = str
+else:  # recipes name the kinds that there are where they refuse another
+    WireKind = Literal[tuple(WIRES)]
+    DenseWireKind = Literal[tuple(kind for kind, wire in WIRES.items() if wire.dense is not None)]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_KINDS = ("fp32", "fp16", "bf16", "int8")
 
 
 class Wire:
@@ -39,8 +69,9 @@ class Wire:
     """
 
     def __init__(self, kind: WireKind, seed: int, rank: int) -> None:
-        if kind not in _KINDS:
-            raise ConfigError(f"wire is {kind!r}, expected one of {', '.join(_KINDS)}")
+        if kind not in WIRES:
+            raise ConfigError(f"wire is {kind!r}, expected one of {', '.join(WIRES)}")
+        self._config = WIRES[kind].codec
         self.kind, self._seed, self._rank = kind, seed, rank
         self._codecs: dict[int, RecordCodec] = {}
 
@@ -50,7 +81,7 @@ class Wire:
 
     def row_bytes(self, width: int) -> int:
         """Bytes of one row."""
-        return 4 * width if self.kind == "fp32" else self._codec(width).record_bytes
+        return 4 * width if self._config is None else self._codec(width).record_bytes
 
     def encode(self, rows: Tensor, spans: Sequence[Span], direction: str, step: int) -> Tensor:
         """Flat uint8 of flat float32 `rows`, which are those of `spans` one after another.
@@ -60,7 +91,7 @@ class Wire:
         TrainingError
             For a row that the format cannot hold; float32 holds all.
         """
-        if self.kind == "fp32":
+        if self._config is None:
             return rows.view(torch.uint8)
         out, key = np.empty(self.bytes_of(spans), dtype=np.uint8), table_key(self._seed, f"{direction}/{self._rank}")
         floats, done, at, number = rows.numpy(), 0, 0, 0
@@ -81,7 +112,7 @@ class Wire:
 
     def decode(self, content: Tensor, spans: Sequence[Span]) -> Tensor:
         """Flat float32 of what `encode` gave."""
-        if self.kind == "fp32":
+        if self._config is None:
             return content.view(torch.float32)
         out = np.empty(sum(rows * width for rows, width in spans), dtype=np.float32)
         array, done, at = content.numpy(), 0, 0
@@ -99,9 +130,8 @@ class Wire:
 
     def _codec(self, width: int) -> RecordCodec:
         if width not in self._codecs:
-            rounding: Literal["stochastic", "nearest"] = "stochastic" if self.kind == "int8" else "nearest"
-            config = CodecConfig(kind=self.kind, rounding=rounding)
-            self._codecs[width] = RecordCodec(config, width=width, row_state=False, full_state=0)
+            assert self._config is not None
+            self._codecs[width] = RecordCodec(self._config, width=width, row_state=False, full_state=0)
         return self._codecs[width]
 
 
@@ -111,8 +141,8 @@ def merged(spans: Sequence[Span]) -> list[Span]:
     for rows, width in spans:
         if not rows:
             continue
-        if found and found[-1][1] == width:
-            found[-1] = (found[-1][0] + rows, width)
+        if found and found[-1].width == width:
+            found[-1] = Span(found[-1].rows + rows, width)
         else:
-            found.append((rows, width))
+            found.append(Span(rows, width))
     return found

@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
 from stratarec.embedding.course import Course
-from stratarec.embedding.health import Health
 from stratarec.embedding.homes import build_tables
+from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.prepared import Flight, Handle, Prepared
+from stratarec.embedding.prepared import Prepared
 from stratarec.embedding.saving import begin_tables, lie_alike, load_tables, save_tables
 from stratarec.embedding.tables import Moment, Tables
 from stratarec.embedding.taking import Renumbering
@@ -42,69 +42,8 @@ from stratarec.kernels.update import Gradients, Scratchpad
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)
 
-Held = TypeVar("Held", bound=Handle)
 
-
-class NamedRows(Protocol):
-    """Rows of tables by name and number: see `Tables`."""
-
-    def table(self, name: str) -> dict[str, Tensor]: ...
-    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]: ...
-
-
-class LookupEngine(Protocol[Held]):
-    """What the module, and whoever prepares batches ahead, ask: of `Engine`, or of one that shares its tables among
-    several processes. Names are explained there."""
-
-    @property
-    def configs(self) -> tuple[EmbeddingBagConfig, ...]: ...
-    @property
-    def optimizer(self) -> RowOptimizerConfig: ...
-    @property
-    def tiers(self) -> TierConfig: ...
-    @property
-    def health(self) -> Health: ...
-    @property
-    def flight(self) -> Flight: ...
-    @property
-    def resident(self) -> bool: ...
-    @property
-    def pooled_keys(self) -> tuple[str, ...]: ...
-    @property
-    def dims(self) -> tuple[int, ...]: ...
-    @property
-    def sequence_keys(self) -> tuple[str, ...]: ...
-    @property
-    def row_order(self) -> tuple[str, ...]: ...
-    @property
-    def learning_rate(self) -> float: ...
-
-    @property
-    def step(self) -> int: ...
-
-    rate_factor: float
-
-    def go_on(self, step: int) -> None: ...
-    def prepare(self, features: KeyedJagged) -> Held: ...
-    def prepare_now(self, features: KeyedJagged) -> Held: ...
-    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> Held: ...
-    def look_up(self, prepared: Held) -> tuple[Tensor, ...]: ...
-    def read(self, features: KeyedJagged) -> tuple[Tensor, ...]: ...
-    def update(self, prepared: Held, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None: ...
-    def tables_of(self, name: str) -> NamedRows: ...
-    def named_views(self) -> Iterator[tuple[str, Tensor]]: ...
-    def save(self, directory: Path, previous: Path | None) -> dict[str, Any]: ...
-    def load(self, directory: Path, manifest: Mapping[str, Any]) -> str: ...
-    def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
-        optimizer: RowOptimizerConfig,
-    ) -> None: ...  # fmt: skip
-    def close(self) -> None: ...
-    def bytes_by_memory(self) -> dict[str, int]: ...
-    def bytes_by_part(self) -> dict[str, int]: ...
-
-
-class Engine:
+class Engine(LookupEngine[Prepared]):
     """Tables, the row optimizer and the batches under way.
 
     One thread trains a collection, and another may prepare batches for it (`Prefetcher`).
@@ -121,28 +60,21 @@ class Engine:
     def __init__(
         self, configs: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig
     ) -> None:
-        self.configs, self.optimizer, self.tiers = tuple(configs), optimizer, tiers
-        check_tables(self.configs)
+        check_tables(tuple(configs))
         optimizer.schedule.require_steps()
-        self.pooled_keys = tuple(name for table in self.configs for name in table.feature_names)
-        self.dims = tuple(table.embedding_dim for table in self.configs for _ in table.feature_names)
-        self.sequence_keys = tuple(name for table in self.configs for name in table.sequence_features)
+        super().__init__(configs, configs, optimizer, tiers)
         self._columns = sum(self.dims)
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
-        self.health, self.course = Health(), Course(optimizer)
         # Groups of tables are updated one after another. What a look-up gives has a gradient of the same size.
         self._scratch, self._output_bytes = Scratchpad(), 0
         self.tables: tuple[Tables, ...] = tuple(
             build_tables(self.configs, columns, self.course, seed, tiers, self.health, self._scratch)
         )
         self.resident = all(tables.resident for tables in self.tables)
-        # Sequence features in the order in which `look_up` gives their rows.
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
         # Two clocks. `batches` numbers what was ever prepared, for the noise of rounding. Stamps tell the age of a
         # slot; they are `batches` counted from `_origin`, which moves on before they no longer fit 32 bits.
-        self.batches = 0
         self._origin = 0
-        self.flight = Flight()
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
         self._preparing, self._stepping = threading.Lock(), threading.Lock()
         self.holding, self._held = False, list[_Backward]()
@@ -298,29 +230,6 @@ class Engine:
                     self.course.step += 1
             finally:
                 held.prepared.release()
-
-    @property
-    def step(self) -> int:
-        """Steps so far."""
-        return self.course.step
-
-    @property
-    def learning_rate(self) -> float:
-        """The rate of the next step."""
-        return self.course.learning_rate
-
-    def go_on(self, step: int) -> None:
-        """Be at `step`, with rows and state that were written to the views of resident tables."""
-        self.course.go_on(step, self.course.earlier, self.course.changes)
-
-    @property
-    def rate_factor(self) -> float:
-        """See `EmbeddingCollection.rate_factor`."""
-        return self.course.rate_factor
-
-    @rate_factor.setter
-    def rate_factor(self, factor: float) -> None:
-        self.course.rate_factor = factor
 
     # Tables by name
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.engine import Engine, Held, LookupEngine
+from stratarec.embedding.engine import Engine
+from stratarec.embedding.lookup_engine import Held, LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Handle, Prepared
 from stratarec.embedding.taking import Renumbering

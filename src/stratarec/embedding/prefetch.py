@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from stratarec.embedding.engine import LookupEngine
+from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.prepared import Handle, Stopped
 from stratarec.errors import TrainingError
 from stratarec.jagged import KeyedJagged

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratarec.distributed.asked import Asked, read
 from stratarec.distributed.peers import packed, unpacked
-from stratarec.distributed.requests import Requests, bags_of, joined
+from stratarec.distributed.requests import Requests, RowRequest, bags_of, joined, read
 from stratarec.distributed.sharding import Stream
 from stratarec.jagged import offsets_of, slice_places
 from stratarec.models.history import Windows
@@ -27,7 +26,7 @@ class Part:
 
     Parameters
     ----------
-    asked : sequence of Asked
+    asked : sequence of RowRequest
         Stream by stream.
     samples : int
         B_s.
@@ -39,7 +38,7 @@ class Part:
         Of every feature that is not pooled.
     """
 
-    asked: Sequence[Asked]
+    asked: Sequence[RowRequest]
     samples: int
     runs: Tensor | None
     shared: frozenset[str]
@@ -86,14 +85,14 @@ class Part:
         return replace(self, asked=asked, runs=None, shared=frozenset())
 
 
-def _repeated(asked: Asked, times: Tensor) -> Asked:
+def _repeated(asked: RowRequest, times: Tensor) -> RowRequest:
     """Each bag so many times."""
     if asked.lengths is None:
-        return Asked(bags=int(times.sum()), ids=asked.ids.repeat_interleave(times))
+        return RowRequest(bags=int(times.sum()), ids=asked.ids.repeat_interleave(times))
     lengths = asked.lengths.long()
     start = (offsets_of(lengths)[:-1]).repeat_interleave(times)
     lengths = lengths.repeat_interleave(times)
-    return Asked(bags=len(lengths), ids=asked.ids[slice_places(start, lengths)[0]], lengths=lengths)
+    return RowRequest(bags=len(lengths), ids=asked.ids[slice_places(start, lengths)[0]], lengths=lengths)
 
 
 def join(parts: Sequence[Part], streams: Sequence[Stream]) -> Request:

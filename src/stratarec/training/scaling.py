@@ -15,8 +15,7 @@ from torch import nn
 
 from stratarec.data.dataset import Dataset
 from stratarec.distributed.calibration import Collective
-from stratarec.distributed.machines import Calibration, Cluster, Exchange, Workload
-from stratarec.distributed.simulate import StepTime, step_time
+from stratarec.distributed.simulate import Calibration, Cluster, Exchange, StepTime, Workload, step_time
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
 from stratarec.kernels.threads import use_torch_threads

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.reduction import reduce_gradients
+from stratarec.distributed.wire import WIRES, DenseWireKind
 from stratarec.jagged import KeyedJagged
 from stratarec.models.base import Network
 from stratarec.models.request import Request
@@ -33,8 +34,10 @@ class Together:
         Whose hot rows are trained by sums made with those of the network.
     """
 
-    def __init__(self, mesh: Mesh, network: Network, wire: str = "fp32", engine: SharedEngine | None = None) -> None:
-        self._mesh, self._type = mesh, torch.bfloat16 if wire == "bf16" else torch.float32
+    def __init__(
+        self, mesh: Mesh, network: Network, wire: DenseWireKind = "fp32", engine: SharedEngine | None = None
+    ) -> None:
+        self._mesh, self._type = mesh, WIRES[wire].dense or torch.float32
         self._engine = engine
         self._mine: set[int] = set()
         self._of_towers: set[int] = set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,7 +14,7 @@ Parts = NDArray[np.int64]
 """``[P, 6]``: rows, width, and of both arrays the first element and the elements from one row to the next."""
 
 
-def parts_of(rectangles: list[tuple[int, int, int, int, int, int]]) -> Parts:
+def parts_of(rectangles: Sequence[tuple[int, int, int, int, int, int]]) -> Parts:
     """From tuples."""
     return np.array(rectangles, dtype=np.int64).reshape(-1, 6)
 

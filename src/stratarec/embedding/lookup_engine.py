@@ -1,0 +1,154 @@
+"""What every engine of embedding tables is: the one of a process, and the one that shares its tables among several.
+
+The module, and whoever prepares batches ahead, know engines by this alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.course import Course
+from stratarec.embedding.health import Health
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.prepared import Flight, Handle
+from stratarec.embedding.taking import Renumbering
+from stratarec.embedding.tiers import TierConfig
+from stratarec.jagged import KeyedJagged
+
+Held = TypeVar("Held", bound=Handle)
+
+
+class NamedRows(Protocol):
+    """Rows of tables by name and number: see `Tables`."""
+
+    def table(self, name: str) -> dict[str, Tensor]: ...
+    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]: ...
+
+
+class LookupEngine(ABC, Generic[Held]):
+    """The clocks, names, health and list of batches under way of an engine; what it does to rows is each engine's own.
+
+    Parameters
+    ----------
+    configs : sequence of EmbeddingBagConfig
+        All tables.
+    asked : sequence of EmbeddingBagConfig
+        Those whose features a batch has.
+    optimizer : RowOptimizerConfig
+    tiers : TierConfig
+    own : LookupEngine or None
+        Whose clocks, health and batches are this one's, too.
+    """
+
+    resident: bool
+    """Whether every row is in level 0, so that nothing is to be gained by preparing ahead."""
+    row_order: tuple[str, ...]
+    """Sequence features in the order in which `look_up` gives their rows."""
+
+    def __init__(
+        self, configs: Sequence[EmbeddingBagConfig], asked: Sequence[EmbeddingBagConfig],
+        optimizer: RowOptimizerConfig, tiers: TierConfig, own: LookupEngine[Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.configs, self.optimizer, self.tiers = tuple(configs), optimizer, tiers
+        self.pooled_keys = tuple(name for table in asked for name in table.feature_names)
+        self.dims = tuple(table.embedding_dim for table in asked for _ in table.feature_names)
+        self.sequence_keys = tuple(name for table in asked for name in table.sequence_features)
+        self.health = Health() if own is None else own.health
+        self.course = Course(optimizer) if own is None else own.course
+        self.flight = Flight() if own is None else own.flight
+        self.batches = 0
+        """How many were ever prepared, for the noise of rounding."""
+
+    # Clocks
+
+    @property
+    def step(self) -> int:
+        """Steps so far."""
+        return self.course.step
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step."""
+        return self.course.learning_rate
+
+    @property
+    def rate_factor(self) -> float:
+        """See `EmbeddingCollection.rate_factor`."""
+        return self.course.rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self.course.rate_factor = factor
+
+    def go_on(self, step: int) -> None:
+        """Be at `step`, with rows and state that were written to the views of resident tables."""
+        self.course.go_on(step, self.course.earlier, self.course.changes)
+
+    # A step
+
+    @abstractmethod
+    def prepare(self, features: KeyedJagged) -> Held:
+        """Bring the rows of a batch into level 0, beside those of the batches under way."""
+
+    @abstractmethod
+    def prepare_now(self, features: KeyedJagged) -> Held:
+        """As `prepare` for a batch that is looked up at once; refused while others wait for that."""
+
+    @abstractmethod
+    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> Held:
+        """As `prepare` on a thread of its own, once the backward pass `lookahead` + 1 batches before is done."""
+
+    @abstractmethod
+    def look_up(self, prepared: Held) -> tuple[Tensor, ...]:
+        """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in `row_order`."""
+
+    @abstractmethod
+    def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
+        """As `look_up` of a batch that was not prepared and will not be trained; changes nothing."""
+
+    @abstractmethod
+    def update(self, prepared: Held, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
+        """One optimizer step from the gradients of what `look_up` gave; then the rows may go."""
+
+    # Tables
+
+    @abstractmethod
+    def tables_of(self, name: str) -> NamedRows:
+        """Rows of the table `name`."""
+
+    @abstractmethod
+    def named_views(self) -> Iterator[tuple[str, Tensor]]:
+        """``tables.<name>.<part>`` and the view of it, for every table that lies whole in level 0."""
+
+    @abstractmethod
+    def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
+        """See `EmbeddingCollection.save`."""
+
+    @abstractmethod
+    def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
+        """See `EmbeddingCollection.load`."""
+
+    @abstractmethod
+    def begin_with(
+        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
+        optimizer: RowOptimizerConfig,
+    ) -> None:  # fmt: skip
+        """See `EmbeddingCollection.begin_with`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back files and threads; nothing works afterwards."""
+
+    @abstractmethod
+    def bytes_by_memory(self) -> dict[str, int]:
+        """See `EmbeddingCollection.bytes_by_memory`."""
+
+    @abstractmethod
+    def bytes_by_part(self) -> dict[str, int]:
+        """See `EmbeddingCollection.bytes_by_part`."""
