@@ -15,6 +15,7 @@ from store_conformance import FailingStore
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding import engine as engine_module
 from stratarec.embedding.cache import directory
+from stratarec.embedding.cache.mover import mover_of
 from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
@@ -73,7 +74,10 @@ def cached(module: TieredEmbeddingBagCollection) -> CachedTables:
 
 def make_failing(module: TieredEmbeddingBagCollection) -> FailingStore:
     tables = cached(module)
-    tables.store = tables.mover.store = store = FailingStore(tables.store)
+    tables.store = store = FailingStore(tables.store)
+    # A store whose memory cannot be addressed: rows go the long way, which asks it for all that can fail.
+    names = [table.name for table in tables.configs]
+    tables.mover = mover_of(names, tables.directory, tables.codec, store, tables.memory)
     return store
 
 

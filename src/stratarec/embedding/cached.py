@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding.cache.directory import Directory
-from stratarec.embedding.cache.mover import Mover
+from stratarec.embedding.cache.mover import mover_of
 from stratarec.embedding.cache.slot_records import SlotRecords
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
@@ -68,7 +68,7 @@ class CachedTables(Tables):
         ends = start[1:] if directory.layout.hot is None else directory.layout.hot.start[1:]
         super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), course)
         self.codec, self.store, self.directory, self.health = codec, store, directory, health
-        self.mover = Mover([table.name for table in configs], directory, codec, store, memory)
+        self.mover = mover_of([table.name for table in configs], directory, codec, store, memory)
         self._slots = SlotRecords(directory, memory, codec.exact())
         # Held while rows move, and by whoever reads them where they lie meanwhile.
         self._moving = Lock()
@@ -162,7 +162,7 @@ class CachedTables(Tables):
             found.write(here, self.memory.read(slots[here]), np.arange(len(here), dtype=np.int64))
             if len(away):
                 moves = self.directory.moves_of(rows[away], away)
-                self.mover.place(self.mover.fetch(moves, keep_buffer=False), found)
+                self.mover.copy(moves, found)
         missed = self.course.missed
         if missed is not None:
             found.settle(0, len(rows), missed)

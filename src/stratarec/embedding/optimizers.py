@@ -6,7 +6,7 @@ The arithmetic is in `kernels.update`, fused into the backward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
 from stratarec.embedding.schedules import ScheduleConfig
 from stratarec.errors import ConfigError
@@ -14,6 +14,27 @@ from stratarec.explaining import check_finite
 from stratarec.kernels.update import RowUpdate
 
 RowOptimizerKind = Literal["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam"]
+
+
+class RowState(NamedTuple):
+    """What a row optimizer keeps beside the weights."""
+
+    row: str = ""
+    """Name of the float kept for each row, or empty."""
+    full: tuple[str, ...] = ()
+    """Names of the floats kept for each weight."""
+    lingers: bool = False
+    """Whether a row that was trained once goes on moving in batches that lack it, as Adam's moments let it."""
+
+
+ROW_OPTIMIZERS: dict[RowOptimizerKind, RowState] = {
+    "sgd": RowState(),
+    "rowwise_adagrad": RowState(row="sum"),
+    "adagrad": RowState(full=("sum",)),
+    "rowwise_adam": RowState(row="exp_avg_sq", full=("exp_avg",), lingers=True),
+    "adam": RowState(full=("exp_avg", "exp_avg_sq"), lingers=True),
+}
+"""Every kind. A new one is an entry here, one of `RowOptimizerKind`, and its rule in `kernels.update.rules`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +65,14 @@ class RowOptimizerConfig:
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(RowOptimizerKind):
-            raise ConfigError(
-                f"optimizer.kind is {self.kind!r}, expected sgd, rowwise_adagrad, adagrad, rowwise_adam or adam"
-            )
+        if self.kind not in [*ROW_OPTIMIZERS]:
+            *others, last = ROW_OPTIMIZERS
+            raise ConfigError(f"optimizer.kind is {self.kind!r}, expected {', '.join(others)} or {last}")
         if self.decay not in ("l2", "decoupled"):
             raise ConfigError(f"optimizer.decay is {self.decay!r}, expected l2 or decoupled")
         if self.rows not in ("batch", "all"):
             raise ConfigError(f"optimizer.rows is {self.rows!r}, expected batch or all")
-        if self.rows == "all" and not (self.weight_decay or self.kind in ("rowwise_adam", "adam")):
+        if self.rows == "all" and not (self.weight_decay or ROW_OPTIMIZERS[self.kind].lingers):
             raise ConfigError(
                 f"optimizer.rows is all, but without optimizer.weight_decay {self.kind} leaves rows that a batch lacks "
                 "as they are: set one, or rows to batch"
@@ -71,13 +91,12 @@ class RowOptimizerConfig:
     @property
     def row_state(self) -> str:
         """Name of the float kept for each row, or empty."""
-        return {"rowwise_adagrad": "sum", "rowwise_adam": "exp_avg_sq"}.get(self.kind, "")
+        return ROW_OPTIMIZERS[self.kind].row
 
     @property
     def full_state(self) -> tuple[str, ...]:
         """Names of the floats kept for each weight."""
-        kept = {"adagrad": ("sum",), "rowwise_adam": ("exp_avg",), "adam": ("exp_avg", "exp_avg_sq")}
-        return kept.get(self.kind, ())
+        return ROW_OPTIMIZERS[self.kind].full
 
     @property
     def clocked(self) -> bool:

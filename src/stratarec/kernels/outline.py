@@ -18,7 +18,9 @@ from numba.extending import intrinsic
 from stratarec.kernels.crew import lead
 
 # How the bodies of a team are compiled. They hold no reference to the arrays that they get: counting references costs
-# two locked instructions for every array of every call that LLVM does not inline, most of the time of an update.
+# two locked instructions for every array of every call that LLVM does not inline, most of the time of an update. So a
+# body must not return an array to a function that does count: that one gives back a reference which nobody took, and
+# the process aborts some time later.
 BODY = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
 
 _syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 6))

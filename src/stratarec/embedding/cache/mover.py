@@ -2,10 +2,15 @@
 
 A move has two parts. What the first does can be taken back: records are written at home and read from there, and no
 slot has changed. The second writes slots; whoever is interrupted there has lost rows, and must say so.
+
+There are two movers, chosen once when tables are built. Where records are memory (dram, mapped) rows are swapped with
+them in one pass; where they are in files, or a victim cache lies before the home, they are encoded, written, read and
+decoded, a batch at a time.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +20,7 @@ from numpy.typing import NDArray
 from stratarec.embedding.cache.directory import Directory
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.rows import FloatRows, Indices
-from stratarec.embedding.slots import Home, SlotMemory
+from stratarec.embedding.slots import Records, SlotMemory
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.errors import TrainingError
 from stratarec.kernels import cache as kernel
@@ -26,12 +31,12 @@ class Fetched:
     """Rows that are ready to come into slots: their records and whether there is one of each."""
 
     incoming: kernel.Moves
-    records: NDArray[np.uint8]
+    records: Records
     present: NDArray[np.bool_]
 
 
-class Mover:
-    """Encodes, stores, reads and decodes the rows of a group.
+class Mover(ABC):
+    """Takes the rows of a group between slots and home.
 
     Parameters
     ----------
@@ -48,19 +53,8 @@ class Mover:
     ) -> None:
         self._names, self._directory = tuple(names), directory
         self.codec, self.store, self.memory = codec, store, memory
-        self._records = np.zeros((0, codec.record_bytes), dtype=np.uint8)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of buffers."""
-        return self._records.nbytes
-
-    @property
-    def _home(self) -> Home | None:
-        """The store's own memory, where it can be addressed."""
-        array, bits = self.store.array, self.store.bits
-        return None if array is None or bits is None else (array, *bits)
-
+    @abstractmethod
     def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
         """The part of a move that leaves slots alone; returns what `finish` takes.
 
@@ -69,15 +63,8 @@ class Mover:
         StorageError, TrainingError
             When the home refuses, or a row does not fit its codec.
         """
-        layout, workspace = self._directory.layout, self._directory.workspace
-        if self._home is not None:
-            if staging.released.any():
-                self._send(kernel.released(layout, staging, workspace), write)
-            return None
-        outgoing, incoming = kernel.moves(layout, staging, workspace)
-        self._send(outgoing, write)
-        return self.fetch(incoming) if len(incoming) else None
 
+    @abstractmethod
     def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
         """The part of a move that writes slots.
 
@@ -86,33 +73,15 @@ class Mover:
         TrainingError
             When a row does not fit its codec; some rows are then neither here nor there.
         """
-        home = self._home
-        if home is not None:
-            layout, workspace = self._directory.layout, self._directory.workspace
-            refused = self.memory.swap(layout, staging, workspace, self.codec, home, write)
-            if refused is not None:
-                table, row = refused
-                raise self._unfit(table, row)
-        elif fetched is not None:
-            self.place(fetched, self.memory)
 
-    def fetch(self, incoming: kernel.Moves, *, keep_buffer: bool = True) -> Fetched:
-        """Read records from home."""
-        array, count = self.store.array, len(incoming)
-        if array is not None:
-            return Fetched(incoming, array, self.store.written(incoming.rows))
-        # The buffer that is kept is of a batch: whoever reads more than that does not make it larger.
-        records = self._buffer(count) if keep_buffer else np.empty((count, self.codec.record_bytes), np.uint8)
-        return Fetched(incoming, records, self.store.read(incoming.rows, records))
+    @abstractmethod
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
+        """Rows as they lie at home into slots of `memory`; changes nothing else."""
 
-    def place(self, fetched: Fetched, memory: SlotMemory) -> None:
-        """Records, or the initial values of rows that have none, into slots of `memory`."""
-        incoming, count = fetched.incoming, len(fetched.incoming)
-        direct = self.store.array is not None
-        places = incoming.rows if direct else np.arange(count, dtype=np.int64)
-        memory.decode(self.codec, fetched.records, places, incoming.slots)
-        if not fetched.present.all():
-            memory.initialize(self._directory.layout, incoming, ~fetched.present)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of buffers."""
+        return 0
 
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
         """Write rows `places` of `source` straight into the store."""
@@ -123,25 +92,16 @@ class Mover:
             raise self._unfit_row(int(rows[bad]))
         self.store.write(rows, records)
 
-    def _send(self, moves: kernel.Moves, write: int) -> None:
-        """Rows of slots go home."""
-        if not len(moves):
-            return
-        array = self.store.array
-        records = self._buffer(len(moves)) if array is None else array
-        places = np.arange(len(moves), dtype=np.int64) if array is None else moves.rows
+    def _encode(self, moves: kernel.Moves, records: Records, places: Indices, write: int) -> None:
         bad = self.memory.encode(self.codec, moves.slots, records, places, moves.keys, write)
         if bad >= 0:
             raise self._unfit_row(int(moves.rows[bad]))
-        if array is None:
-            self.store.write(moves.rows, records)
-        else:
-            self.store.mark_written(moves.rows)
 
-    def _buffer(self, rows: int) -> NDArray[np.uint8]:
-        if len(self._records) < rows:
-            self._records = np.zeros((rows * 5 // 4, self.codec.record_bytes), dtype=np.uint8)
-        return self._records[:rows]
+    def _place(self, fetched: Fetched, places: Indices, memory: SlotMemory) -> None:
+        """Records, or the initial values of rows that have none, into slots of `memory`."""
+        memory.decode(self.codec, fetched.records, places, fetched.incoming.slots)
+        if not fetched.present.all():
+            memory.initialize(self._directory.layout, fetched.incoming, ~fetched.present)
 
     def _unfit_row(self, group_row: int) -> TrainingError:
         table = int(self._directory.tables_of(np.array([group_row]))[0])
@@ -152,3 +112,88 @@ class Mover:
             f"table {self._names[table]!r}, row {row}: a weight or its optimizer state is not a finite number that "
             f"{self.codec.config.kind} can hold; lower the learning rate or give the table a wider precision"
         )
+
+
+class AddressableHome(Mover):
+    """Where the store's records are memory: a victim's record is written, and its slot's next row read, in one pass."""
+
+    @property
+    def _array(self) -> Records:
+        # Asked for each time: whoever kept it would keep a closed store's memory.
+        array = self.store.array
+        assert array is not None
+        return array
+
+    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
+        """See `Mover.prepare`."""
+        if not staging.released.any():
+            return None
+        # Before `finish`: another row may come into a slot of the overflow area that one of these left.
+        moves = kernel.released(self._directory.layout, staging, self._directory.workspace)
+        self._encode(moves, self._array, moves.rows, write)
+        self.store.mark_written(moves.rows)
+        return None
+
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
+        """See `Mover.finish`."""
+        layout, workspace, bits = self._directory.layout, self._directory.workspace, self.store.bits
+        assert bits is not None
+        refused = self.memory.swap(layout, staging, workspace, self.codec, (self._array, *bits), write)
+        if refused is not None:
+            raise self._unfit(*refused)
+
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
+        """See `Mover.copy`."""
+        self._place(Fetched(moves, self._array, self.store.written(moves.rows)), moves.rows, memory)
+
+
+class StoredHome(Mover):
+    """Where records pass through a buffer, which grows to the largest batch met."""
+
+    def __init__(
+        self, names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
+    ) -> None:
+        super().__init__(names, directory, codec, store, memory)
+        self._records = np.zeros((0, codec.record_bytes), dtype=np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """See `Mover.nbytes`."""
+        return self._records.nbytes
+
+    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
+        """See `Mover.prepare`."""
+        outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
+        if len(outgoing):
+            records = self._buffer(len(outgoing))
+            self._encode(outgoing, records, np.arange(len(outgoing), dtype=np.int64), write)
+            self.store.write(outgoing.rows, records)
+        # All that go out first: they share the buffer with those that come in.
+        return self._fetch(incoming, self._buffer(len(incoming))) if len(incoming) else None
+
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
+        """See `Mover.finish`."""
+        if fetched is not None:
+            self._place(fetched, np.arange(len(fetched.incoming), dtype=np.int64), self.memory)
+
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
+        """See `Mover.copy`."""
+        # Not the buffer that is kept: whoever reads more than a batch does not make it larger.
+        records = np.empty((len(moves), self.codec.record_bytes), np.uint8)
+        self._place(self._fetch(moves, records), np.arange(len(moves), dtype=np.int64), memory)
+
+    def _fetch(self, incoming: kernel.Moves, records: Records) -> Fetched:
+        return Fetched(incoming, records, self.store.read(incoming.rows, records))
+
+    def _buffer(self, rows: int) -> Records:
+        if len(self._records) < rows:
+            self._records = np.zeros((rows * 5 // 4, self.codec.record_bytes), dtype=np.uint8)
+        return self._records[:rows]
+
+
+def mover_of(
+    names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
+) -> Mover:
+    """The mover that the store's kind needs; parameters as those of `Mover`."""
+    kind = StoredHome if store.array is None or store.bits is None else AddressableHome
+    return kind(names, directory, codec, store, memory)

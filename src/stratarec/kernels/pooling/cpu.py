@@ -38,11 +38,13 @@ class Output(NamedTuple):
     streaming: bool
 
 
-class Tile(NamedTuple):
-    """What a task is: so many samples of so many features."""
+class Tasks(NamedTuple):
+    """How members share the work: the next task, samples and features of each, and a bad id's place by member."""
 
+    counter: NDArray[np.int64]
     samples: int
     features: int
+    bad: NDArray[np.int64]
 
 
 @njit(**BODY)
@@ -81,22 +83,22 @@ def copy_rows(lanes, weights, D, values, span, table, output, target):
 
 
 @njit(**BODY)
-def pool_singles(member, lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad):
+def pool_singles(member, lanes, whole, tasks, weights, width, bags, filled, features, output):
     """out[b * stride + column[f]:][:D] = row of the one id of bag (f, b), a tile at a time.
 
     Of feature f only the first `limit_of` bags are pooled.
     """
     literally(lanes)
     D = U(lanes if whole else width)
-    groups = (len(features.key) + tile.features - 1) // tile.features
+    groups = (len(features.key) + tasks.features - 1) // tasks.features
     while True:
-        task = take(counter)
-        first = task // groups * tile.samples
+        task = take(tasks.counter)
+        first = task // groups * tasks.samples
         if first >= bags.batch:
             break
-        last = min(first + tile.samples, bags.batch)
-        begin = task % groups * tile.features
-        for f in range(begin, min(begin + tile.features, len(features.key))):
+        last = min(first + tasks.samples, bags.batch)
+        begin = task % groups * tasks.features
+        for f in range(begin, min(begin + tasks.features, len(features.key))):
             start, stop = features.key[f] * bags.batch, min(last, limit_of(bags, filled, f))
             if stop <= first:
                 continue
@@ -104,7 +106,7 @@ def pool_singles(member, lanes, whole, counter, weights, width, bags, filled, fe
                 lanes, weights, D, bags.values, (start + first, start + stop), (features.base[f], features.rows[f]),
                 output, first * output.stride + features.column[f],
             )  # fmt: skip
-            bad[member] = max(bad[member], found)
+            tasks.bad[member] = max(tasks.bad[member], found)
 
 
 @njit(**BODY)
@@ -125,7 +127,7 @@ def pool_bag(lanes, weights, D, bags, span, origin, factor, output, target):
 
 
 @njit(**BODY)
-def pool_bags(member, lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad):
+def pool_bags(member, lanes, whole, tasks, weights, width, bags, filled, features, output):
     """As `pool_singles` for bags of any length: sum or mean of (weighted) rows; an empty bag gives zeros.
 
     Of feature f only the first `limit_of` bags are pooled.
@@ -134,53 +136,53 @@ def pool_bags(member, lanes, whole, counter, weights, width, bags, filled, featu
     D = U(lanes if whole else width)
     count = len(features.key)
     while True:
-        task = take(counter)
+        task = take(tasks.counter)
         # A feature's long bags must not all fall to one member: a task is a tile of one feature.
-        f, first = task % count, task // count * tile.samples
+        f, first = task % count, task // count * tasks.samples
         if first >= bags.batch:
             break
         shift = features.key[f] * bags.batch
         limit, origin = features.rows[f], features.base[f]
         stop = bags.offsets[shift + bags.batch] - 1
-        for bag in range(shift + first, shift + min(first + tile.samples, limit_of(bags, filled, f))):
+        for bag in range(shift + first, shift + min(first + tasks.samples, limit_of(bags, filled, f))):
             target = U((bag - shift) * output.stride + features.column[f])
             begin, end = U(bags.offsets[bag]), U(bags.offsets[bag + 1])
             for i in range(begin, end):
                 prefetch_row(weights, U(origin + bags.values[min(i + ahead_of(D), U(stop))]) * D, D)
                 if U(bags.values[i]) >= U(limit):
-                    bad[member] = i
+                    tasks.bad[member] = i
                     end = begin
             factor = share(end - begin, features.mean[f])
             pool_bag(lanes, weights, D, bags, (begin, end), origin, factor, output, target)
 
 
 @njit(**BODY)
-def gather_tiles(member, lanes, whole, counter, weights, width, values, table, output, tile, bad):
+def gather_tiles(member, lanes, whole, tasks, weights, width, values, table, output):
     """out[i * D:][:D] = row of values[i]: an unpooled lookup in one table."""
     literally(lanes)
     D = U(lanes if whole else width)
     while True:
-        first = take(counter) * tile
+        first = take(tasks.counter) * tasks.samples
         if first >= len(values):
             break
-        span = (first, min(first + tile, len(values)))
+        span = (first, min(first + tasks.samples, len(values)))
         found = copy_rows(lanes, weights, D, values, span, table, output, first * output.stride)
-        bad[member] = max(bad[member], found)
+        tasks.bad[member] = max(tasks.bad[member], found)
 
 
 @njit(**BODY)
-def weigh_tiles(member, lanes, whole, counter, weights, width, bags, features, gradient, tile, out):
+def weigh_tiles(member, lanes, whole, tasks, weights, width, bags, features, gradient, out):
     """out[i] += gradient of bag(i) . row(values[i]) (divided by the bag's length for mean pooling)."""
     literally(lanes)
     D = U(lanes if whole else width)
     count = len(features.key)
     while True:
-        task = take(counter)
-        f, first = task % count, task // count * tile
+        task = take(tasks.counter)
+        f, first = task % count, task // count * tasks.samples
         if first >= bags.batch:
             break
         shift = features.key[f] * bags.batch
-        for bag in range(shift + first, shift + min(first + tile, bags.batch)):
+        for bag in range(shift + first, shift + min(first + tasks.samples, bags.batch)):
             factor = share(bags.offsets[bag + 1] - bags.offsets[bag], features.mean[f])
             target = U((bag - shift) * gradient.stride + features.column[f])
             for i in range(U(bags.offsets[bag]), U(bags.offsets[bag + 1])):
@@ -201,29 +203,28 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def run_pool_singles(team, weights, width, bags, filled, features, output, tile):
-        bags, features, output, tile = Bags(*bags), Features(*features), Output(*output), Tile(*tile)
-        counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
-        run_team(team, pool_singles, (lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad))
-        return bad.max()
+        tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], np.full(team.threads, -1))
+        given = (lanes, whole, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
+        run_team(team, pool_singles, given)
+        return tasks.bad.max()
 
     @njit(nogil=True, cache=True)
     def run_pool_bags(team, weights, width, bags, filled, features, output, tile):
-        bags, features, output, tile = Bags(*bags), Features(*features), Output(*output), Tile(*tile)
-        counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
-        run_team(team, pool_bags, (lanes, whole, counter, weights, width, bags, filled, features, output, tile, bad))
-        return bad.max()
+        tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], np.full(team.threads, -1))
+        given = (lanes, whole, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
+        run_team(team, pool_bags, given)
+        return tasks.bad.max()
 
     @njit(nogil=True, cache=True)
     def run_gather(team, weights, width, values, table, output, tile):
-        output = Output(*output)
-        counter, bad = np.zeros(1, np.int64), np.full(team.threads, -1)
-        run_team(team, gather_tiles, (lanes, whole, counter, weights, width, values, table, output, tile, bad))
-        return bad.max()
+        tasks = Tasks(np.zeros(1, np.int64), tile, 1, np.full(team.threads, -1))
+        run_team(team, gather_tiles, (lanes, whole, tasks, weights, width, values, table, Output(*output)))
+        return tasks.bad.max()
 
     @njit(nogil=True, cache=True)
     def run_weight_gradient(team, weights, width, bags, features, gradient, tile, out):
-        bags, features, gradient = Bags(*bags), Features(*features), Output(*gradient)
-        given = (lanes, whole, np.zeros(1, np.int64), weights, width, bags, features, gradient, tile, out)
+        tasks = Tasks(np.zeros(1, np.int64), tile, 1, np.full(team.threads, -1))
+        given = (lanes, whole, tasks, weights, width, Bags(*bags), Features(*features), Output(*gradient), out)
         run_team(team, weigh_tiles, given)
 
     return SimpleNamespace(

@@ -21,11 +21,18 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bags.cpu import Bags, Features
 from stratarec.kernels.rows import U, ahead_of, prefetch_row
 from stratarec.kernels.team import BODY, run_team, take, team_of
 from stratarec.kernels.threads import threads_for
-from stratarec.kernels.update.lists import Given, Scratch, group, is_simple, list_table, sort_by_row
+from stratarec.kernels.update.lists import (
+    Given,
+    Scratch,
+    batch_of,
+    group,
+    is_simple,
+    list_table,
+    sort_by_row,
+)
 from stratarec.kernels.update.missed import course_of
 from stratarec.kernels.update.rules import Course, Step, compiled, pace_in, prefetch_state, rule_of, train_row
 from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, Tasks, kept_for
@@ -130,24 +137,19 @@ def own_part(work, m):
 
 
 @njit(**BODY)
-def update_tables(
-    member, lanes, whole, counter, width, slots, bags, features, tables, tasks, gradients, work, step
-):  # fmt: skip
-    """Take tasks until none is left: a table, or a part of its rows.
-
-    No row belongs to two tasks. `tables` has start, features and number of lookups of each.
-    """
+def update_tables(member, lanes, whole, tasks, width, slots, batch, gradients, work, step):
+    """Take tasks until none is left: a table, or a part of its rows. No row belongs to two tasks."""
     literally(lanes)
     D, own = U(lanes if whole else width), own_part(work, member)
-    table_start, table_features, table_lookups = tables
+    bags, features = batch.bags, batch.features
     while True:
-        task = take(counter)
+        task = take(tasks.counter)
         if task >= len(tasks.table):
             break
         table, part = tasks.table[task], (tasks.part[task], tasks.parts[task])
-        these = table_features[table_start[table] : table_start[table + 1]]
+        these = batch.table_features[batch.table_start[table] : batch.table_start[table + 1]]
         f = these[0]
-        origin, limit, lookups = U(features.base[f]), features.rows[f], U(table_lookups[table])
+        origin, limit, lookups = U(features.base[f]), features.rows[f], U(batch.table_lookups[table])
         plain, first = is_simple(these, bags, features) and part[1] == 1, features.key[f] * bags.batch
         ids, scaled = bags.values[first : first + bags.batch] if plain else own.listed, False
         if not plain:
@@ -185,18 +187,18 @@ def norm_sorted(lanes, distinct, D, own, sources):
 
 
 @njit(**BODY)
-def norm_tables(member, lanes, whole, counter, width, bags, features, tables, gradients, work, out):
+def norm_tables(member, lanes, whole, counter, width, batch, gradients, work, out):
     """Take tables until none is left: the order of a table's sum is that of its lookups, whoever does it."""
     literally(lanes)
     D, own = U(lanes if whole else width), own_part(work, member)
-    table_start, table_features, table_lookups = tables
+    bags, features = batch.bags, batch.features
     while True:
         table = take(counter)
-        if table >= len(table_lookups):
+        if table >= len(batch.table_lookups):
             break
-        if table_lookups[table] == 0:
+        if batch.table_lookups[table] == 0:
             continue
-        these = table_features[table_start[table] : table_start[table + 1]]
+        these = batch.table_features[batch.table_start[table] : batch.table_start[table + 1]]
         f = these[0]
         lookups, scaled = list_table(these, (0, 1), bags, features, gradients, width, own)
         sources = Sources(
@@ -213,19 +215,18 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """The update for rows in blocks of `lanes`, compiled at its first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_update(team, width, slots, bags, features, tables, tasks, gradients, work, rule, pace, course):
+    def run_update(team, width, slots, batch, tasks, gradients, work, step):
+        (rule, pace), course = step
         given = (
-            lanes, whole, np.zeros(1, np.int64), width, slots, Bags(*bags), Features(*features), tables, Tasks(*tasks),
+            lanes, whole, Tasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, slots, batch_of(batch),
             Given(*gradients), Scratch(*work), Step(rule_of(rule), pace_in(pace), Course(*course)),
         )  # fmt: skip
         run_team(team, update_tables, given)
 
     @njit(nogil=True, cache=True)
-    def run_norms(team, width, bags, features, tables, gradients, work, out):
-        given = (
-            lanes, whole, np.zeros(1, np.int64), width, Bags(*bags), Features(*features), tables, Given(*gradients),
-            Scratch(*work), out,
-        )  # fmt: skip
+    def run_norms(team, width, batch, gradients, work, out):
+        counter = np.zeros(1, np.int64)
+        given = (lanes, whole, counter, width, batch_of(batch), Given(*gradients), Scratch(*work), out)
         run_team(team, norm_tables, given)
 
     return SimpleNamespace(update=run_update, norms=run_norms)
@@ -238,13 +239,10 @@ def update(slots, layout, bags, gradients, rule, missed, workspace):
     if not load.total:
         return
     threads = threads_for(load.total)
-    tables = (layout.table_start, layout.table_features, load.counts)
-    tasks = load.tasks(layout, threads)
     work = kept.arrays.fit(threads, load.most, layout.width, bags.values.dtype)
     kernels(*blocks(layout.width)).update(
-        team_of(threads), layout.width, tuple(slots), bags.compiled, layout.features(bags), tables, tuple(tasks),
-        _given(layout, gradients), tuple(work), *compiled(rule),
-        course_of(missed, layout.width),
+        team_of(threads), layout.width, tuple(slots), _batch(layout, bags, load), load.tasks(layout, threads),
+        _given(layout, gradients), tuple(work), (compiled(rule), course_of(missed, layout.width)),
     )  # fmt: skip
 
 
@@ -257,13 +255,16 @@ def square_norms(layout, bags, gradients, workspace):
     load = kept.load(layout, bags)
     if load.total:
         threads = threads_for(load.total)
-        tables = (layout.table_start, layout.table_features, load.counts)
         work = kept.arrays.fit(threads, load.most, layout.width, bags.values.dtype)
         kernels(*blocks(layout.width)).norms(
-            team_of(threads), layout.width, bags.compiled, layout.features(bags), tables, _given(layout, gradients),
-            tuple(work), found,
+            team_of(threads), layout.width, _batch(layout, bags, load), _given(layout, gradients), tuple(work), found,
         )  # fmt: skip
     return found
+
+
+def _batch(layout, bags, load):
+    """As `batch_of` takes it."""
+    return bags.compiled, layout.features(bags), (layout.table_start, layout.table_features, load.counts)
 
 
 def _given(layout, gradients):

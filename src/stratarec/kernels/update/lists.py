@@ -8,9 +8,19 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bags.cpu import share
+from stratarec.kernels.bags.cpu import Bags, Features, share
 from stratarec.kernels.rows import U
 from stratarec.kernels.team import BODY
+
+
+class Batch(NamedTuple):
+    """A batch's share of a group: the features of each table, and how many lookups it has."""
+
+    bags: Bags
+    features: Features
+    table_start: NDArray[np.int64]
+    table_features: NDArray[np.int64]
+    table_lookups: NDArray[np.int64]
 
 
 class Given(NamedTuple):
@@ -36,6 +46,14 @@ class Scratch(NamedTuple):
     row_sum: NDArray[np.float32]
     dense: NDArray[np.float32]
     touched: NDArray[np.uint8]
+
+
+# Not a `BODY`, which must not return arrays: see `outline`.
+@njit(nogil=True, cache=True)
+def batch_of(given):
+    """`Batch` of the plain tuples that Python gives."""
+    bags, features, (table_start, table_features, table_lookups) = given
+    return Batch(Bags(*bags), Features(*features), table_start, table_features, table_lookups)
 
 
 @njit(**BODY)

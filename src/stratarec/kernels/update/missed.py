@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 from numba import literally, njit
 
-from stratarec.kernels.bags.cpu import Bags, Features, span
+from stratarec.kernels.bags.cpu import span
 from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.rows import U
 from stratarec.kernels.team import BODY, run_team, take, team_of
 from stratarec.kernels.threads import threads_for
-from stratarec.kernels.update.lists import part_of
+from stratarec.kernels.update.lists import batch_of, part_of
 from stratarec.kernels.update.rules import Course, catch_up, compiled, rule_of
 from stratarec.kernels.update.workspace import NOTHING, Tasks, kept_for
 from stratarec.kernels.vector import blocks
@@ -51,18 +51,17 @@ def catch_up_feature(lanes, f, part, bags, features, slots, D, rule, course):
 
 
 @njit(**BODY)
-def catch_up_tables(member, lanes, whole, counter, width, slots, bags, features, tables, tasks, rule, course):
+def catch_up_tables(member, lanes, whole, tasks, width, slots, batch, rule, course):
     """Take tasks until none is left: a table, or a part of its rows."""
     literally(lanes)
     D = U(lanes if whole else width)
-    table_start, table_features = tables
     while True:
-        task = take(counter)
+        task = take(tasks.counter)
         if task >= len(tasks.table):
             break
         table, part = tasks.table[task], (tasks.part[task], tasks.parts[task])
-        for f in table_features[table_start[table] : table_start[table + 1]]:
-            catch_up_feature(lanes, f, part, bags, features, slots, D, rule, course)
+        for f in batch.table_features[batch.table_start[table] : batch.table_start[table + 1]]:
+            catch_up_feature(lanes, f, part, batch.bags, batch.features, slots, D, rule, course)
 
 
 @njit(**BODY)
@@ -83,11 +82,9 @@ def kernels(lanes, whole):
     """For rows in blocks of `lanes`, compiled at their first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_catch_up(team, width, slots, bags, features, tables, tasks, rule, course):
-        given = (
-            lanes, whole, np.zeros(1, np.int64), width, slots, Bags(*bags), Features(*features), tables, Tasks(*tasks),
-            rule_of(rule), Course(*course),
-        )  # fmt: skip
+    def run_catch_up(team, width, slots, batch, tasks, rule, course):
+        tasks = Tasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2])
+        given = (lanes, whole, tasks, width, slots, batch_of(batch), rule_of(rule), Course(*course))
         run_team(team, catch_up_tables, given)
 
     @njit(nogil=True, cache=True)
@@ -105,9 +102,9 @@ def catch_up_batch(slots, layout, bags, missed, workspace):
         return
     threads = threads_for(load.total)
     kernels(*blocks(layout.width)).catch_up(
-        team_of(threads), layout.width, tuple(slots), bags.compiled, layout.features(bags),
-        (layout.table_start, layout.table_features), tuple(load.tasks(layout, threads)), compiled(missed.rule)[0],
-        course_of(missed, layout.width),
+        team_of(threads), layout.width, tuple(slots),
+        (bags.compiled, layout.features(bags), (layout.table_start, layout.table_features, load.counts)),
+        load.tasks(layout, threads), compiled(missed.rule)[0], course_of(missed, layout.width),
     )  # fmt: skip
 
 

@@ -19,22 +19,23 @@ _PAGE_FLOATS = 1024
 
 
 class Tasks(NamedTuple):
-    """Table, part and number of parts of each task, in the order in which threads take them."""
+    """The next task, and table, part and number of parts of each, in the order in which threads take them."""
 
+    counter: NDArray[np.int64]
     table: NDArray[np.int64]
     part: NDArray[np.int64]
     parts: NDArray[np.int64]
 
 
-def schedule(costs: list[float], threads: int) -> Tasks:
-    """Tables in descending order of cost; large ones are cut into parts by row."""
+def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
+    """`Tasks` but for the counter: tables in descending order of cost; large ones are cut into parts by row."""
     fair = sum(costs) / max(threads, 1)
     tasks = []
     for table, cost in enumerate(costs):
         parts = threads if cost > fair / 2 else 1
         tasks += [(-cost / parts, table, part, parts) for part in range(parts)]
     dealt = np.array([task for _, *task in sorted(tasks)], dtype=np.int64).reshape(-1, 3)
-    return Tasks(*(dealt[:, column].copy() for column in range(3)))
+    return tuple(dealt[:, column].copy() for column in range(3))
 
 
 def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
@@ -75,9 +76,9 @@ class Load:
     def __init__(self, counts: NDArray[np.int64], batch: int | None) -> None:
         self.counts, self.batch = counts, batch
         self.total, self.most = int(counts.sum()), int(counts.max(initial=0))
-        self._tasks: dict[int, Tasks] = {}
+        self._tasks: dict[int, tuple[NDArray[np.int64], ...]] = {}
 
-    def tasks(self, group: GroupLayout, threads: int) -> Tasks:
+    def tasks(self, group: GroupLayout, threads: int) -> tuple[NDArray[np.int64], ...]:
         """`schedule` for so many threads."""
         if threads not in self._tasks:
             rows = group.rows[group.table_features[group.table_start[:-1]]]
