@@ -72,6 +72,7 @@ def test_the_documentation_shows_the_package() -> None:
     assert len(code.splitlines()) <= 45
 
 
+@pytest.mark.slow
 def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: Path, tmp_path: Path) -> None:
     install_example(site)
     made = content(tmp_path, dropout=0.1)
