@@ -324,6 +324,7 @@ PAIRINGS: list[Pair] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairing", PAIRINGS, ids=lambda pairing: pairing.__name__.strip("_"))
 def test_two_processes_never_make_a_mixture_and_lose_nothing(place: Place, pairing: Pair) -> None:
     pairs = PAIRS // len(PAIRINGS)

@@ -331,6 +331,7 @@ def large() -> TieredEmbeddingBagCollection:
     return module
 
 
+@pytest.mark.slow
 def test_saving_takes_little_memory_and_writes_what_changed(tmp_path: Path) -> None:
     module = large()
     size = module.bytes_by_part()["level0"]

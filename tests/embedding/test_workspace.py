@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
@@ -44,6 +45,7 @@ print(json.dumps([memory("VmHWM:") - before, counted() - small, module.bytes_by_
 BATCH = 390_000
 
 
+@pytest.mark.slow
 def test_the_workspace_of_a_step_is_what_the_process_grows_by() -> None:
     code = MEASURE.replace("BATCH", str(BATCH))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

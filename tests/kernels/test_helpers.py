@@ -181,6 +181,7 @@ def script(body: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_pauses_and_other_numbers_of_threads_give_the_same_bits() -> None:
     found = script("print(len({train(), train((1,)), train((2, 1, 3)), train(rest=0.03), train((2, 4), 0.03)}))")
     assert found == "1"
@@ -207,6 +208,6 @@ print(os.read(reading, 200).decode() == f"{before} {helpers_of_two}", train() ==
     assert found == "True True"
 
 
-@pytest.mark.parametrize("rest", [0, 0.2])
+@pytest.mark.parametrize("rest", [0, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_an_interpreter_ends_whether_its_helpers_spin_or_sleep(rest: float) -> None:
     assert script(f"train(); time.sleep({rest}); print('done')") == "done"

@@ -71,6 +71,7 @@ def test_every_member_of_a_team_runs_once_and_takes_a_number_of_its_own() -> Non
         assert sorted(outline.members(borrowed)) == [1, 2]
 
 
+@pytest.mark.slow
 def test_one_thread_does_what_a_team_does(tmp_path: Path) -> None:
     """Under a Numba that cannot run teams; kernels are compiled anew, since those in the usual cache are for a team."""
     alone, together = train(3, OTHERS["a method that is gone"], tmp_path), train(3)
@@ -79,7 +80,13 @@ def test_one_thread_does_what_a_team_does(tmp_path: Path) -> None:
     assert alone["bits"] == together["bits"]
 
 
-@pytest.mark.parametrize("change", OTHERS.values(), ids=list(OTHERS))
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(change, id=name, marks=() if name == "a method that is gone" else pytest.mark.slow)
+        for name, change in OTHERS.items()
+    ],
+)
 def test_a_numba_that_cannot_run_teams_is_seen_and_told_of(change: str, tmp_path: Path) -> None:
     found = train(0, change, tmp_path)
     assert found["defect"]

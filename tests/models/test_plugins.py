@@ -82,6 +82,7 @@ def test_the_documentation_lists_every_model_and_its_paper() -> None:
         assert all(paper in source for paper in papers), f"{score.__module__} names {papers}"
 
 
+@pytest.mark.slow
 def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: Path, tmp_path: Path) -> None:
     install_example(site)
     made = content(tmp_path, dropout=0.1)

@@ -51,6 +51,7 @@ def same_pairs(plan: TowerPlan) -> set[frozenset[str]]:
     return {frozenset(tower) for tower in plan.plan}
 
 
+@pytest.mark.slow
 def test_a_probe_finds_planted_blocks_and_chance_does_not(tmp_path: Path) -> None:
     recipe = planted(tmp_path)
     dataset = prepare(recipe.data)

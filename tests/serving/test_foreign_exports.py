@@ -143,6 +143,7 @@ def test_the_program_gives_the_same_scores(whole: Path, scores: np.ndarray[Any, 
     np.testing.assert_allclose(found.numpy(), scores, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_onnx_gives_the_same_scores(whole: Path, tmp_path: Path, scores: np.ndarray[Any, Any]) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

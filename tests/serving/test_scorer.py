@@ -423,6 +423,7 @@ def test_a_table_of_another_kind_than_a_frame_is_read_by_its_column_names(scorer
     np.testing.assert_array_equal(scorer.score(pa.Table.from_batches([batch])), scorer.score(log[:5]))
 
 
+@pytest.mark.slow
 def test_tables_stay_in_their_file(root: Path, log: pl.DataFrame) -> None:
     made = content(root, MODELS["dlrm"] | {"embedding_dim": 32}, "none", max_steps=1)
     made["data"] |= {"path": str(root / "wide"), "vocabulary": {"overrides": {"item": {"tail_buckets": 1_000_000}}}}

@@ -59,9 +59,9 @@ class LookupEngine(ABC, Generic[Held]):
         self.pooled_keys = tuple(name for table in asked for name in table.feature_names)
         self.dims = tuple(table.embedding_dim for table in asked for _ in table.feature_names)
         self.sequence_keys = tuple(name for table in asked for name in table.sequence_features)
-        self.health = Health() if own is None else own.health
-        self.course = Course(optimizer) if own is None else own.course
-        self.flight = Flight() if own is None else own.flight
+        self.health: Health = Health() if own is None else own.health
+        self.course: Course = Course(optimizer) if own is None else own.course
+        self.flight: Flight = Flight() if own is None else own.flight
         self.batches = 0
         """How many were ever prepared, for the noise of rounding."""
 
