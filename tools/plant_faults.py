@@ -392,11 +392,9 @@ class Planter:
         while edge:
             edge = [user for known in edge for user in self.nearness.users[known] if user not in found]
             found |= set(edge)
-        stale = [
-            hit for user in found for hit in self.kernels.glob(f"{user.parent.name}_*/{user.stem}.*")
-        ]  # fmt: skip
-        if "njit" not in path.read_text() and "kernels" not in path.parts:
+        if "kernels" not in path.parts:
             return self.kernels
+        stale = [hit for user in found for hit in self.kernels.glob(f"{user.parent.name}_*/{user.stem}.*")]
         copied = Path(tempfile.mkdtemp(dir=self.scratch)) / "kernels"
         shutil.copytree(self.kernels, copied)
         for hit in stale:
