@@ -34,9 +34,9 @@ from stratarec.hot.loader import HotLoader
 from stratarec.hot.parts import parts_of, row_bytes_of
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.base import build_tables
-from stratarec.planning.apply import tier_config
 from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.planning.hot_rows import hot_rows, make_hot_plan
+from stratarec.planning.plan import tier_config
 
 SHARES_WIDTH = 16
 # Of few rows: a batch must use a small part of them.

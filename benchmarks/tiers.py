@@ -25,9 +25,9 @@ from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models import CTRModel
-from stratarec.planning.apply import tier_config
 from stratarec.planning.config import BlockConfig, MemoryConfig
-from stratarec.planning.planner import make_plan
+from stratarec.planning.placement import make_plan
+from stratarec.planning.plan import tier_config
 
 # The width of the published benchmark model on this data (MLPerf DLRM).
 WIDTH, BATCH = 128, 4096

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,8 +24,10 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import prepare
 from stratarec.models.towers import tied
+from stratarec.planning.clusters import assign
+from stratarec.planning.tower_bounds import tightest
 from stratarec.recipe import Recipe
-from stratarec.training.partitioning import TowerRequest, make_towers
+from stratarec.training.partitioning import TowerRequest, bounds_of, items_of, make_towers
 from stratarec.training.run import temporary_model
 from stratarec.training.trainer import Trainer
 
@@ -93,17 +96,28 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def towers_of(base: Recipe, dataset: Dataset, count: int, method: Any, seed: int = 0) -> tuple[tuple[str, ...], ...]:
-    """A partition."""
+def learned_towers(base: Recipe, dataset: Dataset, count: int) -> tuple[tuple[str, ...], ...]:
+    """As `plan --towers` makes them."""
+    return make_towers(changed(base, "dlrm", None, 0, 0), dataset, TowerRequest(towers=count)).plan
+
+
+def random_towers(base: Recipe, dataset: Dataset, count: int, seed: int) -> tuple[tuple[str, ...], ...]:
+    """Dealt by chance within the same bounds; what these do not allow costs one an item, so that it is seldom."""
     made = changed(base, "dlrm", None, seed, 0)
-    return make_towers(made, dataset, TowerRequest(towers=count, method=method)).plan
+    items, bounds = items_of(made, dataset), bounds_of(made, TowerRequest(towers=count))
+    costs = np.ones((len(items), count))
+    costs[np.random.default_rng(seed).permutation(len(items)), np.arange(len(items)) % count] = 0
+    labels = tightest(items, bounds, lambda limits: assign(costs, limits))
+    order = dict.fromkeys(labels.tolist())  # by the first feature of each
+    dealt = list(zip(items, labels, strict=True))
+    return tuple(tuple(name for item, mine in dealt if mine == label for name in item.features) for label in order)
 
 
 def compared(name: str, base: Recipe, dataset: Dataset, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Every number of towers of both models against no towers."""
     most, rows = len(tied(dataset.schema)), []
     counts = sorted({min(count, most) for count in TOWERS})
-    plans = {count: towers_of(base, dataset, count, "coherent") for count in counts}
+    plans = {count: learned_towers(base, dataset, count) for count in counts}
     for kind in ("dlrm", "dcnv2"):
         flat: dict[int, float] = {}
         for count in (0, *counts):
@@ -126,10 +140,10 @@ def compared(name: str, base: Recipe, dataset: Dataset, seeds: Sequence[int]) ->
 def partitions(name: str, base: Recipe, dataset: Dataset, draws: int) -> dict[str, Any]:
     """A DLRM of four towers (fewer where a log's features allow no more): learned, and random ones."""
     count = min(4, len(tied(dataset.schema)) - 1)
-    learned = towers_of(base, dataset, count, "coherent")
+    learned = learned_towers(base, dataset, count)
     found: dict[str, Any] = {"data": name, "towers": count, "learned": [], "random": [], "plan": learned}
     for draw in range(draws):
-        random = towers_of(base, dataset, count, "random", seed=draw)
+        random = random_towers(base, dataset, count, draw)
         for key, plan in (("learned", learned), ("random", random)):
             found[key].append(auc(changed(base, "dlrm", plan, draw, STEPS[name]), dataset))
         say(f"{name}, draw {draw}: learned {found['learned'][-1]:.5f}, random {found['random'][-1]:.5f}")

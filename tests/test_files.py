@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stratarec.checks import check_directory
 from stratarec.errors import ConfigError, StorageError
+from stratarec.explaining import check_directory
 from stratarec.files import check_output, write_json, write_text
 
 

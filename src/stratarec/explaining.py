@@ -1,15 +1,19 @@
-"""What pydantic finds wrong with plain data, as one line that names the field as the data has it."""
+"""Checks of configurations, and what pydantic finds wrong with plain data as one line that names the field."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pydantic
+
+from stratarec.errors import ConfigError
 
 # Characters of a value that a message repeats.
 _LONGEST = 120
@@ -165,3 +169,46 @@ def _in_place(message: str, place: str, section: Any, sections: Sequence[str]) -
     if place and (known or (elsewhere and field_name.isidentifier())):
         return f"{place}.{field_name}{space}{rest}"
     return message if head.partition(".")[0] in sections or not place else f"{place}: {message}"
+
+
+def check_finite(config: Any, where: str) -> None:
+    """Refuse NaN and infinities anywhere in a dataclass or in plain data.
+
+    Parameters
+    ----------
+    where : str
+        What stands before the field in the message, such as ``train.dense.``.
+
+    Raises
+    ------
+    ConfigError
+        Naming the first such field.
+    """
+    for name, value in _entries(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}{name} is {value}, expected a finite number")
+        check_finite(value, f"{where}{name}.")
+
+
+def _entries(config: Any) -> Iterator[tuple[Any, Any]]:
+    if dataclasses.is_dataclass(config):
+        yield from ((entry.name, getattr(config, entry.name)) for entry in dataclasses.fields(config))
+    elif isinstance(config, Mapping):
+        yield from config.items()
+    elif isinstance(config, list | tuple):
+        yield from enumerate(config)
+
+
+_SEEDS = 1 << 63
+
+
+def check_seed(seed: int, field: str) -> None:
+    """Refuse a seed that not every generator takes: negative ones, and those beyond 63 bits."""
+    if not 0 <= seed < _SEEDS:
+        raise ConfigError(f"{field} is {seed}, expected 0 to 2^63 - 1")
+
+
+def check_directory(path: str, field: str) -> None:
+    """Refuse a directory that cannot be StrataRec's own: ``.``, ``..``, ``/``, and what is no path at all."""
+    if "\0" in path or Path(path).name in ("", ".."):
+        raise ConfigError(f"{field} is {path!r}, expected the name of a directory of its own")

@@ -18,8 +18,7 @@ from stratarec import limited_yaml
 from stratarec.data.prepare import PrepareConfig
 from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
-from stratarec.explaining import explain, mistaken_truth, odd_value, short
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite, explain, mistaken_truth, odd_value, short
 from stratarec.hot.config import HotConfig
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.naming import file_name, visible
@@ -112,9 +111,13 @@ class Recipe:
 
 def read_content(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     """What a recipe says, with overrides, as plain data that is not checked."""
-    content = _read_yaml(Path(path))
-    for override in overrides if isinstance(content, dict) else ():
-        _apply(content, override)
+    content = read_yaml(Path(path), "the recipe")
+    if content is None:
+        raise ConfigError(f"{path} is empty, expected a mapping with name, data, model and train")
+    if isinstance(content, dict):
+        for override in overrides:
+            _apply(content, override)
+        _take_in_towers(content, Path(path).parent)
     return content
 
 
@@ -142,24 +145,38 @@ def _adapter() -> pydantic.TypeAdapter[Recipe]:
 _LONGEST = 120
 
 
-def _read_yaml(path: Path) -> Any:
+def read_yaml(path: Path, what: str) -> Any:
+    """The content of a YAML file, which is `what` in messages.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read, is too large, or is no YAML.
+    """
     try:
         with open_regular(path) as file:
             text = file.read(limited_yaml.LARGEST + 1)
         if len(text) > limited_yaml.LARGEST:
-            raise ConfigError(f"{path} is no recipe: it has more than {limited_yaml.LARGEST:,} bytes")
-        content = limited_yaml.load(text.decode("utf-8-sig"))
+            raise ConfigError(f"{path} is no {what.split()[-1]}: it has more than {limited_yaml.LARGEST:,} bytes")
+        return limited_yaml.load(text.decode("utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"cannot read the recipe {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8") from error
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
-    if content is None:
-        raise ConfigError(f"{path} is empty, expected a mapping with name, data, model and train")
-    return content
+
+
+def _take_in_towers(content: dict[str, Any], folder: Path) -> None:
+    """Put the towers of a file, which lies in `folder`, in place of its name."""
+    model = content.get("model")
+    towers = model.get("towers") if isinstance(model, dict) else None
+    if isinstance(model, dict) and isinstance(towers, dict) and isinstance(towers.get("plan"), str):
+        plan = read_yaml(folder / towers["plan"], "model.towers.plan")
+        # Not in place: sections behind an alias are others', too.
+        content["model"] = {**model, "towers": {**towers, "plan": plan}}
 
 
 def _apply(content: dict[str, Any], override: str) -> None:

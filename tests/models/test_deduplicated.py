@@ -11,7 +11,8 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.inverse import InverseJagged, JaggedWindows
 from stratarec.jagged import KeyedJagged
-from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.models.dcn import DCNv2Config
 from stratarec.models.request import Request
 
 ROWS = {"item": 60, "os": 5, "tags": 9}

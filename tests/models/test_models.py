@@ -13,7 +13,8 @@ from stratarec.batch import Batch
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.errors import ConfigError
 from stratarec.jagged import JaggedTensor, KeyedJagged
-from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.models.dcn import DCNv2Config
 
 ROWS = {"item": 40, "tags": 12, "place": 5}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,15 @@ def test_the_documentation_shows_the_package() -> None:
     code = (PACKAGE / "stratarec_nfm.py").read_text()
     assert f"```python\n{code}```" in DOCS.read_text()
     assert len(code.splitlines()) <= 45
+
+
+def test_the_documentation_lists_every_model_and_its_paper() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", DOCS.read_text(), re.MULTILINE))
+    assert sorted(rows) == sorted(score.config.kind for score in kinds.SCORES)
+    for score in kinds.SCORES:
+        source = sys.modules[score.__module__].__doc__ or ""
+        papers = re.findall(r"arXiv [0-9.]+[0-9]|[A-Z]\w+ \d{4}", rows[score.config.kind])
+        assert all(paper in source for paper in papers), f"{score.__module__} names {papers}"
 
 
 def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: Path, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from stratarec.errors import ConfigError
-from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.models.dcn import DCNv2Config
 from stratarec.models.layers import MLP
 from stratarec.models.regularization import BatchNorm, Dropout, dropouts, seed_dropout, statistics
 

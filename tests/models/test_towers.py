@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from stratarec.data.schema import SparseFeature
 from stratarec.errors import ConfigError
-from stratarec.models import DCNv2Config, DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
+from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
+from stratarec.models.dcn import DCNv2Config
 from stratarec.models.tower_modules import DotTower
 from stratarec.models.tower_network import TowerNetwork
 from stratarec.models.towers import tied

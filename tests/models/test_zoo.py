@@ -19,23 +19,17 @@ from torch.nn import functional
 
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
-from stratarec.models import (
-    AutoIntConfig,
-    DeepFMConfig,
-    DINConfig,
-    FinalMLPConfig,
-    FMConfig,
-    HistoryConfig,
-    LRConfig,
-    MaskNetConfig,
-    ModelConfig,
-    TowersConfig,
-    WideDeepConfig,
-    XDeepFMConfig,
-    build_model,
-    build_network,
-)
+from stratarec.models import HistoryConfig, ModelConfig, TowersConfig, build_model, build_network
+from stratarec.models.autoint import AutoIntConfig
+from stratarec.models.deepfm import DeepFMConfig
+from stratarec.models.din import DINConfig
+from stratarec.models.finalmlp import FinalMLPConfig
+from stratarec.models.fm import FMConfig
+from stratarec.models.lr import LRConfig
+from stratarec.models.masknet import MaskNetConfig
 from stratarec.models.runs import Runs
+from stratarec.models.wide_deep import WideDeepConfig
+from stratarec.models.xdeepfm import XDeepFMConfig
 
 D = 4
 CONFIGS: dict[str, ModelConfig] = {

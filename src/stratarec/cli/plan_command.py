@@ -12,6 +12,7 @@ from stratarec.cli.arguments import Subcommand, add_recipe, say, whole_number
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from stratarec.data.dataset import Dataset
     from stratarec.distributed.calibration import NetworkFigures
     from stratarec.recipe import Recipe
 
@@ -36,16 +37,6 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def _tower_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--towers", type=int, metavar="N", help="deal the sparse features to N towers")
-    group.add_argument(
-        "--method",
-        choices=("coherent", "diverse", "random", "round_robin"),
-        help="what shares a tower: features that interact strongly (default), or weakly; or to compare with",
-    )
-    group.add_argument(
-        "--interaction",
-        choices=("mixed", "cosine"),
-        help="of two features: mixed differences of the logit (default), or the cosine of their vectors",
-    )
     group.add_argument("--from", dest="run", metavar="RUN", help="ask the model of this run, instead of a probe")
     group.add_argument(
         "--steps",
@@ -58,7 +49,9 @@ def _tower_options(group: argparse._ArgumentGroup) -> None:
         metavar="R",
         help="most and fewest features of a tower, over the mean (default: 1.5)",
     )
-    group.add_argument("--write", action="store_true", help="write the towers into the recipe; comments stay")
+    group.add_argument(
+        "--write", action="store_true", help="write them beside the recipe, for its model.towers.plan to name the file"
+    )
 
 
 def _cluster_options(group: argparse._ArgumentGroup) -> None:
@@ -89,21 +82,24 @@ def plan(args: argparse.Namespace) -> None:
     with joined(recipe.distributed, recipe.towers) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
-            mesh.first(lambda: _plan_cluster(args, _sized(args), network))
+            mesh.first(lambda: _plan_cluster(args, *_prepared(args), network))
         else:
             hosts = (recipe.distributed.hosts or 1) if args.ranks else mesh.hosts
-            mesh.first(lambda: run(args, _sized(args), args.ranks or mesh.ranks, hosts))
+            mesh.first(lambda: run(args, *_prepared(args), args.ranks or mesh.ranks, hosts))
 
 
-def _sized(args: argparse.Namespace) -> Recipe:
-    """The recipe with what it leaves to the size of its data set, which is prepared."""
+def _prepared(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
+    """The recipe with what it leaves to the size of its data set, and that data set."""
     from stratarec.data.dataset import Dataset
+    from stratarec.data.matching import check_prepared
     from stratarec.recipe import Recipe, read_content
     from stratarec.training.sizing import sized
 
     content = read_content(args.recipe, args.overrides)
-    path = Recipe.from_dict(content, args.recipe).data.path
-    return Recipe.from_dict(sized(content, Dataset.open(path, verify="used"))[0], args.recipe)
+    dataset = Dataset.open(Recipe.from_dict(content, args.recipe).data.path, verify="used")
+    recipe = Recipe.from_dict(sized(content, dataset)[0], args.recipe)
+    check_prepared(recipe.data, dataset)
+    return recipe, dataset
 
 
 def _check_kind(args: argparse.Namespace) -> None:
@@ -112,8 +108,8 @@ def _check_kind(args: argparse.Namespace) -> None:
     kinds = {
         "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
         "towers": {
-            "method": args.method, "interaction": args.interaction, "from": args.run, "steps": args.steps,
-            "balance": args.balance, "write": args.write or None, "ranks": args.ranks, "report": args.report,
+            "from": args.run, "steps": args.steps, "balance": args.balance, "write": args.write or None,
+            "ranks": args.ranks, "report": args.report,
         },
         "a cluster": {"network": args.network, "inside": args.inside, "measure": args.measure or None},
     }  # fmt: skip
@@ -129,23 +125,18 @@ def _check_kind(args: argparse.Namespace) -> None:
         raise ConfigError("--hosts needs --network, the rate of each host to the others, such as 200Gbit")
 
 
-def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigures | None) -> None:
+def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
     """Steps on a cluster that is not here."""
-    from stratarec.data.dataset import Dataset
-    from stratarec.data.matching import check_prepared
     from stratarec.distributed.machines import Cluster
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.scaling import print_steps
     from stratarec.sizes import parse_rate
     from stratarec.training.copying import predicted_copies
-    from stratarec.training.scaling import assumptions, fastest, predictions
-    from stratarec.training.workloads import ASSUMED, calibrate, inside_rate
+    from stratarec.training.scaling import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
 
     hosts, ranks = args.hosts
     between = parse_rate(args.network, "--network")
     inside = parse_rate(args.inside, "--inside") if args.inside else None
-    dataset = Dataset.open(recipe.data.path, verify="used")
-    check_prepared(recipe.data, dataset)
     measure_tiers(recipe.memory, again=args.measure)
     cluster = Cluster(
         hosts=hosts, ranks=ranks, between_bytes_per_second=between,
@@ -164,27 +155,22 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, network: NetworkFigu
         print_steps(rows, best, [copies.line], lines)
 
 
-def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
+def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
     """Which features share a tower."""
-    from stratarec.cli.init.rewriting import write_towers
-    from stratarec.data.dataset import Dataset
-    from stratarec.data.matching import check_prepared
-    from stratarec.files import check_output
+    import yaml
+
+    from stratarec.files import check_output, write_text
     from stratarec.reporting.progress import make_progress
     from stratarec.reporting.towers import print_towers, write_towers_report
     from stratarec.training.partitioning import TowerRequest, make_towers
 
-    for path in (args.report, args.recipe if args.write else None):
+    file = Path(args.recipe).with_suffix(".towers.yaml")
+    for path in (args.report, file if args.write else None):
         if path:
             check_output(Path(path).resolve())
-    options = {
-        "method": args.method, "measure": args.interaction, "run": args.run, "steps": args.steps,
-        "balance": args.balance,
-    }  # fmt: skip
+    options = {"run": args.run, "steps": args.steps, "balance": args.balance}
     given = {name: value for name, value in options.items() if value is not None}
     request = TowerRequest(towers=args.towers, ranks=ranks, **given)
-    dataset = Dataset.open(recipe.data.path, verify="used")
-    check_prepared(recipe.data, dataset)
     request = request.on(recipe, dataset)
     with dataset.held():
         made = make_towers(recipe, dataset, request, make_progress(quiet=args.quiet))
@@ -195,14 +181,14 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: in
     if args.report:
         write_towers_report(Path(args.report), recipe.name, made.to_dict(), request.source)
     if args.write:
-        write_towers(Path(args.recipe), made.plan)
+        lists = [list(features) for features in made.plan]
+        text = yaml.safe_dump(lists, default_flow_style=None, width=float("inf"), allow_unicode=True)
+        write_text(file, f"# A tower a line, for a recipe beside this file: model.towers.plan: {file.name}\n{text}")
         if not args.json:
-            say(f"written to {args.recipe}")
+            say(f"wrote {file}; to train with it: stratarec train {args.recipe} model.towers.plan={file.name}")
 
 
-def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> None:
-    from stratarec.data.dataset import Dataset
-    from stratarec.data.matching import check_prepared
+def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
     from stratarec.files import check_output
     from stratarec.models.base import build_tables
     from stratarec.planning.hot_rows import make_hot_plan
@@ -213,8 +199,6 @@ def _plan(args: argparse.Namespace, recipe: Recipe, ranks: int, hosts: int) -> N
 
     for path in filter(None, (args.output, args.report)):
         check_output(Path(path))
-    dataset = Dataset.open(recipe.data.path, verify="used")
-    check_prepared(recipe.data, dataset)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train

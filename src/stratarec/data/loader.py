@@ -17,7 +17,6 @@ from typing import TypeVar
 import numpy as np
 
 from stratarec.batch import Batch
-from stratarec.checks import check_seed
 from stratarec.data.batches import assemble, empty
 from stratarec.data.dataset import Dataset
 from stratarec.data.parts import Rows, between, count, parts
@@ -25,6 +24,7 @@ from stratarec.data.portions import Piece, Share, batches, bounds, cut
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.shuffling import ShuffleBuffer, Unit
 from stratarec.errors import ConfigError, DatasetError
+from stratarec.explaining import check_seed
 
 Item = TypeVar("Item")
 

@@ -17,7 +17,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stratarec.checks import check_directory
 from stratarec.data.base import Base
 from stratarec.data.dataset import Dataset
 from stratarec.data.executing import Alone, Executor
@@ -37,6 +36,7 @@ from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.data.workspace import WORK, Workspace
 from stratarec.errors import ConfigError, DatasetError, StorageError
+from stratarec.explaining import check_directory
 from stratarec.files import storage_error
 from stratarec.holding import held
 from stratarec.opening import remove_leftovers

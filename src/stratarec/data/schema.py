@@ -11,7 +11,7 @@ import pydantic
 
 from stratarec.data.names import check_column, check_name
 from stratarec.errors import ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite
 
 SparseKind = Literal["single", "multi", "history", "sequence"]
 DenseTransform = Literal["log1p", "none"]

@@ -10,12 +10,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.checks import check_seed
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
 from stratarec.data.names import FILE, ROW
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
+from stratarec.explaining import check_seed
 
 SPLITS = ("train", "valid", "test")
 

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from stratarec.distributed.collectives import Channel
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite
 
 _FEWEST = 3
 _SMALL, _LARGE = 8, 1 << 20

@@ -8,7 +8,7 @@ from typing import Literal
 from stratarec.distributed.calibration import Collective
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite
 
 
 def _positive(config: object, *, none: tuple[str, ...] = ()) -> None:

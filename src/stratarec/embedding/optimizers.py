@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from stratarec.embedding.schedules import ScheduleConfig
 from stratarec.errors import ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite
 from stratarec.kernels.update import RowUpdate
 
 RowOptimizerKind = Literal["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam"]

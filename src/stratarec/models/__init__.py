@@ -1,4 +1,7 @@
-"""Models: a batch -> logits. A recipe names one by its `kind`."""
+"""Models: a batch -> logits. A recipe names one by its `kind`.
+
+Each is a file of this folder and an entry of `kinds.SCORES`; its config is imported from its file.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +20,25 @@ from stratarec.embedding import (
     TieredEmbeddingBagCollection,
 )
 from stratarec.embedding.tiers import TierConfig
-from stratarec.models.autoint import AutoIntConfig
 from stratarec.models.base import CTRModel, Network, Score, VectorsConfig, build_tables
-from stratarec.models.dcn import DCNv2Config
-from stratarec.models.deepfm import DeepFMConfig
-from stratarec.models.din import DINConfig
 from stratarec.models.dlrm import DLRMConfig
 from stratarec.models.fields import Fields, Terms
-from stratarec.models.finalmlp import FinalMLPConfig
-from stratarec.models.fm import FMConfig
 from stratarec.models.heads import HeadsConfig, last_biases
 from stratarec.models.kinds import ModelConfig, score_of, tower_of
 from stratarec.models.layers import MLP, initialize
-from stratarec.models.lr import LRConfig
-from stratarec.models.masknet import MaskNetConfig
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig
 from stratarec.models.tower_network import TowerNetwork
 from stratarec.models.towers import TowersConfig
-from stratarec.models.wide_deep import WideDeepConfig
-from stratarec.models.xdeepfm import XDeepFMConfig
 
 __all__ = [
     "MLP",
-    "AutoIntConfig",
     "CTRModel",
-    "DCNv2Config",
-    "DINConfig",
     "DLRMConfig",
-    "DeepFMConfig",
-    "FMConfig",
     "Fields",
-    "FinalMLPConfig",
     "HeadsConfig",
     "HistoryConfig",
-    "LRConfig",
-    "MaskNetConfig",
     "ModelConfig",
     "Network",
     "Runs",
@@ -61,8 +46,6 @@ __all__ = [
     "Terms",
     "TowersConfig",
     "VectorsConfig",
-    "WideDeepConfig",
-    "XDeepFMConfig",
     "build_model",
     "build_network",
 ]

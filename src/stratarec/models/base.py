@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch import Batch
@@ -327,3 +329,14 @@ class CTRModel(nn.Module):
         # A group may have more distinct values than there are samples.
         pooled = found.pooled if len(found.pooled) == size else found.pooled[:size]
         return pooled, histories, Runs.of(request, found.pooled_keys)
+
+
+def autocast(precision: str) -> torch.autocast:
+    """The context in which the network runs."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``[B]`` probabilities of a click."""
+    with np.errstate(over="ignore"):  # a logit of -800 is a probability of 0
+        return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)

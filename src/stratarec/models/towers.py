@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,8 @@ class TowersConfig:
     """Features that one host looks up and sums up for all others."""
 
     plan: tuple[tuple[str, ...], ...] = ()
-    """Names of the features of each tower, each feature in one of them. `stratarec plan --towers N --write` makes
-    one."""
+    """Names of the features of each tower, each feature in one of them; in a recipe also the name of a file beside it
+    that has them, as `stratarec plan --towers N --write` writes."""
     compression: float | None = 2.0
     """Columns of a tower's vectors over the columns that it tells the others; null: the vectors themselves."""
     cross_layers: int = 1

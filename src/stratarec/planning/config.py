@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 
 from stratarec.embedding.codecs.config import CodecConfig
 from stratarec.errors import ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite
 from stratarec.sizes import parse_bytes
 
 CodecKind: TypeAlias = Literal["fp32", "fp16", "bf16", "int8", "int4"]

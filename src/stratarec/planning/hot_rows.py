@@ -18,8 +18,8 @@ from stratarec.hot.parts import Counts, Part, parts_of
 from stratarec.hot.profile import HotProfile
 from stratarec.planning.bytes import add_parts
 from stratarec.planning.config import MemoryConfig
+from stratarec.planning.placement import make_plan
 from stratarec.planning.plan import Plan, TablePlacement
-from stratarec.planning.planner import make_plan
 from stratarec.planning.tiers import Tiers
 
 

@@ -1,4 +1,7 @@
-"""What each tower may hold, and why that cannot be where it cannot."""
+"""What towers are made of, what each of them may hold, and why that cannot be where it cannot.
+
+Features that share a table, or are a history of one another, cannot be apart.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,37 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
-from stratarec.planning.assignment import Labels, Limits
-from stratarec.planning.tower_items import Item
+from stratarec.models.towers import tied
+from stratarec.planning.candidates import TableSpec
+from stratarec.planning.clusters import Labels, Limits
 from stratarec.sizes import readable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """Features that must share a tower, and what they cost its host."""
+
+    features: tuple[str, ...]
+    tables: tuple[str, ...]
+    bytes: int
+    """float32 rows and their optimizer state."""
+    lookups: float
+    """Ids of a batch."""
+
+
+def tied_items(schema: Schema, tables: Sequence[TableSpec]) -> list[Item]:
+    """The items of a schema, in its order; `tables` has the spec of every vocabulary."""
+    specs, vocabulary = {spec.name: spec for spec in tables}, {each.name: each.vocabulary for each in schema.sparse}
+    found = []
+    for features in tied(schema):
+        names = tuple(dict.fromkeys(vocabulary[name] for name in features))
+        rows = sum(specs[name].rows * specs[name].shape.slot_bytes for name in names)
+        lookups = sum(specs[name].lookups for name in names)
+        found.append(Item(features=features, tables=names, bytes=rows, lookups=lookups))
+    return found
+
 
 # Lookups are kept as even as items allow: bounds of so much more, one after the other, until there is a partition.
 _WIDER = 1.25

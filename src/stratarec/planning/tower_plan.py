@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Method: TypeAlias = Literal["coherent", "diverse", "random", "round_robin"]
-METHODS: tuple[Method, ...] = get_args(Method)
 Floats: TypeAlias = NDArray[np.float64]
 
 
@@ -26,7 +24,6 @@ class Tower:
 class TowerPlan:
     """Towers, in the order of their first features in the schema, and how their features interact."""
 
-    method: Method
     towers: tuple[Tower, ...]
     features: tuple[str, ...]
     """In the order of `interaction`."""

@@ -1,8 +1,7 @@
 """Which sparse features share a tower (Disaggregated Multi-Tower, arXiv 2403.00877, its partitioner).
 
-`coherent` puts items that
-interact strongly into one tower, `diverse` into different ones: interactions become distances, distances points, and
-points balanced clusters. `random` and `round_robin` are there to compare with. All keep the same bounds.
+Items that interact strongly come into one tower: interactions become distances, distances points, and points balanced
+clusters.
 """
 
 from __future__ import annotations
@@ -12,16 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.planning.assignment import Labels, Limits, assign
-from stratarec.planning.clusters import balanced_clusters
-from stratarec.planning.distances import distances, embed
-from stratarec.planning.tower_bounds import TowerBounds, check_bounds, tightest
-from stratarec.planning.tower_items import Item
-from stratarec.planning.tower_plan import Floats, Method, Tower, TowerPlan
+from stratarec.planning.clusters import Floats, balanced_clusters, embed
+from stratarec.planning.tower_bounds import Item, TowerBounds, check_bounds, tightest
+from stratarec.planning.tower_plan import Tower, TowerPlan
 
 
 def partition(
-    items: Sequence[Item], matrix: Floats, bounds: TowerBounds, method: Method, *, batch_size: int, seed: int = 0
+    items: Sequence[Item], matrix: Floats, bounds: TowerBounds, *, batch_size: int, seed: int = 0
 ) -> TowerPlan:
     """Towers of `items`.
 
@@ -40,7 +36,10 @@ def partition(
     check_bounds(items, bounds)
     sizes = np.array([len(item.features) for item in items], dtype=float)
     joined = _of_items(matrix, sizes.astype(int))
-    labels = tightest(items, bounds, lambda limits: _labels(joined, sizes, bounds.towers, method, limits, seed))
+    wanted = 1 - joined
+    np.fill_diagonal(wanted, 0)
+    points = embed(wanted, seed)
+    labels = tightest(items, bounds, lambda limits: balanced_clusters(points, sizes, bounds.towers, limits, seed))
     members = [[item for item, label in zip(items, labels, strict=True) if label == k] for k in range(bounds.towers)]
     order = {item.features[0]: place for place, item in enumerate(items)}
     towers = (
@@ -52,27 +51,11 @@ def partition(
         for member in sorted(members, key=lambda member: order[member[0].features[0]])
     )
     return TowerPlan(
-        method=method,
         towers=tuple(towers),
         features=tuple(name for item in items for name in item.features),
         interaction=tuple(tuple(row) for row in matrix.tolist()),
         batch_size=batch_size,
     )
-
-
-def _labels(
-    matrix: Floats, sizes: Floats, towers: int, method: Method, limits: Limits, seed: int
-) -> Labels | None:  # fmt: skip
-    """The tower of each item."""
-    if method in ("coherent", "diverse"):
-        points = embed(distances(matrix, method), seed)
-        return balanced_clusters(points, sizes, towers, limits, seed)
-    # Dealt in turn; what the bounds do not allow costs one an item, so that as few as can be are dealt elsewhere.
-    order = np.arange(len(sizes))
-    dealt = order if method == "round_robin" else np.random.default_rng(seed).permutation(order)
-    costs = np.ones((len(sizes), towers))
-    costs[dealt, order % towers] = 0
-    return assign(costs, limits)
 
 
 def _of_items(matrix: Floats, sizes: NDArray[np.int64]) -> Floats:

@@ -45,7 +45,7 @@ def print_towers(content: Content, source: str) -> None:
     inside, between = _number(content["inside"]), _number(content["between"])
     console.print()
     console.print(f"interaction of two features: {inside} inside a tower, {between} between towers (mean)")
-    console.print(f"{content['method']} towers; {source}")
+    console.print(source)
 
 
 def write_towers_report(path: Path, name: str, content: Content, source: str) -> None:
@@ -54,7 +54,6 @@ def write_towers_report(path: Path, name: str, content: Content, source: str) ->
         ("towers", f"{len(content['towers'])}"),
         ("interaction inside a tower", _number(content["inside"])),
         ("interaction between towers", _number(content["between"])),
-        ("partition", content["method"]),
     ]
     named = [(f"{number}", ", ".join(tower["features"])) for number, tower in enumerate(content["towers"])]
     write_html(

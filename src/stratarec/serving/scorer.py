@@ -16,10 +16,9 @@ from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import ConfigError, DatasetError, ExportError
 from stratarec.jagged import KeyedJagged
 from stratarec.models import build_network
-from stratarec.models.averaging import averaged
-from stratarec.models.base import Network
+from stratarec.models.base import Network, autocast, probabilities
 from stratarec.models.calibration import Calibration
-from stratarec.models.outputs import autocast, probabilities
+from stratarec.models.request import averaged
 from stratarec.serving.features import FeatureEncoder
 from stratarec.serving.manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, Manifest
 from stratarec.serving.stored import MappedTensors, map_file, map_tensors

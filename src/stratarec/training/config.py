@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from stratarec.checks import check_directory, check_seed
 from stratarec.data.shuffling import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_directory, check_finite, check_seed
 
 # Beyond this starting them fails or takes the machine down.
 _MOST_THREADS = 1024

@@ -19,8 +19,8 @@ from stratarec.planning.copies import Copies, Ranks, choose_copies, with_copies
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.sizes import readable
+from stratarec.training.scaling import inside_rate, workload
 from stratarec.training.sharing import pooled_tables
-from stratarec.training.workloads import inside_rate, workload
 
 
 def ranks_of(recipe: Recipe, dataset: Dataset, hosts: int, local: int) -> Ranks:

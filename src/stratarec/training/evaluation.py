@@ -15,7 +15,7 @@ from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.portions import Share
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
-from stratarec.models.outputs import autocast
+from stratarec.models.base import autocast
 from stratarec.progress import Progress
 from stratarec.training.metrics import Metrics, evaluate_labels
 

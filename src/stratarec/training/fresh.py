@@ -26,7 +26,7 @@ from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.view import View
 from stratarec.errors import DataError
-from stratarec.models.outputs import autocast
+from stratarec.models.base import autocast
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
 from stratarec.training.metrics import Metrics, evaluate_labels

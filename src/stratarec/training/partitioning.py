@@ -18,11 +18,10 @@ from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 from stratarec.models import CTRModel
 from stratarec.models.base import build_tables
-from stratarec.planning.interactions import Measure, feature_keys, measure
+from stratarec.planning.interactions import feature_keys, measure
 from stratarec.planning.tables import describe_tables
-from stratarec.planning.tower_bounds import TowerBounds, check_bounds
-from stratarec.planning.tower_items import Item, tied_items
-from stratarec.planning.tower_plan import Method, TowerPlan
+from stratarec.planning.tower_bounds import Item, TowerBounds, check_bounds, tied_items
+from stratarec.planning.tower_plan import TowerPlan
 from stratarec.planning.towers import partition
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
@@ -36,9 +35,6 @@ class TowerRequest:
     """What towers are asked for."""
 
     towers: int
-    method: Method = "coherent"
-    measure: Measure = "mixed"
-    """How strongly two features interact."""
     run: str = ""
     """Directory of the run whose model is asked; empty for a probe."""
     steps: int | None = None
@@ -62,10 +58,8 @@ class TowerRequest:
     @property
     def source(self) -> str:
         """What interactions are measured of, in words; of a request for a recipe, see `on`."""
-        measured = "mixed differences of the logit" if self.measure == "mixed" else "cosines of vectors"
-        return f"interactions are {measured}, " + (
-            f"in {self.run}" if self.run else f"in a probe of {self.steps} steps"
-        )
+        asked = self.run or f"a probe of {self.steps} steps"
+        return f"interactions are mixed differences of the logit, in {asked}"
 
 
 def make_towers(
@@ -81,32 +75,31 @@ def make_towers(
         When the run named is none, or is of other data.
     """
     progress, request = progress or SilentProgress(), request.on(recipe, dataset)
-    items, bounds = _items(recipe, dataset), _bounds(recipe, request)
+    items, bounds = items_of(recipe, dataset), bounds_of(recipe, request)
     check_bounds(items, bounds)
+    assert request.steps is not None
     with torch_settings(threads=recipe.train.threads, seed=recipe.train.seed):
         batches = samples(recipe, dataset)
-        assert request.steps is not None
         with asked_model(recipe, dataset, request.run, request.steps, progress) as model:
-            keys, values = feature_keys(model), measure(model, batches, request.measure)
+            keys, matrix = feature_keys(model), measure(model, batches)
     order = [keys.index(name) for item in items for name in item.features]
     return partition(
-        items, values[np.ix_(order, order)], bounds, request.method,
-        batch_size=recipe.train.batch_size, seed=recipe.train.seed,
-    )  # fmt: skip
+        items, matrix[np.ix_(order, order)], bounds, batch_size=recipe.train.batch_size, seed=recipe.train.seed
+    )
 
 
-def _items(recipe: Recipe, dataset: Dataset) -> list[Item]:
+def items_of(recipe: Recipe, dataset: Dataset) -> list[Item]:
+    """What the towers of a recipe are made of."""
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
     return tied_items(dataset.schema, describe_tables(tables, dataset, train.embedding, batch_size=train.batch_size))
 
 
-def _bounds(recipe: Recipe, request: TowerRequest) -> TowerBounds:
+def bounds_of(recipe: Recipe, request: TowerRequest) -> TowerBounds:
+    """What each of them may hold."""
     dram = recipe.memory.dram
     ranks = max(request.ranks // request.towers, 1) if request.towers > 0 else 1
-    return TowerBounds(
-        towers=request.towers, ratio=request.balance, bytes=None if dram is None else dram * ranks
-    )  # fmt: skip
+    return TowerBounds(towers=request.towers, ratio=request.balance, bytes=None if dram is None else dram * ranks)
 
 
 # Interactions are of so many samples, fewer where the split has fewer.

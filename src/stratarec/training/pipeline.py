@@ -30,7 +30,7 @@ from stratarec.embedding.engine import Engine
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel
-from stratarec.models.outputs import autocast
+from stratarec.models.base import autocast
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.request import Request
 from stratarec.training.averaging import Averaging

@@ -18,7 +18,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.spill import split_rows
 from stratarec.errors import ConfigError, StorageError
 from stratarec.files import write_atomic
-from stratarec.models.outputs import probabilities
+from stratarec.models.base import probabilities
 from stratarec.opening import remove_leftovers_of
 from stratarec.progress import Progress
 from stratarec.training.evaluation import Scored, logits

@@ -24,9 +24,8 @@ from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
 from stratarec.models.calibration import Calibration
 from stratarec.ownership import kind_of
-from stratarec.planning.apply import tier_config
 from stratarec.planning.hot_rows import make_hot_plan
-from stratarec.planning.plan import Plan
+from stratarec.planning.plan import Plan, tier_config
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.config import TrainConfig

@@ -15,9 +15,8 @@ from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError
 from stratarec.models.towers import check_plan
-from stratarec.planning.apply import tier_config
 from stratarec.planning.bytes import in_memory
-from stratarec.planning.plan import Plan, TablePlacement
+from stratarec.planning.plan import Plan, TablePlacement, tier_config
 from stratarec.planning.tables import describe_tables
 from stratarec.recipe import Recipe
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from stratarec import limited_yaml
 from stratarec.errors import ConfigError
-from stratarec.opening import open_regular
-from stratarec.recipe import Recipe, with_values
+from stratarec.recipe import Recipe, read_yaml, with_values
 
 Values = Mapping[str, Any]
 """Field -> value."""
@@ -102,12 +101,7 @@ def _entries(item: str) -> dict[str, str]:
         return {field.strip(): form.strip()}
     if not Path(item).is_file():
         raise ConfigError(f"--space {item[:80]}: no such file, and no field=...: {_EXPECTED}")
-    with open_regular(Path(item)) as file:
-        raw = file.read(limited_yaml.LARGEST + 1)
-    try:
-        content = limited_yaml.load(raw.decode("utf-8-sig"))
-    except ValueError as error:
-        raise ConfigError(f"{item} is not valid YAML: {error}") from error
+    content = read_yaml(Path(item), "the space")
     if not isinstance(content, dict) or not all(isinstance(part, str) for part in (*content, *content.values())):
         raise ConfigError(f"{item}: expected a line for each field, such as train.batch_size: choice(1024, 4096)")
     return content

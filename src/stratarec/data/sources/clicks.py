@@ -26,7 +26,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.checks import check_seed
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.names import FILE, column
@@ -39,6 +38,7 @@ from stratarec.data.sources.parquet import count_rows, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError
+from stratarec.explaining import check_seed
 from stratarec.files import make_directory, read_frame, read_json, reading, write_atomic, write_json
 from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives

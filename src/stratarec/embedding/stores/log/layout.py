@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.finite import check_finite
+from stratarec.explaining import check_finite
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Shape
 
 # A table is some so many segments, which makes what compaction may leave unclaimed (a few segments) a small part of it.
