@@ -199,10 +199,10 @@ class Bags:
     @property
     def places(self) -> cpu.BagPlaces:
         """All but the values, as kernels take them."""
-        single = self.start is None or self.stop is None
-        start, stop = (_NO_PLACES, _NO_PLACES) if single else (self.start, self.stop)
         rows, chosen = (_NO_ROWS, False) if self.rows is None else (self.rows, True)
-        return cpu.BagPlaces(start, stop, single, rows, chosen, self.features, self.bags)
+        if self.start is None or self.stop is None:
+            return cpu.BagPlaces(_NO_PLACES, _NO_PLACES, True, rows, chosen, self.features, self.bags)
+        return cpu.BagPlaces(self.start, self.stop, False, rows, chosen, self.features, self.bags)
 
 
 def join_bags(parts: Sequence[Bags], size: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
