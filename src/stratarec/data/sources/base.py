@@ -154,7 +154,8 @@ class View:
     def names(self) -> tuple[str, ...]:
         """The columns to read, each once."""
         schema, label = self.schema, self.schema.label_columns if self.label else ()
-        features = [feature.name for feature in (*schema.dense, *schema.sparse) if feature not in schema.histories]
+        features = [feature.name for feature in schema.dense]
+        features += [feature.name for feature in schema.sparse if not feature.traits.derived]
         features += [feature.weights for feature in schema.weighted]
         keys = [name for name in (schema.weight, schema.time, schema.session, schema.user) if name]
         return tuple(dict.fromkeys((*label, *features, *keys, *self.keep)))
