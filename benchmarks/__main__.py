@@ -76,7 +76,7 @@ def _readme(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     give_everyone_good_memory()
     from benchmarks import registry, report
-    from stratarec.files import check_output
+    from stratarec.io.atomic import check_output
 
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
     check_output(out)

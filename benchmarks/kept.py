@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sessions import ROOT
-from stratarec.files import write_atomic
+from stratarec.io.atomic import write_atomic
 
 FOLDER = ROOT / "data" / "benchmarks"
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from stratarec.embedding.taking import saved_rows
-from stratarec.tensors import read_tensors
+from stratarec.io.tensors import read_tensors
 from stratarec.training import checkpoint
 
 KILLS = int(os.environ.get("STRATAREC_KILLS", "1"))

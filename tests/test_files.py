@@ -9,7 +9,7 @@ import pytest
 
 from stratarec.errors import ConfigError, StorageError
 from stratarec.explaining import check_directory
-from stratarec.files import check_output, write_json, write_text
+from stratarec.io.atomic import check_output, write_json, write_text
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [1.0, float("-inf")]}])

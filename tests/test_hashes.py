@@ -15,8 +15,8 @@ from stratarec.data.prepare import prepare
 from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import DatasetError
-from stratarec.files import cache_directory, file_hash
-from stratarec.hashes import file_hashes
+from stratarec.io.atomic import cache_directory, file_hash
+from stratarec.io.hashes import file_hashes
 
 SIZE = 3 << 20
 

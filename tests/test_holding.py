@@ -21,8 +21,8 @@ from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.holding import held
-from stratarec.ownership import HOLDER, Kind, claim, entries
+from stratarec.io.lock import held
+from stratarec.io.owned_directory import HOLDER, Kind, claim, entries
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.run import open_run
@@ -33,7 +33,7 @@ KIND = Kind(name="thing", field="thing", content=("inside",))
 HOLD = """
 import sys
 from pathlib import Path
-from stratarec.holding import held
+from stratarec.io.lock import held
 with held(Path(sys.argv[1]), shared=sys.argv[2] == "read"):
     print("held", flush=True)
     sys.stdin.readline()

@@ -19,8 +19,8 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.files import write_atomic, write_json, write_text
-from stratarec.opening import SpecialFileError, create, is_leftover, open_regular, remove_leftovers, temporary_name
+from stratarec.io.atomic import write_atomic, write_json, write_text
+from stratarec.io.opening import SpecialFileError, create, is_leftover, open_regular, remove_leftovers, temporary_name
 
 TOKEN = "0123456789abcdef"
 
@@ -82,7 +82,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, error: BaseException)
 WRITER = """
 import sys, time
 from pathlib import Path
-from stratarec.files import write_atomic
+from stratarec.io.atomic import write_atomic
 def write(file):
     file.write(b"half"); file.flush(); print("writing", flush=True); time.sleep(60)
 write_atomic(Path(sys.argv[1]), write)

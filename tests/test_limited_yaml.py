@@ -18,7 +18,7 @@ from recipes import tiny
 from stratarec import limited_yaml
 from stratarec.cli import main
 from stratarec.errors import ConfigError, DatasetError
-from stratarec.files import read_json
+from stratarec.io.atomic import read_json
 from stratarec.recipe import Recipe
 
 RECIPES = sorted((Path(stratarec.__file__).parent / "recipes").glob("*.yaml"))

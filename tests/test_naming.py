@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratarec.naming import file_name, visible
+from stratarec.io.names import file_name, visible
 
 NAMES = st.text(max_size=300)
 

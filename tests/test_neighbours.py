@@ -27,7 +27,7 @@ from neighbours.commands import Command, Outcome, interleave, server, warm
 
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
-from stratarec.files import read_frame
+from stratarec.io.atomic import read_frame
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 

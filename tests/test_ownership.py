@@ -18,11 +18,11 @@ from stratarec.data.manifest import DATASET
 from stratarec.data.prepare import prepare
 from stratarec.data.workspace import WORK
 from stratarec.errors import ConfigError, StorageError, TrainingError
-from stratarec.holding import held
-from stratarec.opening import temporary_name
-from stratarec.ownership import MARKER, claim, kind_of, state
+from stratarec.io.lock import held
+from stratarec.io.opening import temporary_name
+from stratarec.io.owned_directory import MARKER, claim, kind_of, state
+from stratarec.io.replace import aside, set_aside
 from stratarec.recipe import Recipe
-from stratarec.replacing import aside, set_aside
 from stratarec.training.directory import RUN
 from stratarec.training.trainer import Trainer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from stratarec.tensors import read_tensors, write_tensors
+from stratarec.io.tensors import read_tensors, write_tensors
 
 TENSORS = {
     "z": torch.arange(6, dtype=torch.float32).view(2, 3),

@@ -20,9 +20,9 @@ from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.explaining import check_finite, explain, mistaken_truth, odd_value, short
 from stratarec.hot.config import HotConfig
+from stratarec.io.names import file_name, visible
+from stratarec.io.opening import open_regular
 from stratarec.models import DLRMConfig, ModelConfig
-from stratarec.naming import file_name, visible
-from stratarec.opening import open_regular
 from stratarec.planning.config import MemoryConfig
 from stratarec.training.config import TrainConfig
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stratarec.artifacts import digest, write_sealed
 from stratarec.cli.check import check
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
@@ -25,7 +24,8 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SPLITS, SplitConfig
 from stratarec.errors import DatasetError
-from stratarec.files import file_hash
+from stratarec.io.atomic import file_hash
+from stratarec.io.sealed import digest, write_sealed
 
 Change = Callable[[dict[str, Any]], object]
 

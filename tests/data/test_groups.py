@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.artifacts import write_sealed
 from stratarec.batch import Batch
 from stratarec.data import writing as storage
 from stratarec.data.dataset import Dataset
@@ -32,7 +31,8 @@ from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError, DatasetError
-from stratarec.files import file_hash, read_json
+from stratarec.io.atomic import file_hash, read_json
+from stratarec.io.sealed import write_sealed
 from stratarec.kernels.dedup import find_runs
 from stratarec.progress import SilentProgress
 

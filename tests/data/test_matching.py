@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from recipes import tiny
-from stratarec.artifacts import write_sealed
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import check_prepared, input_difference
@@ -26,6 +25,7 @@ from stratarec.data.sources.criteo import CriteoConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits
 from stratarec.errors import ConfigError, DatasetError
+from stratarec.io.sealed import write_sealed
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stratarec.artifacts import digest
-from stratarec.files import file_hash
+from stratarec.io.atomic import file_hash
+from stratarec.io.sealed import digest
 
 Place = tuple[str | int, ...]
 

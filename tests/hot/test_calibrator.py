@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hot.popular import ROW_BYTES, prepared
 
-from stratarec.artifacts import write_sealed
 from stratarec.cli import main
 from stratarec.data.dataset import Dataset
 from stratarec.errors import ConfigError
@@ -19,6 +18,7 @@ from stratarec.hot.calibrator import calibrate, estimate, passed_over, without_s
 from stratarec.hot.classifier import Classification, are_hot, classify
 from stratarec.hot.parts import Part, parts_of, used_bytes
 from stratarec.hot.profile import HotProfile
+from stratarec.io.sealed import write_sealed
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,11 @@ import torch
 
 from recipes import tiny
 from stratarec import Scorer
-from stratarec.artifacts import write_sealed
 from stratarec.cli import main
 from stratarec.data.prepare import prepare
 from stratarec.errors import DatasetError, ExportError
-from stratarec.files import file_hash
+from stratarec.io.atomic import file_hash
+from stratarec.io.sealed import write_sealed
 from stratarec.recipe import Recipe
 from stratarec.serving.manifest import Manifest
 from stratarec.serving.stored import check_files

@@ -21,11 +21,11 @@ from stratarec.data.prepare import prepare
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import CheckpointError, ConfigError
+from stratarec.io.tensors import read_tensors
 from stratarec.models import CTRModel
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
-from stratarec.tensors import read_tensors
 from stratarec.training import checkpoint
 from stratarec.training.beginning import beginning
 from stratarec.training.run import identity, new_model, new_plan, open_run

@@ -15,11 +15,11 @@ from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
 from safetensors.torch import load_file, save_file
 
 from recipes import last, table_values
-from stratarec.artifacts import write_sealed
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.errors import CheckpointError
-from stratarec.files import file_hash
+from stratarec.io.atomic import file_hash
+from stratarec.io.sealed import write_sealed
 from stratarec.training.run import open_run
 from stratarec.training.trainer import Trainer
 

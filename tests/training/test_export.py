@@ -20,7 +20,7 @@ from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.prepare import prepare
 from stratarec.errors import CheckpointError, ExportError, StorageError
-from stratarec.opening import create, hold_directory
+from stratarec.io.opening import create, hold_directory
 from stratarec.recipe import Recipe
 from stratarec.training.export import export
 from stratarec.training.run import open_run

@@ -12,9 +12,9 @@ import torch
 from recipes import assert_same_model, last, tiny
 from stratarec.data.dataset import Dataset
 from stratarec.errors import CheckpointError, ConfigError
+from stratarec.io.tensors import read_tensors
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.tensors import read_tensors
 from stratarec.training import checkpoint
 from stratarec.training.averaging import Averaging
 from stratarec.training.config import AverageConfig, TrainConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from stratarec.errors import ConfigError
-from stratarec.naming import visible
+from stratarec.io.names import visible
 
 SPLITS = ("train", "valid", "test")
 # Characters of a message that are repeated.

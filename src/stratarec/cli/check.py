@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.artifacts import read_sealed
 from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET, MANIFEST
@@ -16,7 +15,8 @@ from stratarec.data.names import label_names
 from stratarec.data.schema import UNKNOWN
 from stratarec.embedding.taking import saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
-from stratarec.ownership import kind_of
+from stratarec.io.owned_directory import kind_of
+from stratarec.io.sealed import read_sealed
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.serving.manifest import MANIFEST as EXPORT

@@ -17,7 +17,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def compare(args: argparse.Namespace) -> None:
     """Runs side by side."""
-    from stratarec.files import check_output
+    from stratarec.io.atomic import check_output
     from stratarec.training.contest import Contest
 
     if args.output:

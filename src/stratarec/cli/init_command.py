@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stratarec.cli.arguments import Subcommand, say
 from stratarec.errors import ConfigError
-from stratarec.naming import visible
+from stratarec.io.names import visible
 
 
 def _options(command: argparse.ArgumentParser) -> None:

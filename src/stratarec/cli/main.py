@@ -33,7 +33,7 @@ from stratarec.cli import (
 )
 from stratarec.cli.arguments import Parser, Subcommand, shortened
 from stratarec.errors import ConfigError, Interrupted, StrataError
-from stratarec.naming import visible
+from stratarec.io.names import visible
 
 # In the order of --help.
 _MODULES = (

@@ -157,7 +157,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     """Which features share a tower."""
     import yaml
 
-    from stratarec.files import check_output, write_text
+    from stratarec.io.atomic import check_output, write_text
     from stratarec.reporting.progress import make_progress
     from stratarec.reporting.towers import print_towers, write_towers_report
     from stratarec.training.partitioning import TowerRequest, make_towers
@@ -187,7 +187,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
 
 
 def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
-    from stratarec.files import check_output
+    from stratarec.io.atomic import check_output
     from stratarec.models.base import build_tables
     from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.tiers import measure_tiers

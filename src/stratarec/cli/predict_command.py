@@ -20,7 +20,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 def predict(args: argparse.Namespace) -> None:
     """Scores as Parquet or CSV."""
     from stratarec.distributed.mesh import joined
-    from stratarec.files import check_output
+    from stratarec.io.atomic import check_output
     from stratarec.reporting.progress import make_progress
     from stratarec.training.fresh import FreshLogs
     from stratarec.training.predict import predict as run

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from stratarec.cli.arguments import Subcommand, add_recipe, say
-from stratarec.naming import visible
+from stratarec.io.names import visible
 
 if TYPE_CHECKING:
     from stratarec.data.executing import Executor

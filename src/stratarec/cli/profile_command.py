@@ -38,8 +38,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 def profile(args: argparse.Namespace) -> None:
     """How values repeat, and which rows are hot, as tables and an HTML report."""
     from stratarec.data.dataset import Dataset
-    from stratarec.files import check_output
     from stratarec.hot.calibrator import passed_over
+    from stratarec.io.atomic import check_output
     from stratarec.profiling.duplication import profile as run
     from stratarec.reporting.duplication import print_profile, write_profile
     from stratarec.reporting.hot import print_hot
@@ -65,9 +65,9 @@ def profile(args: argparse.Namespace) -> None:
 def _profile_hot(args: argparse.Namespace, dataset: Dataset, output: Path) -> HotProfile:
     """Which rows are hot, written to `output`."""
     from stratarec.embedding.optimizers import RowOptimizerConfig
-    from stratarec.files import check_output
     from stratarec.hot.calibrator import calibrate
     from stratarec.hot.parts import row_bytes_of
+    from stratarec.io.atomic import check_output
     from stratarec.sizes import parse_bytes
 
     check_output(output)

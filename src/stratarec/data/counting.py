@@ -22,8 +22,8 @@ from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import VocabularyConfig, bounded, merge_counts
-from stratarec.files import read_frame, read_json, reading, write_atomic
-from stratarec.naming import file_name
+from stratarec.io.atomic import read_frame, read_json, reading, write_atomic
+from stratarec.io.names import file_name
 from stratarec.progress import Progress
 
 

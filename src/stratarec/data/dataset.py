@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.artifacts import own_file
 from stratarec.data.layout import Layout
 from stratarec.data.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
 from stratarec.data.names import ROW, SESSION, TIME, USER, WEIGHT, label_names, weights_of
@@ -34,10 +33,11 @@ from stratarec.data.row_group import RowGroup
 from stratarec.data.splits import SPLITS
 from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import DatasetError
-from stratarec.files import reading
-from stratarec.hashes import file_hashes
-from stratarec.holding import held
-from stratarec.ownership import MARKER, kind_of
+from stratarec.io.atomic import reading
+from stratarec.io.hashes import file_hashes
+from stratarec.io.lock import held
+from stratarec.io.owned_directory import MARKER, kind_of
+from stratarec.io.sealed import own_file
 
 Verify = Literal["full", "all", "used"]
 

@@ -15,7 +15,7 @@ from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.data.writing import write_shard
-from stratarec.files import read_json, reading
+from stratarec.io.atomic import read_json, reading
 from stratarec.progress import Progress
 
 

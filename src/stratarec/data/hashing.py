@@ -9,8 +9,8 @@ import polars as pl
 import xxhash
 from numpy.typing import NDArray
 
-from stratarec.artifacts import Count, Model
 from stratarec.errors import DataError
+from stratarec.io.sealed import Count, Model
 from stratarec.kernels.random.reference import mix
 from stratarec.kernels.random.vector import mix_array
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stratarec.errors import StorageError
-from stratarec.opening import open_regular
+from stratarec.io.opening import open_regular
 
 LEASE = "lease"
 _PATIENCE_SECONDS, _MOST = 30.0, 64

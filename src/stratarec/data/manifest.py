@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from stratarec.artifacts import Count, Hash, Model, digest, read_sealed, write_sealed
 from stratarec.data.hashing import HashRule
 from stratarec.data.names import SESSIONS, events, pointer
 from stratarec.data.schema import Schema
@@ -19,7 +18,8 @@ from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary, VocabularyKind
 from stratarec.errors import DatasetError
-from stratarec.ownership import Kind
+from stratarec.io.owned_directory import Kind
+from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
 
 FORMAT: Literal[7] = 7
 ROW_GROUP = 1 << 16

@@ -29,7 +29,7 @@ from stratarec.data.spill import Spill, SpilledChunk
 from stratarec.data.splits import Span, Splitter
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.vocabulary import Vocabulary, merge_counts
-from stratarec.files import write_json
+from stratarec.io.atomic import write_json
 from stratarec.progress import Progress
 
 # Of a process without data, and of a partition's rows with the copies that sorting and encoding them makes.

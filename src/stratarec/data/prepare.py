@@ -34,12 +34,12 @@ from stratarec.data.sources.files import hash_logs
 from stratarec.data.splits import Splitter
 from stratarec.data.workspace import WORK, Workspace
 from stratarec.errors import DatasetError, StorageError
-from stratarec.files import storage_error
-from stratarec.holding import held
-from stratarec.opening import remove_leftovers
-from stratarec.ownership import check_replaceable, claim, mark, named_directory, state
+from stratarec.io.atomic import storage_error
+from stratarec.io.lock import held
+from stratarec.io.opening import remove_leftovers
+from stratarec.io.owned_directory import check_replaceable, claim, mark, named_directory, state
+from stratarec.io.replace import recover, remove, replace
 from stratarec.progress import Progress, SilentProgress
-from stratarec.replacing import recover, remove, replace
 
 # Raise this when the same logs and settings give another data set.
 _VERSION = 3

@@ -16,7 +16,7 @@ from stratarec.data.manifest import ADVICE, Shard
 from stratarec.data.names import ROW, SESSION, SESSIONS, TIME, from_stored
 from stratarec.data.row_group import RowGroup, row_numbers
 from stratarec.errors import DatasetError
-from stratarec.files import reading
+from stratarec.io.atomic import reading
 
 # Columns that training has no use for.
 _UNUSED = (TIME, SESSION, ROW, f"{SESSIONS}/session")

@@ -24,7 +24,7 @@ from stratarec.data.hashing import stable_hash
 from stratarec.data.names import FILE, PARTITION, ROW
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import Chunk
-from stratarec.files import make_directory, read_json, reading, write_atomic, write_json
+from stratarec.io.atomic import make_directory, read_json, reading, write_atomic, write_json
 
 # The low bits of a row's number are its row in the file, the others the file's index.
 _FILE_BITS = 40

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
-from stratarec.files import reading
+from stratarec.io.atomic import reading
 
 MISSING = -1
 _BUCKET = "@bucket"

@@ -22,9 +22,9 @@ from stratarec.data.schema import Schema
 from stratarec.data.spill import Spill, SpilledChunk
 from stratarec.data.transforms import Moments
 from stratarec.errors import DatasetError
-from stratarec.files import make_directory, read_json, write_json
-from stratarec.ownership import Kind, entries
-from stratarec.replacing import empty
+from stratarec.io.atomic import make_directory, read_json, write_json
+from stratarec.io.owned_directory import Kind, entries
+from stratarec.io.replace import empty
 
 ORIGIN = "origin.json"
 WORK = Kind(

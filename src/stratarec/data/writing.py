@@ -13,8 +13,8 @@ from stratarec.data.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, Vo
 from stratarec.data.names import stored_name
 from stratarec.data.row_group import Encoded, RowGroup
 from stratarec.data.vocabulary import Vocabulary
-from stratarec.files import file_hash, write_atomic
-from stratarec.naming import file_name
+from stratarec.io.atomic import file_hash, write_atomic
+from stratarec.io.names import file_name
 
 LEVEL = 1
 """Of zstd."""

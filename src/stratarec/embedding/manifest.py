@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from stratarec.artifacts import Count, Hash, Model, validated
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.errors import CheckpointError
+from stratarec.io.sealed import Count, Hash, Model, validated
 
 ADVICE = "use another checkpoint"
 

@@ -21,12 +21,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.artifacts import Count, Hash, Model, digest, read_sealed, write_sealed
 from stratarec.data.dataset import Dataset
 from stratarec.data.names import events
 from stratarec.data.row_group import RowGroup
 from stratarec.errors import ConfigError
 from stratarec.hot.parts import Counts, Part
+from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
 from stratarec.progress import Progress, SilentProgress
 
 Needs = NDArray[np.int32]

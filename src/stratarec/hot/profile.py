@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import numpy as np
 import pydantic
 
-from stratarec.artifacts import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.data.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.hot.parts import Counts, Part
+from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 
 ADVICE = "make it anew with `stratarec profile DATASET --hot BYTES`"
 Method = Literal["inputs", "accesses"]

@@ -19,7 +19,7 @@ import pydantic
 import torch
 from torch import Tensor, nn
 
-from stratarec.artifacts import Model
+from stratarec.io.sealed import Model
 
 _Finite = Annotated[float, pydantic.Field(allow_inf_nan=False, ge=-1e30, le=1e30)]
 _MOST_KNOTS = 1 << 14

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.errors import DatasetError
-from stratarec.files import cache_directory, make_directory, read_json, storage_error, write_json
+from stratarec.io.atomic import cache_directory, make_directory, read_json, storage_error, write_json
+from stratarec.io.opening import create, temporary_name
 from stratarec.kernels.bandwidth import read_blocks, sum_parts, sum_rows
 from stratarec.kernels.memory import allocate
 from stratarec.kernels.threads import use_torch_threads
-from stratarec.opening import create, temporary_name
 from stratarec.planning.config import MemoryConfig
 
 READ_BYTES = 4096

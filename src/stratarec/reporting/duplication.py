@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from stratarec.hot.profile import HotProfile
-from stratarec.naming import visible
+from stratarec.io.names import visible
 from stratarec.profiling.duplication import Duplication, Profile
 from stratarec.reporting.hot import about_hot, hot_curve, hot_tables
 from stratarec.reporting.html import write_html

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stratarec.files import write_text
+from stratarec.io.atomic import write_text
 
 # Colours that stand for those of the page, which differ from light to dark: matplotlib takes no CSS variable.
 TEXT, MUTED, LINE, ACCENT, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stratarec.naming import visible
+from stratarec.io.names import visible
 
 LABELS = {
     "auc": "AUC",

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import to_hex
 
-from stratarec.naming import visible
+from stratarec.io.names import visible
 from stratarec.reporting.html import TEXT, Chart, Table, new_axes, write_html
 from stratarec.reporting.tables import make_console, print_table
 from stratarec.sizes import readable

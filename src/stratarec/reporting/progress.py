@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from stratarec.naming import visible
+from stratarec.io.names import visible
 from stratarec.progress import Progress, SilentProgress
 from stratarec.sizes import readable_seconds
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from stratarec.naming import visible
+from stratarec.io.names import visible
 
 _GAP = 2
 # Wider than any table: a file or a pipe gets one line a row.

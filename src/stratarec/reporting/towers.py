@@ -12,7 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from stratarec.naming import visible
+from stratarec.io.names import visible
 from stratarec.reporting.html import TEXT, Chart, Table, new_axes, write_html
 from stratarec.reporting.tables import make_console, print_table
 from stratarec.sizes import readable

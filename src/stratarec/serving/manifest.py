@@ -23,16 +23,16 @@ from typing import Annotated, Literal
 import pydantic
 import torch
 
-from stratarec.artifacts import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.data.manifest import Ids
 from stratarec.data.schema import Schema
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import CodecConfig, CodecKind, RecordCodec
 from stratarec.errors import ExportError
+from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
+from stratarec.io.tensors import Spec
 from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
 from stratarec.models.calibration import LogitMap
-from stratarec.tensors import Spec
 
 FORMAT: Literal[2] = 2
 MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX = (

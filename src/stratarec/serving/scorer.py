@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import ConfigError, DatasetError, ExportError
+from stratarec.io.tensors import Spec
 from stratarec.jagged import KeyedJagged
 from stratarec.models import build_network
 from stratarec.models.base import Network, autocast, probabilities
@@ -23,7 +24,6 @@ from stratarec.serving.features import FeatureEncoder
 from stratarec.serving.manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, Manifest
 from stratarec.serving.stored import MappedTensors, map_file, map_tensors
 from stratarec.serving.tables import EncodedTable, FloatTables, ReadOnlyTables
-from stratarec.tensors import Spec
 
 # Samples that are scored at once: bounds memory.
 _BATCH = 8192

@@ -19,10 +19,10 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from stratarec.artifacts import own_file
 from stratarec.errors import ExportError
+from stratarec.io.sealed import own_file
+from stratarec.io.tensors import Spec, header
 from stratarec.serving.manifest import ADVICE, ExportedFile, Manifest
-from stratarec.tensors import Spec, header
 
 # Bytes that are hashed at a time.
 _PIECE = 1 << 22

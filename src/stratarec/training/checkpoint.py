@@ -21,23 +21,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratarec.artifacts import read_sealed, write_sealed
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.rowfile import verify_file
 from stratarec.embedding.taking import Renumbering
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.files import (
+from stratarec.io.atomic import (
     file_hash,
     remove_tree,
     replace_directory,
     storage_error,
     temporary_directory,
 )
-from stratarec.holding import lock
+from stratarec.io.lock import lock
+from stratarec.io.opening import open_regular, temporary_name
+from stratarec.io.sealed import read_sealed, write_sealed
+from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
-from stratarec.opening import open_regular, temporary_name
-from stratarec.tensors import read_tensors, write_tensors
 from stratarec.training.state import FORMAT, NETWORK, OPTIMIZER, State
 
 WEIGHTS = "weights/"

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.holding import held
-from stratarec.opening import remove_leftovers
-from stratarec.ownership import Kind, claim, state
-from stratarec.replacing import aside, put_back, recover, remove, set_aside
+from stratarec.io.lock import held
+from stratarec.io.opening import remove_leftovers
+from stratarec.io.owned_directory import Kind, claim, state
+from stratarec.io.replace import aside, put_back, recover, remove, set_aside
 from stratarec.training import checkpoint
 
 RESULT = "result.json"

@@ -14,14 +14,15 @@ from typing import Any
 
 import pydantic
 
-from stratarec.artifacts import describe, own_file
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import ids_of
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
-from stratarec.files import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory
-from stratarec.naming import file_name
-from stratarec.opening import hold_directory, leftover_directories
+from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory
+from stratarec.io.names import file_name
+from stratarec.io.opening import hold_directory, leftover_directories
+from stratarec.io.sealed import describe, own_file
+from stratarec.io.tensors import write_tensors
 from stratarec.serving.manifest import (
     MANIFEST,
     NETWORK,
@@ -36,7 +37,6 @@ from stratarec.serving.manifest import (
     inputs,
 )
 from stratarec.serving.page import page
-from stratarec.tensors import write_tensors
 from stratarec.training.program import check_onnx, onnx_bytes, program_bytes
 from stratarec.training.run import TrainedModel
 from stratarec.training.tables import TableWriter, finite

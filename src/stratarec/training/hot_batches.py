@@ -8,10 +8,10 @@ from pathlib import Path
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import LoaderConfig
 from stratarec.errors import ConfigError, StorageError
-from stratarec.files import check_output
 from stratarec.hot.classifier import beside, classify
 from stratarec.hot.loader import HotLoader
 from stratarec.hot.order import rate_after, validation_losses
+from stratarec.io.atomic import check_output
 from stratarec.planning.hot_rows import hot_rows
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from stratarec.data.dataset import Dataset
 from stratarec.data.spill import split_rows
 from stratarec.errors import ConfigError, StorageError
-from stratarec.files import write_atomic
+from stratarec.io.atomic import write_atomic
+from stratarec.io.opening import remove_leftovers_of
 from stratarec.models.base import probabilities
-from stratarec.opening import remove_leftovers_of
 from stratarec.progress import Progress
 from stratarec.training.evaluation import Scored, logits
 from stratarec.training.fresh import FreshLogs, FreshRows

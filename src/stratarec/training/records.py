@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from stratarec.artifacts import Count, Model, read_sealed, write_sealed
 from stratarec.data.dataset import Dataset
 from stratarec.errors import CheckpointError
+from stratarec.io.sealed import Count, Model, read_sealed, write_sealed
 from stratarec.models.calibration import LogitMap
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe

@@ -19,10 +19,10 @@ from stratarec.data.portions import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
+from stratarec.io.owned_directory import kind_of
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
 from stratarec.models.calibration import Calibration
-from stratarec.ownership import kind_of
 from stratarec.planning.hot_rows import make_hot_plan
 from stratarec.planning.plan import Plan, tier_config
 from stratarec.recipe import Recipe

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from stratarec.artifacts import Count, Hash, Model
 from stratarec.embedding.manifest import TablesManifest
+from stratarec.io.sealed import Count, Hash, Model
 
 FORMAT: Literal[6] = 6
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"

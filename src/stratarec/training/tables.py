@@ -19,8 +19,8 @@ from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.rows import FloatRows
 from stratarec.errors import CheckpointError
+from stratarec.io.tensors import Pieces
 from stratarec.serving.manifest import FLOATS, ROWS, ExportedTable
-from stratarec.tensors import Pieces
 from stratarec.training.run import TrainedModel
 
 # Of a table, at a time.

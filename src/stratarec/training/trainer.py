@@ -21,8 +21,8 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
 from stratarec.hot.loader import HotLoader
+from stratarec.io.owned_directory import named_directory, state
 from stratarec.models.request import Request
-from stratarec.ownership import named_directory, state
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe

@@ -20,8 +20,8 @@ from stratarec.cli.tune.trial import Trial
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
-from stratarec.holding import held
-from stratarec.ownership import claim
+from stratarec.io.lock import held
+from stratarec.io.owned_directory import claim
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.directory import RUN

@@ -18,7 +18,7 @@ import numpy as np
 
 from store_conformance import new_directory, random_records
 from stratarec.embedding.stores.log import LogConfig, LogRecords
-from stratarec.files import replace_directory, write_json
+from stratarec.io.atomic import replace_directory, write_json
 
 ROWS, RECORD_BYTES = 4000, 110
 

@@ -16,7 +16,7 @@ from stratarec.cli.init.shipped import check_absent
 from stratarec.data.durations import PER_SECOND
 from stratarec.data.schema import LabelRule
 from stratarec.data.sources.files import expand
-from stratarec.files import write_text
+from stratarec.io.atomic import write_text
 from stratarec.recipe import Recipe
 from stratarec.sizes import readable
 

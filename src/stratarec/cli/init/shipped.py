@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from stratarec.errors import ConfigError, StorageError
-from stratarec.files import check_output, write_text
+from stratarec.io.atomic import check_output, write_text
 
 
 def shipped() -> tuple[str, ...]:

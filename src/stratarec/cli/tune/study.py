@@ -24,16 +24,16 @@ import optuna
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from stratarec.artifacts import Model, read_sealed, write_sealed
 from stratarec.cli.tune.space import Dimension, Range, Space, Values
 from stratarec.cli.tune.trial import Pruned, Trial
 from stratarec.comparing import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import check_prepared
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StrataError, TrainingError
-from stratarec.files import make_directory, write_text
-from stratarec.holding import held
-from stratarec.ownership import Kind, claim, named_directory
+from stratarec.io.atomic import make_directory, write_text
+from stratarec.io.lock import held
+from stratarec.io.owned_directory import Kind, claim, named_directory
+from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe, with_values
 from stratarec.reporting.metrics import LABELS

@@ -38,7 +38,7 @@ from stratarec.data.sources.text import BadRows
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError
 from stratarec.explaining import check_seed
-from stratarec.files import make_directory, read_frame, read_json, reading, write_atomic, write_json
+from stratarec.io.atomic import make_directory, read_frame, read_json, reading, write_atomic, write_json
 from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key

@@ -14,8 +14,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from stratarec.errors import DataError
-from stratarec.hashes import file_hashes
-from stratarec.opening import open_regular
+from stratarec.io.hashes import file_hashes
+from stratarec.io.opening import open_regular
 
 
 @dataclass(frozen=True, kw_only=True)

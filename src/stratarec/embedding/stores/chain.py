@@ -16,10 +16,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.artifacts import Hash, Model, read_sealed, write_sealed
 from stratarec.embedding.stores.rowfile import Readable, RowSelection, link_or_copy, read_rows, verify_file, write_rows
 from stratarec.errors import CheckpointError
-from stratarec.files import sync
+from stratarec.io.atomic import sync
+from stratarec.io.sealed import Hash, Model, read_sealed, write_sealed
 
 _NAME = "chain.json"
 _FORMAT: Literal[2] = 2

@@ -16,7 +16,7 @@ import numpy as np
 from stratarec.embedding.stores.base import StoreBytes
 from stratarec.embedding.stores.memory import ArrayRecords
 from stratarec.errors import StorageError
-from stratarec.files import make_directory, storage_error
+from stratarec.io.atomic import make_directory, storage_error
 
 
 class MappedRecords(ArrayRecords):

@@ -18,9 +18,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from stratarec.artifacts import own_file
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.files import file_hash, storage_error, write_atomic
+from stratarec.io.atomic import file_hash, storage_error, write_atomic
+from stratarec.io.sealed import own_file
 
 RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
 """Gives the rows of a file, ascending, in chunks; it is called more than once."""

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import IO
 
 from stratarec.errors import StorageError
-from stratarec.files import make_directory, storage_error
-from stratarec.holding import lock
-from stratarec.opening import open_regular
+from stratarec.io.atomic import make_directory, storage_error
+from stratarec.io.lock import lock
+from stratarec.io.opening import open_regular
 
 _OWNER = ".owner"
 _MAKING_SECONDS = 60

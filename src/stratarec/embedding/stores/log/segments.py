@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.artifacts import own_file
 from stratarec.embedding.stores.log.layout import Layout
 from stratarec.embedding.stores.rowfile import link_or_copy
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.files import make_directory, storage_error
+from stratarec.io.atomic import make_directory, storage_error
+from stratarec.io.sealed import own_file
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 
 from stratarec.errors import DatasetError, StrataError
-from stratarec.files import read_json, write_json
+from stratarec.io.atomic import read_json, write_json
 
 _SEAL = "hash"
 # Characters of a value that a message repeats.

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
 
-from stratarec.artifacts import Count, Model, read_sealed, write_sealed
 from stratarec.errors import DatasetError, StorageError
-from stratarec.files import storage_error
-from stratarec.opening import open_regular
-from stratarec.ownership import HOLDER, MARKER
+from stratarec.io.atomic import storage_error
+from stratarec.io.opening import open_regular
+from stratarec.io.owned_directory import HOLDER, MARKER
+from stratarec.io.sealed import Count, Model, read_sealed, write_sealed
 
 
 class Holder(Model):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.files import make_directory, read_json, storage_error, write_json
-from stratarec.opening import is_leftover
+from stratarec.io.atomic import make_directory, read_json, storage_error, write_json
+from stratarec.io.opening import is_leftover
 
 MARKER = "stratarec.json"
 HOLDER = ".holder.json"

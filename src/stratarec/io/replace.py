@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stratarec.errors import StorageError
-from stratarec.files import storage_error, sync, sync_tree
-from stratarec.holding import held
-from stratarec.ownership import MARKER, Kind, check_replaceable, entries, kind_of, state
+from stratarec.io.atomic import storage_error, sync, sync_tree
+from stratarec.io.lock import held
+from stratarec.io.owned_directory import MARKER, Kind, check_replaceable, entries, kind_of, state
 
 
 def remove(path: Path) -> None:

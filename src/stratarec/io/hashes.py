@@ -16,7 +16,7 @@ from pathlib import Path
 import xxhash
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.files import cache_directory, file_hash, read_json, write_json
+from stratarec.io.atomic import cache_directory, file_hash, read_json, write_json
 
 # Times of files are as coarse as two seconds on some file systems.
 _SETTLE_NS = 2_000_000_000

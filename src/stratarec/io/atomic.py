@@ -16,7 +16,7 @@ import polars as pl
 import xxhash
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.opening import create, open_regular, temporary_name
+from stratarec.io.opening import create, open_regular, temporary_name
 
 LARGEST_JSON = 1 << 28
 """Bytes of the largest JSON file that is read; what describes a million row groups has a tenth of it."""
