@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stratarec.config.validate import check_directory
 from stratarec.errors import ConfigError, StorageError
-from stratarec.explaining import check_directory
 from stratarec.io.atomic import check_output, write_json, write_text
 
 

@@ -15,8 +15,8 @@ import yaml
 
 import stratarec
 from recipes import tiny
-from stratarec import limited_yaml
 from stratarec.cli import main
+from stratarec.config import yaml as limited_yaml
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.atomic import read_json
 from stratarec.recipe import Recipe

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 import pydantic
 
-from stratarec import limited_yaml
+from stratarec.config import yaml
+from stratarec.config.validate import check_finite, explain, mistaken_truth, odd_value, short
 from stratarec.data.prepare_config import PrepareConfig
 from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_finite, explain, mistaken_truth, odd_value, short
 from stratarec.hot.config import HotConfig
 from stratarec.io.names import file_name, visible
 from stratarec.io.opening import open_regular
@@ -155,10 +155,10 @@ def read_yaml(path: Path, what: str) -> Any:
     """
     try:
         with open_regular(path) as file:
-            text = file.read(limited_yaml.LARGEST + 1)
-        if len(text) > limited_yaml.LARGEST:
-            raise ConfigError(f"{path} is no {what.split()[-1]}: it has more than {limited_yaml.LARGEST:,} bytes")
-        return limited_yaml.load(text.decode("utf-8-sig"))
+            text = file.read(yaml.LARGEST + 1)
+        if len(text) > yaml.LARGEST:
+            raise ConfigError(f"{path} is no {what.split()[-1]}: it has more than {yaml.LARGEST:,} bytes")
+        return yaml.load(text.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -184,7 +184,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
     if not equals or "" in key.split("."):
         raise ConfigError(f"override {short(override)}: expected field=value, such as train.batch_size=4096")
     try:
-        value = limited_yaml.load(text)
+        value = yaml.load(text)
     except ValueError as error:
         raise ConfigError(f"override {short(override)}: the value is not valid YAML: {error}") from error
     *path, last = key.split(".")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratarec.config.units import parse_rate
 from stratarec.distributed.calibration import Collective, NetworkFigures
 from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time, traffic
 from stratarec.errors import ConfigError
-from stratarec.sizes import parse_rate
 
 CLUSTER = Cluster(hosts=4, ranks=8, inside_bytes_per_second=1e11, between_bytes_per_second=1e10)
 WORK = Workload(batch=1024, features=26, width=64, lookups=30.0, flops=1e6, parameters=10**6)

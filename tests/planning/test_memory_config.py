@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from recipes import tiny
+from stratarec.config.units import parse_bytes, readable
 from stratarec.errors import ConfigError
 from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.recipe import Recipe
-from stratarec.sizes import parse_bytes, readable
 
 
 @pytest.mark.parametrize(

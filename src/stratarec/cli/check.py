@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.comparing import first_difference
+from stratarec.config.difference import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET, MANIFEST
 from stratarec.data.names import label_names

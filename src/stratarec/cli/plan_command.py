@@ -127,10 +127,10 @@ def _check_kind(args: argparse.Namespace) -> None:
 
 def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
     """Steps on a cluster that is not here."""
+    from stratarec.config.units import parse_rate
     from stratarec.distributed.simulate import Cluster
     from stratarec.planning.tiers import measure_tiers
     from stratarec.reporting.scaling import print_steps
-    from stratarec.sizes import parse_rate
     from stratarec.training.scaling import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
 
     hosts, ranks = args.hosts

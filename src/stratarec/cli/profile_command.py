@@ -64,11 +64,11 @@ def profile(args: argparse.Namespace) -> None:
 
 def _profile_hot(args: argparse.Namespace, dataset: Dataset, output: Path) -> HotProfile:
     """Which rows are hot, written to `output`."""
+    from stratarec.config.units import parse_bytes
     from stratarec.embedding.optimizers import RowOptimizerConfig
     from stratarec.hot.calibrator import calibrate
     from stratarec.hot.parts import row_bytes_of
     from stratarec.io.atomic import check_output
-    from stratarec.sizes import parse_bytes
 
     check_output(output)
     row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))

@@ -56,8 +56,8 @@ def train(args: argparse.Namespace) -> None:
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
+    from stratarec.config.units import readable
     from stratarec.reporting.metrics import lines
-    from stratarec.sizes import readable
 
     if "test" in result:
         print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from stratarec.comparing import first_difference
+from stratarec.config.difference import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.schema import Schema

@@ -17,13 +17,13 @@ from typing import TypeVar
 import numpy as np
 
 from stratarec.batch import Batch
+from stratarec.config.validate import check_seed
 from stratarec.data.batches import assemble, empty
 from stratarec.data.dataset import Dataset
 from stratarec.data.portions import Piece, Rows, Share, batches, between, bounds, count, cut, parts
 from stratarec.data.reading import RowGroupReader
 from stratarec.data.shuffling import ShuffleBuffer, Unit
 from stratarec.errors import ConfigError, DatasetError
-from stratarec.explaining import check_seed
 
 Item = TypeVar("Item")
 

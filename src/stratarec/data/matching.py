@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stratarec.comparing import Difference, first_difference
+from stratarec.config.difference import Difference, first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare_config import PrepareConfig
 from stratarec.data.sources import open_source

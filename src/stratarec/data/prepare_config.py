@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stratarec.config.validate import check_directory
 from stratarec.data.groups import GroupMode
 from stratarec.data.sources import OnBadRow, SourceConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_directory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
+from stratarec.config.validate import check_finite
 from stratarec.data.names import check_column, check_name
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_finite
 
 SparseKind = Literal["single", "multi", "history", "sequence"]
 DenseTransform = Literal["log1p", "none"]

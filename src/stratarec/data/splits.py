@@ -10,12 +10,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.config.validate import check_seed
 from stratarec.data.durations import PER_SECOND, as_text, in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
 from stratarec.data.names import FILE, ROW
 from stratarec.data.schema import Schema, TimeUnit
 from stratarec.errors import ConfigError, DataError
-from stratarec.explaining import check_seed
 
 SPLITS = ("train", "valid", "test")
 

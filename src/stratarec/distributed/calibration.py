@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import distributed as dist
 
+from stratarec.config.validate import check_finite
 from stratarec.distributed.collectives import Channel
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_finite
 
 _FEWEST = 3
 _SMALL, _LARGE = 8, 1 << 20

@@ -25,7 +25,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from stratarec.comparing import first_difference
+from stratarec.config.difference import first_difference
 from stratarec.distributed.collectives import Channel
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.rollcall import Heartbeat, RollCall, Terminated, Termination

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from stratarec.config.units import readable
 from stratarec.distributed.config import ShardingKind
 from stratarec.distributed.sharding import Place
 from stratarec.errors import ConfigError
-from stratarec.sizes import readable
 
 # What a step does with a row, in bytes of memory touched: read and written by the update, read by the pooling.
 _TOUCHES = 3

@@ -22,10 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from stratarec.config.validate import check_finite
 from stratarec.distributed.calibration import Collective
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_finite
 
 
 def _positive(config: object, *, none: tuple[str, ...] = ()) -> None:

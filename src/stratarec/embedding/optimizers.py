@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from stratarec.config.validate import check_finite
 from stratarec.embedding.schedules import ScheduleConfig
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_finite
 from stratarec.kernels.update import RowUpdate
 
 RowOptimizerKind = Literal["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam"]

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from stratarec.config.validate import check_finite
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_finite
 
 
 @dataclass(frozen=True, kw_only=True)

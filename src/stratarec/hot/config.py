@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator
 
+from stratarec.config.units import parse_bytes
 from stratarec.errors import ConfigError
-from stratarec.sizes import parse_bytes
 
 Batches: TypeAlias = Literal["proportional", "adaptive", "none"]
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import pydantic
 
+from stratarec.config.validate import explain
 from stratarec.errors import ConfigError
-from stratarec.explaining import explain
 from stratarec.models.autoint import AutoIntScore
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.dcn import DCNv2Score

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stratarec.config.validate import check_finite
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_finite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator
 
+from stratarec.config.units import parse_bytes
+from stratarec.config.validate import check_finite
 from stratarec.embedding.codecs import KINDS, CodecConfig, CodecKind
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_finite
-from stratarec.sizes import parse_bytes
 
 if TYPE_CHECKING:
     Precision: TypeAlias = str

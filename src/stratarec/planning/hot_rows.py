@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from stratarec.config.units import readable
 from stratarec.data.dataset import Dataset
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
@@ -22,7 +23,6 @@ from stratarec.planning.config import MemoryConfig
 from stratarec.planning.placement import make_plan
 from stratarec.planning.plan import Plan, TablePlacement
 from stratarec.planning.tiers import Tiers
-from stratarec.sizes import readable
 
 
 def make_hot_plan(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from stratarec.config.units import readable
 from stratarec.data.dataset import Dataset
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
@@ -20,7 +21,6 @@ from stratarec.planning.config import MemoryConfig
 from stratarec.planning.plan import Log, Plan
 from stratarec.planning.tables import describe_tables
 from stratarec.planning.tiers import Tiers, measure_tiers
-from stratarec.sizes import readable
 
 _FIELDS: Mapping[Memory, str] = {
     "dram": "memory.dram",

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import pydantic
 
+from stratarec.config.units import readable
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.sealed import Count, describe, unsealed, write_sealed
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Home, Memory, Parts, Slots, add_parts, in_memory
 from stratarec.planning.config import MOST_AHEAD, MemoryConfig, Policy
-from stratarec.sizes import readable
 
 FORMAT = 1
 _Rows = Annotated[int, pydantic.Field(ge=0, lt=1 << 48)]

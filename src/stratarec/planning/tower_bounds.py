@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stratarec.config.units import readable
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.models.towers import tied
 from stratarec.planning.candidates import TableSpec
 from stratarec.planning.clusters import Labels, Limits
-from stratarec.sizes import readable
 
 
 @dataclass(frozen=True, kw_only=True)

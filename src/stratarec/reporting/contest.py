@@ -12,11 +12,11 @@ import numpy as np
 from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from stratarec.config.units import readable
 from stratarec.io.names import visible
 from stratarec.reporting.html import LINE, Chart, Table, new_axes, write_html
 from stratarec.reporting.metrics import LABELS, by_label, show
 from stratarec.reporting.tables import make_console, print_table
-from stratarec.sizes import readable
 
 Content = Mapping[str, Any]
 """What `Contest.to_dict` gives."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stratarec.config.units import readable
 from stratarec.hot.calibrator import without_skew
 from stratarec.hot.profile import HotProfile, Point
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes
 from stratarec.reporting.tables import make_console, print_table
-from stratarec.sizes import readable
 
 _TABLE_HEADS = ("table", "rows", "hot", "of them tail", "hot bytes", "accesses")
 _POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")

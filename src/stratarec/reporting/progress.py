@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from stratarec.config.units import readable_seconds
 from stratarec.io.names import visible
 from stratarec.progress import Progress, SilentProgress
-from stratarec.sizes import readable_seconds
 
 _LINE_SECONDS = 10.0
 _PACE_SECONDS, _MARK_SECONDS = 60.0, 1.0

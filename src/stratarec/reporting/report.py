@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
+from stratarec.config.units import readable
 from stratarec.data.dataset import Dataset
 from stratarec.reporting import reliability
 from stratarec.reporting.html import ACCENT, LINE, SECOND, Chart, Table, new_axes, write_html
 from stratarec.reporting.metrics import LABELS, by_label, show, shown
 from stratarec.reporting.placement import COMPARED, comparison_rows
-from stratarec.sizes import readable
 
 # Fewer points than this are marked, so that a line between two is not taken for a course.
 _MARKED = 30

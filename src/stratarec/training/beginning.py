@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from stratarec.comparing import first_difference
+from stratarec.config.difference import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import feature_difference
 from stratarec.distributed.mesh import Mesh

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from stratarec.config.validate import check_directory, check_finite, check_seed
 from stratarec.data.shuffling import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_directory, check_finite, check_seed
 
 # Beyond this starting them fails or takes the machine down.
 _MOST_THREADS = 1024

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stratarec.comparing import first_difference
+from stratarec.config.difference import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import MANIFEST
 from stratarec.data.matching import input_difference

@@ -13,12 +13,12 @@ import yaml
 from stratarec.cli.init.guess import Guess, Guesses, Role, guess
 from stratarec.cli.init.sample import CODEC_NAMES, Sample, read_sample
 from stratarec.cli.init.shipped import check_absent
+from stratarec.config.units import readable
 from stratarec.data.durations import PER_SECOND
 from stratarec.data.schema import LabelRule
 from stratarec.data.sources.files import expand
 from stratarec.io.atomic import write_text
 from stratarec.recipe import Recipe
-from stratarec.sizes import readable
 
 _DAY = 86_400
 # A row and its optimizer state are float32; of memory, tables may have this share.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratarec import limited_yaml
+from stratarec.config import yaml
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe, read_yaml, with_values
 
@@ -116,7 +116,7 @@ def _dimension(field: str, form: str, content: Mapping[str, Any], origin: str) -
         raise ConfigError(f"--space {field}: got {form[:80]!r}, {_EXPECTED}")
     kind, inside = match.groups()
     try:
-        given = limited_yaml.load(f"[{inside}]")
+        given = yaml.load(f"[{inside}]")
     except ValueError as error:
         raise ConfigError(f"--space {field}: {form[:80]!r} cannot be read: {error}") from error
     return _choice(field, given, content, origin) if kind == "choice" else _range(field, kind, given, content, origin)

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from stratarec.cli.tune.space import Dimension, Range, Space, Values
 from stratarec.cli.tune.trial import Pruned, Trial
-from stratarec.comparing import first_difference
+from stratarec.config.difference import first_difference
 from stratarec.data.dataset import Dataset
 from stratarec.data.matching import check_prepared
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StrataError, TrainingError

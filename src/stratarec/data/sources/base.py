@@ -21,8 +21,8 @@ import polars as pl
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
+from stratarec.config.units import parse_bytes
 from stratarec.data.schema import Schema
-from stratarec.sizes import parse_bytes
 
 LIMITS = ("max_line_bytes", "max_row_group_bytes")
 """They say whether a log is read, and nothing of what it becomes."""

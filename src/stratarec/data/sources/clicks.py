@@ -26,6 +26,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.config.validate import check_seed
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.names import FILE, column
@@ -37,7 +38,6 @@ from stratarec.data.sources.parquet import count_rows, parquet_pieces
 from stratarec.data.sources.text import BadRows
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_seed
 from stratarec.io.atomic import make_directory, read_frame, read_json, reading, write_atomic, write_json
 from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from stratarec.config.units import readable
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, View, set_size
 from stratarec.data.sources.columns import Columns
@@ -25,7 +26,6 @@ from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.data.sources.text import BadRows
 from stratarec.errors import DataError
-from stratarec.sizes import readable
 
 _CHUNK_ROWS = 1 << 18
 # A value, as wide as any number becomes; or its place in a dictionary and among others.

@@ -21,10 +21,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.config.validate import check_finite, check_seed
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share
 from stratarec.errors import ConfigError
-from stratarec.explaining import check_finite, check_seed
 from stratarec.kernels.random.vector import mix_array
 
 CRITEO_ROWS = (

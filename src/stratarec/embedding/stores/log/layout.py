@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.config.validate import check_finite
 from stratarec.embedding.stores.memory import allocate_bits, allocate_bytes, clear_bits, set_rows
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.explaining import check_finite
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Index, Shape
 
 # A table is some so many segments, which makes what compaction may leave unclaimed (a few segments) a small part of it.

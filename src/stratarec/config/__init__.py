@@ -1,0 +1,1 @@
+"""What all sections of a recipe share: validation, units, YAML."""
