@@ -28,7 +28,7 @@ from torch.nn import functional
 import stratarec
 from benchmarks.peers import TorchRecDLRM, fused_collection
 from benchmarks.train import copy_dense
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.manifest import MANIFEST

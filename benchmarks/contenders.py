@@ -18,9 +18,9 @@ from torch import Tensor
 
 from benchmarks.registry import import_peer
 from benchmarks.timing import alternate
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.sources.synthetic import EXPONENT
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
-from stratarec.jagged import KeyedJagged
 
 RATE, EPS = 0.02, 1e-8
 

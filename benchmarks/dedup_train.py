@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.sessions import pair, recipe, with_run
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import GroupMode
 from stratarec.data.loader import Loader, LoaderConfig

@@ -31,7 +31,7 @@ from benchmarks.kept import FOLDER, kept
 from benchmarks.precision_quality import SHARES
 from benchmarks.registry import import_peer
 from benchmarks.sessions import prepared, recipe
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError

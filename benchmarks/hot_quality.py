@@ -23,7 +23,7 @@ from typing import Any
 import polars as pl
 
 from benchmarks.sessions import recipe as shipped
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader
 from stratarec.data.portions import Share

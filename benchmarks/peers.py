@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.registry import import_peer
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.torchrec import to_torchrec
 

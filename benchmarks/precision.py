@@ -22,12 +22,12 @@ from benchmarks.contenders import EPS, RATE, Contenders, Shape
 from benchmarks.precision_quality import SHARES, criteo_shape
 from benchmarks.timing import alternate, spread
 from benchmarks.train import take_turns, tiered_sides
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset import Dataset
 from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.jagged import KeyedJagged
 
 CODECS = {kind: CodecConfig(kind=kind, state="bf16") for kind in SHARES}
 # Tables of fewer rows stay whole in float32: their cache could not hold what batches in flight use.

@@ -15,13 +15,13 @@ from torch import distributed as dist
 
 from benchmarks.contenders import EPS, RATE, Shape
 from benchmarks.registry import import_peer
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.planning import TableLoad, plan_sharding
 from stratarec.distributed.sharding import Place, Sharding
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.torchrec import to_torchrec
-from stratarec.jagged import KeyedJagged
 
 # Tables with so few rows cost less as copies: their gradients are fewer bytes than the rows of a batch.
 _COPIED_ROWS = 1_000

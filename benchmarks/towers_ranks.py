@@ -139,8 +139,8 @@ class Bench:
         self.step = 0
 
     def _batch(self, shape: Shape, seed: int) -> Any:
-        from stratarec.batch import Batch
-        from stratarec.jagged import KeyedJagged
+        from stratarec.batch.batch import Batch
+        from stratarec.batch.jagged import KeyedJagged
 
         ids, offsets = shape.bags(seed)
         draws = torch.Generator().manual_seed(seed)

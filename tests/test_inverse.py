@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.inverse import InverseJagged, JaggedWindows
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.errors import ConfigError
-from stratarec.inverse import InverseJagged, JaggedWindows
-from stratarec.jagged import JaggedTensor, KeyedJagged
 from stratarec.kernels.batches import outside, outside_windows, reference
 
 Samples = list[list[list[int]]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.errors import ConfigError
-from stratarec.jagged import JaggedTensor, KeyedJagged
 
 
 def feature(bags: list[list[int]], weighted: bool = False) -> JaggedTensor:

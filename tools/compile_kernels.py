@@ -22,12 +22,12 @@ import polars as pl
 import torch
 import yaml
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.cli import main as stratarec
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
-from stratarec.jagged import KeyedJagged
 
 ROWS, BATCH = 1000, 32
 # Kernels are compiled for each of these widths; 4 is what most tests use, 16 the demo.

@@ -11,7 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stratarec.batch import Batch as Batch
+    from stratarec.batch.batch import Batch as Batch
+    from stratarec.batch.inverse import InverseJagged as InverseJagged
+    from stratarec.batch.jagged import JaggedTensor as JaggedTensor
+    from stratarec.batch.jagged import KeyedJagged as KeyedJagged
     from stratarec.data.dataset import Dataset as Dataset
     from stratarec.data.loader import Loader as Loader
     from stratarec.data.loader import LoaderConfig as LoaderConfig
@@ -21,9 +24,6 @@ if TYPE_CHECKING:
     from stratarec.embedding import RowOptimizerConfig as RowOptimizerConfig
     from stratarec.embedding import TieredEmbeddingBagCollection as TieredEmbeddingBagCollection
     from stratarec.errors import StrataError as StrataError
-    from stratarec.inverse import InverseJagged as InverseJagged
-    from stratarec.jagged import JaggedTensor as JaggedTensor
-    from stratarec.jagged import KeyedJagged as KeyedJagged
     from stratarec.recipe import Recipe as Recipe
     from stratarec.serving.scorer import Scorer as Scorer
     from stratarec.training.trainer import Trainer as Trainer

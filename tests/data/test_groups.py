@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data import writing as storage
 from stratarec.data.dataset import Dataset
 from stratarec.data.groups import Repeats, dedup_factor

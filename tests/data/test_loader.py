@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data import writing as storage
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data import writing as storage
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig

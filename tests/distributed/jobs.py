@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
@@ -19,7 +20,6 @@ from stratarec.distributed.sharding import Place, Sharding
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.jagged import KeyedJagged
 
 TABLES = (
     EmbeddingBagConfig(name="item", num_embeddings=300, embedding_dim=8, feature_names=("item",),

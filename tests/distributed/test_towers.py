@@ -13,7 +13,8 @@ from distributed.test_runs import TIERED, assert_near, content, model, train
 from models import test_deduplicated as dedup
 from torch.nn import functional
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset import Dataset
 from stratarec.data.prepare import prepare
 from stratarec.distributed import planning
@@ -23,7 +24,6 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Place, Sharding
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
-from stratarec.jagged import KeyedJagged
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.recipe import Recipe

@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from store_conformance import FailingStore
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Embeddings, Prefetcher, Prepared, TieredEmbeddingBagCollection
 from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import CheckpointError, StorageError, TrainingError
-from stratarec.jagged import KeyedJagged
 
 ROWS = {"item": 300, "user": 200, "page": 20}
 KEYS = ("page", "history", "user", "item")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from store_conformance import FailingStore
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding import engine as engine_module
 from stratarec.embedding.cache import directory
@@ -20,7 +21,6 @@ from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import CheckpointError, ConfigError, StorageError, TrainingError
-from stratarec.jagged import KeyedJagged
 
 ROWS, BATCH = 5000, 60
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, TieredEmbeddingBagCollection
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, TrainingError
-from stratarec.jagged import KeyedJagged
 
 ROWS, BATCH = 1000, 24
 

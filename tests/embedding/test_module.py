@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from interpreted import sized
 from torch import Tensor
 
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError
-from stratarec.jagged import JaggedTensor, KeyedJagged
 from stratarec.kernels.pooling import reference as pooling
 from stratarec.kernels.update import reference as update
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.config import RowPart
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError
-from stratarec.jagged import KeyedJagged
 
 ROWS, WIDTH, STRIDE = 101, 8, 3
 

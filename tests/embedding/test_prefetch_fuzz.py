@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from store_conformance import FailingStore
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, Prepared, TieredEmbeddingBagCollection
 from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StorageError, TrainingError
-from stratarec.jagged import KeyedJagged
 
 ROWS, BATCH, MOST_SECONDS = 600, 20, 60
 # Each case is a second's work; STRATAREC_FUZZ_CASES asks for more of them.

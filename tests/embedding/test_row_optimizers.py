@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.engine import Engine
 from stratarec.errors import ConfigError, TrainingError
-from stratarec.jagged import KeyedJagged
 
 ROWS, WIDTH, STEPS = 12, 10, 60
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import (
     EmbeddingBagConfig,
     Prefetcher,
@@ -20,7 +21,6 @@ from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import ConfigError, TrainingError
-from stratarec.jagged import KeyedJagged
 
 STEPS = 300
 ROWS = {"item": 20_000, "user": 20_000}

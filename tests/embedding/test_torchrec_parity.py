@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.inverse import InverseJagged
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.torchrec import from_torchrec, to_torchrec
-from stratarec.inverse import InverseJagged
-from stratarec.jagged import JaggedTensor, KeyedJagged
 from stratarec.models import CTRModel, DLRMConfig, build_model
 
 with warnings.catch_warnings():

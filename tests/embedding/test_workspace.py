@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.jagged import KeyedJagged
 from stratarec.planning.bytes import output_bytes, workspace_bytes
 
 MEASURE = """
 import json
 import torch
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
-from stratarec.jagged import KeyedJagged
+from stratarec.batch.jagged import KeyedJagged
 
 def memory(name):
     with open("/proc/self/status") as file:

@@ -8,7 +8,7 @@ from hot.popular import ROW_BYTES, prepared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError

@@ -155,7 +155,7 @@ import hashlib, os, sys, threading, time
 import torch
 torch.set_num_threads(2)
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
-from stratarec.jagged import JaggedTensor, KeyedJagged
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.kernels import helpers
 
 def train(threads=(2,), rest=0.0):

@@ -35,7 +35,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     from stratarec.kernels import team
     from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
-    from stratarec.jagged import JaggedTensor, KeyedJagged
+    from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 
 table = EmbeddingBagConfig(name="a", num_embeddings=5000, embedding_dim=16, feature_names=("f",))
 tables = TieredEmbeddingBagCollection([table], seed=3)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.inverse import InverseJagged, JaggedWindows
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig
-from stratarec.inverse import InverseJagged, JaggedWindows
-from stratarec.jagged import KeyedJagged
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
 from stratarec.models.dcn import DCNv2Config
 from stratarec.models.request import Request

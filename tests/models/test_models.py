@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.errors import ConfigError
-from stratarec.jagged import JaggedTensor, KeyedJagged
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
 from stratarec.models.dcn import DCNv2Config
 

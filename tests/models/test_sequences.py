@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.inverse import InverseJagged
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.errors import ConfigError
-from stratarec.inverse import InverseJagged
-from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel, DLRMConfig, HistoryConfig, build_model
 
 ROWS = {"item": 40, "kind": 6, "dwell": 4}

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.data.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.errors import ConfigError
-from stratarec.jagged import JaggedTensor, KeyedJagged
 from stratarec.models import build_model
 from stratarec.models.dcn import DCNv2Config
 from stratarec.planning.bytes import RowShape

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.request import Request
 from stratarec.training.cadence import Agree, Cadence, Decision, Seen, Stopped

@@ -16,7 +16,9 @@ import torch
 from torch.nn import functional
 
 from recipes import assert_same_model, last, tiny
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.inverse import InverseJagged
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged, offsets_of
 from stratarec.data.dataset import Dataset
 from stratarec.data.layout import Layout
 from stratarec.data.loader import Loader, LoaderConfig
@@ -26,8 +28,6 @@ from stratarec.data.row_group import RowGroup
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError, DataError
-from stratarec.inverse import InverseJagged
-from stratarec.jagged import JaggedTensor, KeyedJagged, offsets_of
 from stratarec.models.request import Request
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe

@@ -12,12 +12,12 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from recipes import assert_same_model, last, tiny
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.prepare import prepare
 from stratarec.errors import ConfigError, DataError
-from stratarec.jagged import KeyedJagged
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation import evaluate_split

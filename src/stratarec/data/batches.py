@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.inverse import InverseJagged, JaggedWindows
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset import Dataset
 from stratarec.data.shuffling import ShuffleBuffer, Table
-from stratarec.inverse import InverseJagged, JaggedWindows
-from stratarec.jagged import KeyedJagged
 from stratarec.kernels.batches import (
     end_bags,
     join_windows,

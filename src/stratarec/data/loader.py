@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.config.validate import check_seed
 from stratarec.data.batches import assemble, empty
 from stratarec.data.dataset import Dataset

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stratarec.batch.inverse import LEAST_RUN
 from stratarec.data.dataset import Dataset
 from stratarec.data.names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
 from stratarec.data.row_group import RowGroup
 from stratarec.data.schema import UNKNOWN, Schema
-from stratarec.inverse import LEAST_RUN
 from stratarec.kernels.batches import Lists, fill_runs, order_runs
 
 Unit: TypeAlias = Literal["auto", "session", "run", "sample"]

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.requests import DistinctRows
 from stratarec.distributed.sharding import Rows
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.tables import features_of, group_layout
-from stratarec.jagged import KeyedJagged
 from stratarec.kernels import pooling, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.memory import RECYCLER

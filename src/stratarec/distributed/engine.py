@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collectives import never
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.exchange import Dispatched, FlatExchange
@@ -32,7 +33,6 @@ from stratarec.embedding.saving import RANK_GROUPS
 from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StrataError
-from stratarec.jagged import KeyedJagged
 
 
 class SharedBatch:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.buffers import Buffer, grouped
 from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.legs import MessageLayout
@@ -28,7 +29,6 @@ from stratarec.distributed.wire import Wire
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
-from stratarec.jagged import KeyedJagged
 from stratarec.kernels.memory import RECYCLER
 
 

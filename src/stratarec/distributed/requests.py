@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged, offsets_of
 from stratarec.distributed.replicas import Replicas
 from stratarec.distributed.sharding import Rows, Sharding, Stream
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
-from stratarec.jagged import KeyedJagged, offsets_of
 from stratarec.kernels.batches import outside
 from stratarec.kernels.distinct import number_distinct
 

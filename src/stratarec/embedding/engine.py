@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
 from stratarec.embedding.course import Course
 from stratarec.embedding.homes import build_tables
@@ -34,7 +35,6 @@ from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
-from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.memory import RECYCLER, buffer_bytes
 from stratarec.kernels.update import Gradients, Scratchpad

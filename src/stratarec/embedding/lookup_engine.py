@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.course import Course
 from stratarec.embedding.health import Health
@@ -19,7 +20,6 @@ from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prepared import Flight, Handle
 from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
-from stratarec.jagged import KeyedJagged
 
 Held = TypeVar("Held", bound=Handle)
 

@@ -13,6 +13,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor, nn
 
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.lookup_engine import Held, LookupEngine
@@ -21,7 +22,6 @@ from stratarec.embedding.prepared import Handle, Prepared
 from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
-from stratarec.jagged import JaggedTensor, KeyedJagged
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.prepared import Handle, Stopped
 from stratarec.errors import TrainingError
-from stratarec.jagged import KeyedJagged
 from stratarec.kernels.threads import limit_threads
 
 Item = TypeVar("Item")

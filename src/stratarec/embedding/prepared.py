@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.errors import TrainingError
-from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import BagBatch
 
 

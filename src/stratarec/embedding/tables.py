@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.course import Course
 from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import SlotMemory
 from stratarec.errors import ConfigError
-from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.memory import RECYCLER
 from stratarec.kernels.update import Gradients, RowUpdate

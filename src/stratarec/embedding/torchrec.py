@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from stratarec.batch.inverse import InverseJagged
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
-from stratarec.inverse import InverseJagged
-from stratarec.jagged import JaggedTensor, KeyedJagged
 
 
 def _torchrec() -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.errors import ConfigError
-from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import first_falling
 
 _ID_TYPES = (torch.int32, torch.int64)

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.portions import Rows, count, take

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratarec.jagged import offsets_of
+from stratarec.batch.jagged import offsets_of
 from stratarec.kernels import dedup
 from stratarec.kernels.attention import Pairs
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratarec.batch import Batch
-from stratarec.inverse import LEAST_RUN, InverseJagged, JaggedWindows
-from stratarec.jagged import KeyedJagged
+from stratarec.batch.batch import Batch
+from stratarec.batch.inverse import LEAST_RUN, InverseJagged, JaggedWindows
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.kernels import batches, dedup
 from stratarec.models.history import Windows
 

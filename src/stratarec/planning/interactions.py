@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.models import CTRModel
 
 Matrix: TypeAlias = NDArray[np.float64]

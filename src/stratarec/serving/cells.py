@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Standard
-from stratarec.jagged import KeyedJagged
 from stratarec.serving.values import ValueIndex
 
 # From about here on whole columns are faster.

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged, with_weights
 from stratarec.data.names import weights_of
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Spread, Standard
 from stratarec.data.vocabulary import MISSING, Vocabulary
 from stratarec.errors import DataError
-from stratarec.jagged import JaggedTensor, KeyedJagged, with_weights
 from stratarec.serving.cells import CellEncoder
 from stratarec.serving.frames import read_frame
 from stratarec.serving.values import ValueIndex

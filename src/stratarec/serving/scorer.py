@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import ConfigError, DatasetError, ExportError
 from stratarec.io.tensors import Spec
-from stratarec.jagged import KeyedJagged
 from stratarec.models import build_network
 from stratarec.models.base import Network, autocast, probabilities
 from stratarec.models.calibration import Calibration

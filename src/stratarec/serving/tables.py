@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.rows import FloatRows
 from stratarec.embedding.tables import features_of, group_layout
-from stratarec.jagged import KeyedJagged
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec import decode
 from stratarec.kernels.codec.layout import Layout

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collectives import never
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
@@ -30,7 +31,6 @@ from stratarec.distributed.wire import Wire
 from stratarec.embedding import EmbeddingBagConfig, Handle
 from stratarec.embedding.validation import Validator
 from stratarec.errors import StrataError
-from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel
 from stratarec.models.request import Request
 from stratarec.models.tower_network import TowerNetwork

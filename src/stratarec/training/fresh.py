@@ -12,7 +12,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.events import Events
 from stratarec.data.hashing import stable_hash

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 
 
 class Objective:

@@ -12,7 +12,7 @@ from itertools import count, islice
 
 import numpy as np
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratarec.batch.jagged import offsets_of, slice_places
 from stratarec.distributed.peers import packed, unpacked
 from stratarec.distributed.requests import Requests, RowRequest, bags_of, joined, read
 from stratarec.distributed.sharding import Stream
-from stratarec.jagged import offsets_of, slice_places
 from stratarec.models.history import Windows
 from stratarec.models.request import Request
 

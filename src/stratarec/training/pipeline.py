@@ -23,12 +23,12 @@ from typing import NamedTuple, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.loader import Loader, run_ahead
 from stratarec.embedding import Handle, Prefetcher
 from stratarec.embedding.engine import Engine
 from stratarec.errors import ConfigError, TrainingError
-from stratarec.jagged import KeyedJagged
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.regularization import dropouts, seed_dropout

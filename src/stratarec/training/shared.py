@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.reduction import average
 from stratarec.embedding import Handle

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.reduction import reduce_gradients
 from stratarec.distributed.wire import WIRES, DenseWireKind
-from stratarec.jagged import KeyedJagged
 from stratarec.models.base import Network
 from stratarec.models.request import Request
 from stratarec.models.tower_network import TowerNetwork

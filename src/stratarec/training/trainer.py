@@ -11,7 +11,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stratarec.batch import Batch
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset import Dataset
 from stratarec.data.loader import Loader, LoaderConfig
 from stratarec.data.matching import check_prepared

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged, offsets_of, slice_places
 from stratarec.errors import ConfigError
-from stratarec.jagged import KeyedJagged, offsets_of, slice_places
 from stratarec.kernels.batches import outside, outside_windows
 
 # Samples that a run must have on average to be worth it. A run is neighbouring samples of the same values in all groups

@@ -1,0 +1,1 @@
+"""What flows through every room: bags of ids, distinct values, batches."""
