@@ -11,7 +11,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.inverse import InverseJagged, JaggedWindows
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.errors import ConfigError
-from stratarec.kernels.batches import outside, outside_windows, reference
+from stratarec.kernels.collate import outside, outside_windows, reference
 
 Samples = list[list[list[int]]]
 IDS = st.lists(st.integers(0, 3), max_size=3)

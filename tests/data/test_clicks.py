@@ -15,8 +15,8 @@ from stratarec.data.sources.base import Share
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import ConfigError, DataError
-from stratarec.kernels.lookback import FEATURES
-from stratarec.kernels.lookback.reference import Click, features
+from stratarec.kernels.click_counts import FEATURES
+from stratarec.kernels.click_counts.reference import Click, features
 
 HOUR = 3600
 

@@ -33,7 +33,7 @@ from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError, DatasetError
 from stratarec.io.atomic import file_hash, read_json
 from stratarec.io.sealed import write_sealed
-from stratarec.kernels.dedup import find_runs
+from stratarec.kernels.runs import find_runs
 from stratarec.progress import SilentProgress
 
 

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.kernels import batches
-from stratarec.kernels.batches import reference
+from stratarec.kernels import collate
+from stratarec.kernels.collate import reference
 
 fast = settings(deadline=None, max_examples=30)
 bag = st.lists(st.integers(0, 99), max_size=4)
 
 
-def column(bags: list[list[int]]) -> batches.Lists:
+def column(bags: list[list[int]]) -> collate.Lists:
     """The bags as a list column whose values lie in reverse order, so that starts do not rise."""
     length = np.array([len(one) for one in bags], dtype=np.int64)
     values = np.array([one for found in reversed(bags) for one in found], dtype=np.int32)
-    return batches.Lists(start=length.sum() - length.cumsum(), length=length, values=values)
+    return collate.Lists(start=length.sum() - length.cumsum(), length=length, values=values)
 
 
 def split(values: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
@@ -37,7 +37,7 @@ def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
     place = np.full(10, -1, dtype=np.int32)
     for _ in range(2):  # the scratch must be clean again
         numbers = np.array(pointers, dtype=np.int32)
-        used = batches.number_pointers(numbers, place)
+        used = collate.number_pointers(numbers, place)
         assert (numbers.tolist(), used.tolist()) == reference.number_pointers(pointers)
     assert (place == -1).all()
 
@@ -47,7 +47,7 @@ def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
 def test_rows_are_scattered(kind: type) -> None:
     rows, places = np.array([3, 3, 0, 8], dtype=kind), np.array([2, 0])
     matrix, wide = np.arange(18, dtype=np.float32).reshape(9, 2), np.full((4, 3), np.nan, dtype=np.float32)
-    batches.scatter_rows(matrix, rows, wide, places)
+    collate.scatter_rows(matrix, rows, wide, places)
     assert wide[:, places].tolist() == matrix[rows].tolist()
     assert np.isnan(wide[:, 1]).all()
 
@@ -58,7 +58,7 @@ def test_rows_are_scattered(kind: type) -> None:
 def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: list[int]) -> None:
     words = np.random.default_rng(width).integers(-1, 4, (7, width)).astype(np.int32)
     ids = min(ids, width)
-    found, missing = batches.spread_rows(words, np.array(rows, dtype=np.int32), paired=paired, ids=ids, room=3)
+    found, missing = collate.spread_rows(words, np.array(rows, dtype=np.int32), paired=paired, ids=ids, room=3)
     front = 2 if paired else 0
     assert len(found) == width * len(rows) + 3
     assert found[: front * len(rows)].tolist() == words[rows, :front].ravel().tolist()
@@ -72,13 +72,13 @@ def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: lis
 def test_runs_are_filled_and_put_in_order(sizes: list[int], column: int, draws: Random) -> None:
     runs, total = list(range(len(sizes))), sum(sizes)
     words = np.full((total, 3), -7, dtype=np.int32)
-    batches.fill_runs(words, column, np.array(runs, dtype=np.int32), np.array(sizes, dtype=np.int32))
+    collate.fill_runs(words, column, np.array(runs, dtype=np.int32), np.array(sizes, dtype=np.int32))
     expected = np.repeat(runs, sizes)
     assert words[:, column].tolist() == expected.tolist()
     assert (np.delete(words, column, axis=1) == -7).all()
     draws.shuffle(runs)
     starts = np.cumsum([0, *sizes[:-1]])
-    order = batches.order_runs(starts, np.array(runs), total)
+    order = collate.order_runs(starts, np.array(runs), total)
     assert order.tolist() == [place for run in runs for place in range(starts[run], starts[run] + sizes[run])]
 
 
@@ -87,8 +87,8 @@ def test_runs_are_filled_and_put_in_order(sizes: list[int], column: int, draws: 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12))
 def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int, int]]) -> None:
     start, length = (np.array([window[part] for window in windows], dtype=np.int64) for part in (0, 1))
-    lists = batches.Lists(start=start, length=length, values=np.arange(18, dtype=np.int32))
-    moved, sizes, values = batches.join_windows(lists, np.arange(len(windows)))
+    lists = collate.Lists(start=start, length=length, values=np.arange(18, dtype=np.int32))
+    moved, sizes, values = collate.join_windows(lists, np.arange(len(windows)))
     assert values.tolist() == reference.covered(windows)
     assert sizes.tolist() == length.tolist()
     for u in range(len(windows)):
@@ -106,7 +106,7 @@ def test_bags_of_rows_are_the_reference(width: int, lists: int, size: int, missi
     bags = [data.draw(st.lists(bag, min_size=size, max_size=size)) for _ in range(lists)]
     rows = data.draw(st.lists(st.integers(0, size - 1), max_size=9))
     matrix = np.array(ids, dtype=np.int32).reshape(size, width)
-    values, offsets = batches.take_bags(matrix, [column(found) for found in bags], np.array(rows, dtype=np.int64))
+    values, offsets = collate.take_bags(matrix, [column(found) for found in bags], np.array(rows, dtype=np.int64))
     singles = [[[one for one in [ids[row][f]] if one >= 0] for row in rows] for f in range(width)]
     expected = reference.join_bags([[*singles, *([found[row] for row in rows] for found in bags)]], len(rows))
     if offsets is None:
@@ -125,7 +125,7 @@ def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], 
         one = column([found for bags in features for found in bags])
         chosen = None if rows is None else np.array(rows, dtype=np.int32)
         given_.append(
-            batches.Bags(
+            collate.Bags(
                 values=one.values,
                 start=one.start,
                 stop=one.start + one.length,
@@ -135,16 +135,16 @@ def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], 
             )
         )
         expected.append([bags if rows is None else [bags[row] for row in rows] for bags in features])
-    assert split(*batches.join_bags(given_, 6)) == reference.join_bags(expected, 6)
+    assert split(*collate.join_bags(given_, 6)) == reference.join_bags(expected, 6)
 
 
 @pytest.mark.interpreted
 def test_places_outside_are_found() -> None:
-    assert batches.outside(np.array([0, 2, 1]), 3) == -1
-    assert batches.outside(np.array([0, 3, -1]), 3) == 1
-    assert batches.outside(np.array([0, -1, 3], dtype=np.int32), 3) == 1
+    assert collate.outside(np.array([0, 2, 1]), 3) == -1
+    assert collate.outside(np.array([0, 3, -1]), 3) == 1
+    assert collate.outside(np.array([0, -1, 3], dtype=np.int32), 3) == 1
     start, length = np.array([0, 2, 3]), np.array([3, 2, 0])
-    assert batches.outside_windows(start, length, 4) == -1
-    assert batches.outside_windows(start, length, 3) == 1
-    assert batches.outside_windows(start, -length, 4) == 0
-    assert batches.outside_windows(start - 1, length, 4) == 0
+    assert collate.outside_windows(start, length, 4) == -1
+    assert collate.outside_windows(start, length, 3) == 1
+    assert collate.outside_windows(start, -length, 4) == 0
+    assert collate.outside_windows(start - 1, length, 4) == 0

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numba import njit
 
-from stratarec.kernels import bits
 from stratarec.kernels.codec.kinds.base import noise, plain_unit, words
 from stratarec.kernels.codec.kinds.scaled import parameters, store_parameters
 from stratarec.kernels.random.reference import mix
+from stratarec.kernels.simd import bits
 
 pytestmark = pytest.mark.interpreted
 

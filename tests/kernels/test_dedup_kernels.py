@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.kernels import dedup
-from stratarec.kernels.dedup import reference
+from stratarec.kernels import runs as dedup
+from stratarec.kernels.runs import reference
 
 pytestmark = pytest.mark.interpreted
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratarec.kernels.distinct import number_distinct, reference
+from stratarec.kernels.unique import number_distinct, reference
 
 DRAWS = np.random.default_rng(3)
 

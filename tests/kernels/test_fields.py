@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stratarec.kernels import fields
-from stratarec.kernels.fields import reference
+from stratarec.kernels import csv_records
+from stratarec.kernels.csv_records import reference
 
 
 @settings(deadline=None, max_examples=250)
@@ -19,7 +19,7 @@ from stratarec.kernels.fields import reference
 @example('a""b\n"""",""\n', True)
 def test_records_are_those_of_the_reference(text: str, quoted: bool) -> None:
     content = text.encode()
-    found = fields.split(np.frombuffer(content, np.uint8), ord(","), ord('"') if quoted else -1)
+    found = csv_records.split(np.frombuffer(content, np.uint8), ord(","), ord('"') if quoted else -1)
     expected = reference.split(content, b",", b'"' if quoted else b"")
     assert [tuple(map(int, each)) for each in zip(*found, strict=True)] == expected
 
@@ -32,6 +32,6 @@ CELL = st.text(alphabet='ab,"\n é', max_size=5)
 def test_what_python_writes_has_no_fault(rows: list[list[str]]) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    found = fields.split(np.frombuffer(text.getvalue().encode(), np.uint8), ord(","), ord('"'))
+    found = csv_records.split(np.frombuffer(text.getvalue().encode(), np.uint8), ord(","), ord('"'))
     assert found.fields.tolist() == [len(row) for row in rows]
     assert not found.faults.any()

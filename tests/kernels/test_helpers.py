@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from stratarec.kernels import atomics, crew
-from stratarec.kernels.helpers import AVAILABLE, HELPERS, Helpers
-from stratarec.kernels.team import BODY, Team, run_team, take
+from stratarec.kernels.runtime import atomics, workers
+from stratarec.kernels.runtime.helpers import AVAILABLE, HELPERS, Helpers
+from stratarec.kernels.runtime.team import BODY, Team, run_team, take
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="helpers need a POSIX system")
 
@@ -85,11 +85,11 @@ def test_helpers_do_come() -> None:
 
 def test_nobody_waits_for_a_helper_that_does_not_come() -> None:
     """The leader rings for one that never wakes; under OpenMP it would wait for ever."""
-    board = np.zeros(crew.WORDS, dtype=np.int64)
+    board = np.zeros(workers.WORDS, dtype=np.int64)
     listen, ring = os.pipe()
-    board[crew.HELPERS] = 1
-    board[crew.FIRST_HELPER + crew.ASLEEP], board[crew.FIRST_HELPER + crew.RING] = 1, ring
-    board[crew.FIRST_HELPER + crew.THREAD] = 2**30
+    board[workers.HELPERS] = 1
+    board[workers.FIRST_HELPER + workers.ASLEEP], board[workers.FIRST_HELPER + workers.RING] = 1, ring
+    board[workers.FIRST_HELPER + workers.THREAD] = 2**30
     assert counted(Team(0, 2, board)).tolist() == [1, 0]
     assert os.read(listen, 100) == np.ones(1, dtype=np.int64).tobytes(), "the helper was rung for"
     os.close(listen)
@@ -97,13 +97,13 @@ def test_nobody_waits_for_a_helper_that_does_not_come() -> None:
 
 
 def test_a_late_helper_finds_the_job_closed() -> None:
-    board = np.zeros(crew.WORDS, dtype=np.int64)
+    board = np.zeros(workers.WORDS, dtype=np.int64)
     counted(Team(0, 2, board))
-    job = crew.FIRST_JOB
-    assert board[job + crew.FUNCTION] != 0, "what the leader wrote is still there"
-    for state in (board[job], crew.TAKEN, crew.TAKEN | crew.PLACE, crew.TAKEN | crew.OPEN):
+    job = workers.FIRST_JOB
+    assert board[job + workers.FUNCTION] != 0, "what the leader wrote is still there"
+    for state in (board[job], workers.TAKEN, workers.TAKEN | workers.PLACE, workers.TAKEN | workers.OPEN):
         board[job] = state
-        assert not crew.help_with(board, job)
+        assert not workers.help_with(board, job)
         assert board[job] == state
 
 
@@ -117,7 +117,7 @@ def test_a_helper_at_work_is_waited_for(work: int) -> None:
         result = np.zeros(1, dtype=np.uint64)
         meeting(own(2), work, result)
         assert result[0] == seed if work <= 1000 else result[0] != 0
-    assert not HELPERS.board[crew.FIRST_JOB : crew.FIRST_HELPER : crew.LINE].any(), "every line was given back"
+    assert not HELPERS.board[workers.FIRST_JOB : workers.FIRST_HELPER : workers.LINE].any(), "every line was given back"
 
 
 def test_more_leaders_than_lines() -> None:
@@ -133,14 +133,14 @@ def test_more_leaders_than_lines() -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=lead, args=(seed,)) for seed in range(2 * crew.JOBS)]
+    threads = [threading.Thread(target=lead, args=(seed,)) for seed in range(2 * workers.JOBS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=120)
     assert not any(thread.is_alive() for thread in threads), "a leader hangs"
     assert not failures
-    assert not HELPERS.board[crew.FIRST_JOB : crew.FIRST_HELPER : crew.LINE].any()
+    assert not HELPERS.board[workers.FIRST_JOB : workers.FIRST_HELPER : workers.LINE].any()
 
 
 def test_helpers_that_were_stopped_are_done_without() -> None:

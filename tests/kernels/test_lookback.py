@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
-from stratarec.kernels.lookback.reference import Click, features
+from stratarec.kernels.click_counts import FEATURES, Clicks, Lookback
+from stratarec.kernels.click_counts.reference import Click, features
 from stratarec.kernels.random.vector import mix_array
 
 RECENT, WINDOW, MEMORY = 15, 40, 150

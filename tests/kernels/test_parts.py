@@ -5,30 +5,30 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from stratarec.kernels import parts
-from stratarec.kernels.parts import reference
+from stratarec.kernels import rectangles
+from stratarec.kernels.rectangles import reference
 
 
 def test_copies_are_those_of_the_reference_both_ways() -> None:
     source = torch.randn(20, 30)
-    found = parts.parts_of(
+    found = rectangles.parts_of(
         [(5, 7, 31, 30, 3, 9), (0, 4, 0, 30, 0, 4), (2, 30, 90, 30, 200, 30), (1, 1, 599, 1, 399, 1)]
     )
     mine, want = torch.zeros(400), torch.zeros(400)
-    parts.copy_parts(source, mine, found)
+    rectangles.copy_parts(source, mine, found)
     reference.copy_parts(source, want, found)
     assert torch.equal(mine, want)
     assert mine.count_nonzero() == 5 * 7 + 60 + 1
     back, wanted = torch.zeros(20, 30), torch.zeros(20, 30)
-    parts.copy_parts(mine, back, parts.swapped(found))
-    reference.copy_parts(want, wanted, parts.swapped(found))
+    rectangles.copy_parts(mine, back, rectangles.swapped(found))
+    reference.copy_parts(want, wanted, rectangles.swapped(found))
     assert torch.equal(back, wanted)
     assert torch.equal(back.view(-1)[599], source.view(-1)[599])
 
 
 def test_no_rectangles_copy_nothing() -> None:
     target = torch.ones(3)
-    parts.copy_parts(torch.zeros(3), target, parts.parts_of([]))
+    rectangles.copy_parts(torch.zeros(3), target, rectangles.parts_of([]))
     assert torch.equal(target, torch.ones(3))
-    assert parts.parts_of([]).shape == (0, 6)
-    assert parts.parts_of([]).dtype == np.int64
+    assert rectangles.parts_of([]).shape == (0, 6)
+    assert rectangles.parts_of([]).dtype == np.int64

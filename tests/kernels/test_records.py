@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from interpreted import sized
 
-from stratarec.kernels import records
-from stratarec.kernels.records import reference
+from stratarec.kernels import bit_rows
+from stratarec.kernels.bit_rows import reference
 
 
 @pytest.mark.interpreted
@@ -21,19 +21,19 @@ def test_gather_scatter_and_bits_equal_the_reference(width: int, count: int) -> 
     new = generator.integers(0, 256, (count, width), np.uint8)
     expected_array, expected_bits = array.copy(), bits.copy()
 
-    wanted = records.test_bits(bits, rows)
+    wanted = bit_rows.test_bits(bits, rows)
     np.testing.assert_array_equal(wanted, reference.test_bits(bits, rows))
     found, expected = np.full((count, width), 7, np.uint8), np.full((count, width), 7, np.uint8)
-    records.gather(array, rows, wanted, found)
+    bit_rows.gather(array, rows, wanted, found)
     reference.gather(array, rows, wanted, expected)
     np.testing.assert_array_equal(found, expected)
 
-    records.scatter(array, rows, new, wanted)
+    bit_rows.scatter(array, rows, new, wanted)
     reference.scatter(expected_array, rows, new, wanted)
     np.testing.assert_array_equal(array, expected_array)
-    records.scatter(array, rows, new)
+    bit_rows.scatter(array, rows, new)
     reference.scatter(expected_array, rows, new, np.ones(count, np.bool_))
     np.testing.assert_array_equal(array, expected_array)
-    records.set_bits(bits, rows)
+    bit_rows.set_bits(bits, rows)
     reference.set_bits(expected_bits, rows)
     np.testing.assert_array_equal(bits, expected_bits)

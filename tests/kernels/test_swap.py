@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from interpreted import sized
 
-from stratarec.kernels import cache, codec, records
+from stratarec.kernels import bit_rows, cache, codec
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.codec.layout import Layout
@@ -64,9 +64,9 @@ def move_plainly(
     (outgoing, incoming), (home, written, changed) = moves, side.home
     assert codec.encode(form, side.slots, outgoing.slots, home, outgoing.rows, outgoing.keys, write) < 0
     for bits in (written, changed):
-        records.set_bits(bits, outgoing.rows)
+        bit_rows.set_bits(bits, outgoing.rows)
     codec.decode(form, home, incoming.rows, side.slots, incoming.slots)
-    absent = ~records.test_bits(written, incoming.rows)
+    absent = ~bit_rows.test_bits(written, incoming.rows)
     cache.initialize(place, incoming, absent, side.slots, form.width)
 
 

@@ -14,7 +14,7 @@ import numba
 import pytest
 
 import stratarec
-from stratarec.kernels import helpers, openmp, outline, team
+from stratarec.kernels.runtime import helpers, openmp, outline, team
 
 # What another version of Numba may be like, done to the installed one before the project is loaded.
 OTHERS = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numba import literally, njit
 
-from stratarec.kernels.memory import allocate
-from stratarec.kernels.team import BODY, run_team, take, team_of
-from stratarec.kernels.vector import add, blocks, load, multiply, store, store_totals, stream, total
+from stratarec.kernels.runtime.memory import allocate
+from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
+from stratarec.kernels.simd.vector import add, blocks, load, multiply, store, store_totals, stream, total
 
 U = np.uint64
 # The disk cache imports a module by name, which test modules do not have.

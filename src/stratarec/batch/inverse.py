@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged, offsets_of, slice_places
 from stratarec.errors import ConfigError
-from stratarec.kernels.batches import outside, outside_windows
+from stratarec.kernels.collate import outside, outside_windows
 
 # Samples that a run must have on average to be worth it. A run is neighbouring samples of the same values in all groups
 # that leave runs this long; the others are shuffled and looked up sample by sample.

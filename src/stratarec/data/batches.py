@@ -18,7 +18,7 @@ from stratarec.batch.inverse import InverseJagged, JaggedWindows
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset import Dataset
 from stratarec.data.shuffling import ShuffleBuffer, Table
-from stratarec.kernels.batches import (
+from stratarec.kernels.collate import (
     end_bags,
     join_windows,
     number_pointers,

@@ -30,7 +30,7 @@ from stratarec.data.names import (
 )
 from stratarec.data.row_group import RowGroup
 from stratarec.data.schema import UNKNOWN
-from stratarec.kernels.batches import least_and_total, outside, outside_windows
+from stratarec.kernels.collate import least_and_total, outside, outside_windows
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
 # Of a row group; a crafted file of kilobytes can unfold to any size.

@@ -15,7 +15,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
 from stratarec.data.row_group import RowGroup
 from stratarec.data.schema import UNKNOWN, Schema
-from stratarec.kernels.batches import Lists, fill_runs, order_runs
+from stratarec.kernels.collate import Lists, fill_runs, order_runs
 
 Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
 

@@ -21,7 +21,7 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.tables import features_of, group_layout
 from stratarec.kernels import pooling, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.memory import RECYCLER
+from stratarec.kernels.runtime.memory import RECYCLER
 
 _SUM = update.RowUpdate(kind="sgd", rate=-1.0, eps=0.0, decay=0.0, decoupled=False, beta1=0.0, beta2=0.0, step=1)
 # What leaves every first summand its own bits; +0.0 would change -0.0.

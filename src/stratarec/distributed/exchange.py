@@ -29,7 +29,7 @@ from stratarec.distributed.wire import Wire
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
-from stratarec.kernels.memory import RECYCLER
+from stratarec.kernels.runtime.memory import RECYCLER
 
 
 @dataclass(frozen=True, kw_only=True)

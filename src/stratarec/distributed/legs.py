@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stratarec.distributed.wire import Span, Wire
-from stratarec.kernels.parts import Parts, copy_parts, parts_of, swapped
+from stratarec.kernels.rectangles import Parts, copy_parts, parts_of, swapped
 
 
 class Rectangle(NamedTuple):

@@ -21,8 +21,8 @@ from stratarec.distributed.replicas import Replicas
 from stratarec.distributed.sharding import Rows, Sharding, Stream
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
-from stratarec.kernels.batches import outside
-from stratarec.kernels.distinct import number_distinct
+from stratarec.kernels.collate import outside
+from stratarec.kernels.unique import number_distinct
 
 _NONE: Rows = np.empty(0, dtype=np.int64)
 WORDS = 3

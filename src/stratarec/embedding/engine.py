@@ -36,7 +36,7 @@ from stratarec.embedding.tiers import TierConfig
 from stratarec.embedding.validation import Validator
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import BagBatch
-from stratarec.kernels.memory import RECYCLER, buffer_bytes
+from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 from stratarec.kernels.update import Gradients, Scratchpad
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30

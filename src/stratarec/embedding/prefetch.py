@@ -13,7 +13,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.prepared import Handle, Stopped
 from stratarec.errors import TrainingError
-from stratarec.kernels.threads import limit_threads
+from stratarec.kernels.runtime.threads import limit_threads
 
 Item = TypeVar("Item")
 

@@ -20,8 +20,8 @@ from stratarec.embedding.stores.memory import allocate_bits, clear_bits, row_chu
 from stratarec.embedding.tables import Moment, Tables
 from stratarec.errors import TrainingError
 from stratarec.kernels.bags import BagBatch, mark_rows
+from stratarec.kernels.bit_rows import set_bits
 from stratarec.kernels.random import table_key
-from stratarec.kernels.records import set_bits
 from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.memory import allocate
+from stratarec.kernels.runtime.memory import allocate
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]

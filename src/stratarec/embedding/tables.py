@@ -24,7 +24,7 @@ from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import SlotMemory
 from stratarec.errors import ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.memory import RECYCLER
+from stratarec.kernels.runtime.memory import RECYCLER
 from stratarec.kernels.update import Gradients, RowUpdate
 
 

@@ -24,8 +24,8 @@ from stratarec.embedding.stores.memory import allocate_bits
 from stratarec.embedding.stores.rowfile import read_rows, verify_file
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.embedding.tables import Tables
+from stratarec.kernels.bit_rows import set_bits, test_bits
 from stratarec.kernels.random import fill_uniform, table_key
-from stratarec.kernels.records import set_bits, test_bits
 from stratarec.kernels.update import Missed, Slots, settle
 
 _CHUNK_ROWS = 1 << 16

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.jagged import offsets_of
-from stratarec.kernels import dedup
+from stratarec.kernels import runs
 from stratarec.kernels.attention import Pairs
 
 
@@ -83,7 +83,7 @@ class _Rows(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (inverse,) = ctx.saved_tensors
-        return dedup.sum_rows(gradient.float(), inverse, ctx.rows).to(gradient.dtype), None
+        return runs.sum_rows(gradient.float(), inverse, ctx.rows).to(gradient.dtype), None
 
 
 class _Gather(torch.autograd.Function):
@@ -91,10 +91,10 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
         ctx.save_for_backward(start, length)
         ctx.values = rows.shape[0]
-        return dedup.gather_windows(rows, start, length, longest)
+        return runs.gather_windows(rows, start, length, longest)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         start, length = ctx.saved_tensors
-        return dedup.scatter_windows(gradient.float(), start, length, ctx.values), None, None, None
+        return runs.scatter_windows(gradient.float(), start, length, ctx.values), None, None, None

@@ -20,7 +20,7 @@ from torch import Tensor
 from stratarec.batch.batch import Batch
 from stratarec.batch.inverse import LEAST_RUN, InverseJagged, JaggedWindows
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.kernels import batches, dedup
+from stratarec.kernels import collate, runs
 from stratarec.models.history import Windows
 
 
@@ -70,14 +70,14 @@ class Request:
         return cls(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
 
 
-def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> batches.Bags:
+def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> collate.Bags:
     start = stop = None
     if isinstance(features, JaggedWindows):
         start = features.start.cpu().numpy()
         stop = start + features.length.cpu().numpy()
     elif features.offsets is not None:
         start, stop = features.offsets.cpu().numpy()[:-1], features.offsets.cpu().numpy()[1:]
-    return batches.Bags(
+    return collate.Bags(
         values=features.values.cpu().numpy(),
         features=len(features.keys),
         bags=features.batch_size,
@@ -87,10 +87,10 @@ def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> 
     )
 
 
-def _joined(keys: Sequence[str], parts: Sequence[batches.Bags], size: int) -> KeyedJagged:
+def _joined(keys: Sequence[str], parts: Sequence[collate.Bags], size: int) -> KeyedJagged:
     """Features over different numbers of bags side by side, each filled up with empty bags."""
     size = max(size, *(part.count for part in parts))
-    values, offsets = (torch.from_numpy(part) for part in batches.join_bags(parts, size))
+    values, offsets = (torch.from_numpy(part) for part in collate.join_bags(parts, size))
     filled = tuple(part.count for part in parts for _ in range(part.features))
     return KeyedJagged(keys=tuple(keys), values=values, offsets=offsets, batch_size=size, filled=filled)
 
@@ -121,7 +121,7 @@ def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[Inve
     starts = np.array([0, size])
     alike: list[InverseJagged] = []
     for group in sorted(groups, key=lambda group: group.unique.batch_size):
-        finer = dedup.find_runs(group.inverse.cpu().numpy(), starts)
+        finer = runs.find_runs(group.inverse.cpu().numpy(), starts)
         if (len(finer) - 1) * LEAST_RUN <= size:
             starts, alike = finer, [*alike, group]
     return torch.from_numpy(starts), alike

@@ -37,7 +37,7 @@ from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log.layout import LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
 from stratarec.kernels.codec.layout import Layout
-from stratarec.kernels.memory import buffer_bytes
+from stratarec.kernels.runtime.memory import buffer_bytes
 from stratarec.kernels.update import scratch_bytes
 
 Home: TypeAlias = Literal["level0", "dram", "mapped", "log"]

@@ -24,8 +24,8 @@ from stratarec.errors import DatasetError
 from stratarec.io.atomic import cache_directory, make_directory, read_json, storage_error, write_json
 from stratarec.io.opening import create, temporary_name
 from stratarec.kernels.bandwidth import read_blocks, sum_parts, sum_rows
-from stratarec.kernels.memory import allocate
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.runtime.memory import allocate
+from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.planning.config import MemoryConfig
 
 READ_BYTES = 4096

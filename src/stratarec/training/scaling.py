@@ -18,7 +18,7 @@ from stratarec.distributed.calibration import Collective
 from stratarec.distributed.simulate import Calibration, Cluster, Exchange, StepTime, Workload, step_time
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.models import ModelConfig, build_network
 from stratarec.models.base import build_tables
 from stratarec.models.towers import TowersConfig, tied

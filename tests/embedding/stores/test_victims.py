@@ -15,8 +15,8 @@ from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.embedding.stores.memory import DramRecords
 from stratarec.embedding.stores.victims import VictimCache
 from stratarec.errors import ConfigError, StorageError
-from stratarec.kernels.recency import RecencyMap
-from stratarec.kernels.recency.reference import RecencyMap as Plain
+from stratarec.kernels.lru_map import RecencyMap
+from stratarec.kernels.lru_map.reference import RecencyMap as Plain
 
 
 def over_log(directory: Path, rows: int, record_bytes: int, capacity: int) -> RecordStore:

@@ -39,7 +39,7 @@ from stratarec.data.sources.text import BadRows
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError
 from stratarec.io.atomic import make_directory, read_frame, read_json, reading, write_atomic, write_json
-from stratarec.kernels.lookback import FEATURES, Clicks, Lookback
+from stratarec.kernels.click_counts import FEATURES, Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
 

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from stratarec.data.sources.text import BadRows, count_byte, is_utf8, unclosed
 from stratarec.errors import DataError
-from stratarec.kernels import fields
+from stratarec.kernels import csv_records
 
 # Of a header.
 _LONGEST = 1 << 20
 _FAULTS = {
-    fields.STRAY: "a quote in the middle of a field; if quotes are text in this log, set data.source.quote to ''",
-    fields.RETURN: "a carriage return inside the line",
+    csv_records.STRAY: "a quote in the middle of a field; if quotes are text in this log, set data.source.quote to ''",
+    csv_records.RETURN: "a carriage return inside the line",
 }
 
 Kinds = Mapping[str, "pl.DataType | type[pl.DataType]"]
@@ -70,7 +70,7 @@ class Delimited:
         records = self._split(content)
         lines = first_line + records.lines
         wrong = (records.fields != len(self.names)) & (records.fields > 0)
-        keep = (records.fields > 0) & ~wrong & (records.faults == fields.WHOLE)
+        keep = (records.fields > 0) & ~wrong & (records.faults == csv_records.WHOLE)
         for row in np.flatnonzero((records.fields > 0) & ~keep):
             problem = _FAULTS.get(int(records.faults[row])) or self._miscounted(int(records.fields[row]))
             bad.add(self.path, int(lines[row]), problem)
@@ -89,9 +89,9 @@ class Delimited:
             raise DataError(f"{self.path}, line {first_line} and after: cannot be read as delimited text")
         return frame, lines
 
-    def _split(self, content: bytes) -> fields.Records:
+    def _split(self, content: bytes) -> csv_records.Records:
         quote = ord(self.quote) if self.quote else -1
-        return fields.split(np.frombuffer(content, dtype=np.uint8), ord(self.delimiter), quote)
+        return csv_records.split(np.frombuffer(content, dtype=np.uint8), ord(self.delimiter), quote)
 
     def _miscounted(self, found: int) -> str:
         return f"got {found} field{'s' * (found > 1)}, expected {len(self.names)}"
@@ -136,7 +136,7 @@ class Delimited:
 def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[list[str], int, int]:
     """Names in the first record, and the bytes and lines that it takes."""
     front = content[:_LONGEST]
-    records = fields.split(np.frombuffer(front, dtype=np.uint8), ord(delimiter), ord(quote) if quote else -1)
+    records = csv_records.split(np.frombuffer(front, dtype=np.uint8), ord(delimiter), ord(quote) if quote else -1)
     if not len(records.ends):
         raise DataError(f"{path}, line 1: no header: its end is not found in {_LONGEST:,} bytes; check the format")
     end = int(records.ends[0])

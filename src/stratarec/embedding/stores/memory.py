@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
 from stratarec.embedding.stores.chain import Chain, require_same
-from stratarec.kernels import records as kernels
-from stratarec.kernels.memory import allocate
+from stratarec.kernels import bit_rows as kernels
+from stratarec.kernels.runtime.memory import allocate
 
 # Rows scanned at once: the unpacked bits of a chunk fit the L2 cache.
 _CHUNK_ROWS = 1 << 19

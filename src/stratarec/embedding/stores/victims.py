@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from stratarec.embedding.stores.base import Manifest, RecordStore, StoreBytes, check_rows
 from stratarec.embedding.stores.memory import allocate_bytes, resident_bytes
 from stratarec.errors import ConfigError
-from stratarec.kernels import records as kernels
-from stratarec.kernels.recency import RecencyMap
+from stratarec.kernels import bit_rows as kernels
+from stratarec.kernels.lru_map import RecencyMap
 
 # The least that is evicted at once: large batches fill the store's blocks and its writes.
 _BATCHES = 64

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from stratarec.errors import ConfigError
 from stratarec.kernels.attention import cpu
-from stratarec.kernels.memory import RECYCLER
-from stratarec.kernels.team import team_of
-from stratarec.kernels.threads import team_threads, tile_size
-from stratarec.kernels.vector import blocks
+from stratarec.kernels.runtime.memory import RECYCLER
+from stratarec.kernels.runtime.team import team_of
+from stratarec.kernels.runtime.threads import team_threads, tile_size
+from stratarec.kernels.simd.vector import blocks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 from numba import literally, njit
 
-from stratarec.kernels.team import BODY, run_team, take
-from stratarec.kernels.vector import add, broadcast, load, multiply, store, total
+from stratarec.kernels.runtime.team import BODY, run_team, take
+from stratarec.kernels.simd.vector import add, broadcast, load, multiply, store, total
 
 U = np.uint64
 # What a sum over pairs adds: the pair's own row; its product with the other side's row; that row times one number.

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.team import BODY
+from stratarec.kernels.runtime.team import BODY
 
 U = np.uint64
 

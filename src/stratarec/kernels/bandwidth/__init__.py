@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from stratarec.errors import ConfigError
 from stratarec.kernels.bandwidth import cpu
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.runtime.threads import use_torch_threads
 
 _PARTS_PER_THREAD = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange, types
 
-from stratarec.kernels.prefetch import prefetch
+from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
 _AHEAD = 16

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types, uint64
 
-from stratarec.kernels.prefetch import prefetch
+from stratarec.kernels.bit_rows.cpu import copy_bytes
 from stratarec.kernels.random.cpu import GOLDEN, mix
-from stratarec.kernels.records.cpu import copy_bytes
+from stratarec.kernels.simd.prefetch import prefetch
 
 AHEAD = 16
 U = np.uint64

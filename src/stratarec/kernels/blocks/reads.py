@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from stratarec.kernels.bit_rows.cpu import copy_bytes
 from stratarec.kernels.blocks.aio import EVENT_WORDS, collect, prepare, submit
 from stratarec.kernels.blocks.cpu import first_damaged, read_on, record_place, tag_of
-from stratarec.kernels.records.cpu import copy_bytes
 
 U = np.uint64
 # What a buffer is being filled with.

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, lookups_by_table
 from stratarec.kernels.cache import cpu
-from stratarec.kernels.lanes import PADDING
-from stratarec.kernels.memory import allocate
 from stratarec.kernels.random import RowNoise
-from stratarec.kernels.team import team_of
-from stratarec.kernels.threads import team_threads, use_torch_threads
+from stratarec.kernels.runtime.memory import allocate
+from stratarec.kernels.runtime.team import team_of
+from stratarec.kernels.runtime.threads import team_threads, use_torch_threads
+from stratarec.kernels.simd.lanes import PADDING
 
 Ints = NDArray[np.int64]
 

@@ -18,10 +18,10 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from stratarec.kernels.bags.cpu import Bags, span
-from stratarec.kernels.lanes import LANES, find_equal, least
-from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import GOLDEN, key_of, mix, unit
-from stratarec.kernels.team import BODY, run_team, take
+from stratarec.kernels.runtime.team import BODY, run_team, take
+from stratarec.kernels.simd.lanes import LANES, find_equal, least
+from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
 LRU, LFU, RANK = 0, 1, 2

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.codec import cpu
 from stratarec.kernels.codec.layout import Layout
-from stratarec.kernels.team import team_of
-from stratarec.kernels.threads import team_threads
+from stratarec.kernels.runtime.team import team_of
+from stratarec.kernels.runtime.threads import team_threads
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]

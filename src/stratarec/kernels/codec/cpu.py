@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from stratarec.kernels.bits import bits_float, float_bits, load_f32, store_f32
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.codec.kinds.base import U, W
 from stratarec.kernels.codec.kinds.fp import get_bf16, get_fp32, put_bf16, put_fp32
-from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import GOLDEN, mix
-from stratarec.kernels.team import BODY, run_team, take
+from stratarec.kernels.runtime.team import BODY, run_team, take
+from stratarec.kernels.simd.bits import bits_float, float_bits, load_f32, store_f32
+from stratarec.kernels.simd.prefetch import prefetch
 
 # Entries ahead of the one in use. A cold row costs 165 ns to exchange, 47 of them for its lines; 4, 8 and 20 were as
 # good.

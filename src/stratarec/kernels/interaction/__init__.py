@@ -17,10 +17,10 @@ from torch import Tensor
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import cpu, runs
 from stratarec.kernels.interaction.reference import dot_interaction as _reference
-from stratarec.kernels.memory import RECYCLER
-from stratarec.kernels.team import team_of
-from stratarec.kernels.threads import team_threads
-from stratarec.kernels.vector import blocks
+from stratarec.kernels.runtime.memory import RECYCLER
+from stratarec.kernels.runtime.team import team_of
+from stratarec.kernels.runtime.threads import team_threads
+from stratarec.kernels.simd.vector import blocks
 
 # Products of matrices whose inner size is no multiple of eight floats take up to half as long again.
 _MULTIPLE = 8

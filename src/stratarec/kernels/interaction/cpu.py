@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 from numba import literally, njit
 
-from stratarec.kernels.team import BODY, run_team, take
-from stratarec.kernels.vector import broadcast, load, multiply, multiply_add, store, store_totals, total
+from stratarec.kernels.runtime.team import BODY, run_team, take
+from stratarec.kernels.simd.vector import broadcast, load, multiply, multiply_add, store, store_totals, total
 
 U = np.uint64
 # Samples that a thread takes at once.

@@ -13,8 +13,8 @@ import numpy as np
 from numba import literally, njit
 
 from stratarec.kernels.interaction.cpu import copy, product
-from stratarec.kernels.team import BODY, run_team, take
-from stratarec.kernels.vector import broadcast, load, multiply_add, store, store_totals, total
+from stratarec.kernels.runtime.team import BODY, run_team, take
+from stratarec.kernels.simd.vector import broadcast, load, multiply_add, store, store_totals, total
 
 U = np.uint64
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from stratarec.kernels.linear import cpu
-from stratarec.kernels.team import team_of
-from stratarec.kernels.threads import team_threads, tile_size
-from stratarec.kernels.vector import LANES
+from stratarec.kernels.runtime.team import team_of
+from stratarec.kernels.runtime.threads import team_threads, tile_size
+from stratarec.kernels.simd.vector import LANES
 
 
 def run_linear(

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 from numba import literally, njit
 
-from stratarec.kernels.team import BODY, run_team, take
-from stratarec.kernels.vector import add, load, passed, store
+from stratarec.kernels.runtime.team import BODY, run_team, take
+from stratarec.kernels.simd.vector import add, load, passed, store
 
 U = np.uint64
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.kernels.backends import backend
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.pooling import cpu
+from stratarec.kernels.runtime.backends import backend
 
 Floats = NDArray[np.float32]
 _BACKENDS = {"cpu": cpu}

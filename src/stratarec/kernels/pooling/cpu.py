@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.bags import NO_LIMITS
 from stratarec.kernels.bags.cpu import Bags, Features, share
-from stratarec.kernels.rows import U, ahead_of, prefetch_row
-from stratarec.kernels.team import BODY, run_team, take, team_of
-from stratarec.kernels.threads import team_threads, threads_for, tile_size
-from stratarec.kernels.vector import add, blocks, broadcast, load, multiply, store, stream, total
+from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
+from stratarec.kernels.runtime.threads import team_threads, threads_for, tile_size
+from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch_row
+from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, stream, total
 
 # Samples that a thread looks up at once: fewer than 64 rows a table start too often.
 _LEAST_TILE, _MOST_TILE = 64, 512

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.cache import CacheLayout, StageWorkspace, Staging
 from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.runtime.team import team_of
+from stratarec.kernels.runtime.threads import team_threads
 from stratarec.kernels.swap import cpu
-from stratarec.kernels.team import team_of
-from stratarec.kernels.threads import team_threads
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

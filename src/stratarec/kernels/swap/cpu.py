@@ -12,12 +12,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bits import set_bit, test_bit
 from stratarec.kernels.cache.cpu import initialize_row
 from stratarec.kernels.codec.cpu import decode_row, encode_row, prefetch_lines, prefetch_slot, write_key_of
-from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import key_of
-from stratarec.kernels.team import BODY, run_team, take
+from stratarec.kernels.runtime.team import BODY, run_team, take
+from stratarec.kernels.simd.bits import set_bit, test_bit
+from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
 # Entries ahead of the one in use.

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.kernels.backends import backend
 from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.runtime.backends import backend
 from stratarec.kernels.update import cpu, rules, workspace
 from stratarec.kernels.update import missed as _missed
 

@@ -21,9 +21,10 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.rows import U, ahead_of, prefetch_row
-from stratarec.kernels.team import BODY, run_team, take, team_of
-from stratarec.kernels.threads import threads_for
+from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
+from stratarec.kernels.runtime.threads import threads_for
+from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch_row
+from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, total
 from stratarec.kernels.update.lists import (
     Given,
     Scratch,
@@ -36,7 +37,6 @@ from stratarec.kernels.update.lists import (
 from stratarec.kernels.update.missed import course_of
 from stratarec.kernels.update.rules import Course, Step, compiled, pace_in, prefetch_state, rule_of, train_row
 from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, Tasks, kept_for
-from stratarec.kernels.vector import add, blocks, broadcast, load, multiply, store, total
 
 
 class Sources(NamedTuple):

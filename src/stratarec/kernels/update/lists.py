@@ -9,8 +9,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stratarec.kernels.bags.cpu import Bags, Features, share
-from stratarec.kernels.rows import U
-from stratarec.kernels.team import BODY
+from stratarec.kernels.runtime.team import BODY
+from stratarec.kernels.simd.prefetch import U
 
 
 class Batch(NamedTuple):

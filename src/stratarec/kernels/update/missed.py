@@ -9,14 +9,13 @@ import numpy as np
 from numba import literally, njit
 
 from stratarec.kernels.bags.cpu import span
-from stratarec.kernels.prefetch import prefetch
-from stratarec.kernels.rows import U
-from stratarec.kernels.team import BODY, run_team, take, team_of
-from stratarec.kernels.threads import threads_for
+from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
+from stratarec.kernels.runtime.threads import threads_for
+from stratarec.kernels.simd.prefetch import U, prefetch
+from stratarec.kernels.simd.vector import blocks
 from stratarec.kernels.update.lists import batch_of, part_of
 from stratarec.kernels.update.rules import Course, catch_up, compiled, rule_of
 from stratarec.kernels.update.workspace import NOTHING, Tasks, kept_for
-from stratarec.kernels.vector import blocks
 
 # Lookups ahead of the one in use whose clock is asked for.
 AHEAD = 16

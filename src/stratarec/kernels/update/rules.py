@@ -12,10 +12,9 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.prefetch import prefetch
-from stratarec.kernels.rows import U, prefetch_row
-from stratarec.kernels.team import BODY
-from stratarec.kernels.vector import add, broadcast, divide, load, multiply, square_root, store, subtract, total
+from stratarec.kernels.runtime.team import BODY
+from stratarec.kernels.simd.prefetch import U, prefetch, prefetch_row
+from stratarec.kernels.simd.vector import add, broadcast, divide, load, multiply, square_root, store, subtract, total
 
 SGD, ROWWISE_ADAGRAD, ADAGRAD, ROWWISE_ADAM, ADAM = range(5)
 KINDS = {

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, lookups_by_table
-from stratarec.kernels.memory import allocate
+from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.update.lists import Scratch
 
 DENSE_FLOATS = 1 << 17

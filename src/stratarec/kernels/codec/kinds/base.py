@@ -10,9 +10,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bits import add32, float_bits, fold32, multiply32
 from stratarec.kernels.random.reference import mix
-from stratarec.kernels.team import BODY
+from stratarec.kernels.runtime.team import BODY
+from stratarec.kernels.simd.bits import add32, float_bits, fold32, multiply32
 
 U, W, F = np.uint64, np.uint32, np.float32
 Floats = NDArray[np.float32]

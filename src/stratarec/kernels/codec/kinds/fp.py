@@ -8,7 +8,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bits import bits_float, float_bits, from_half, load_f32, load_u16, store_f32, store_u16, to_half
 from stratarec.kernels.codec.kinds.base import (
     BF16_LIMIT,
     FP16_LIMIT,
@@ -26,7 +25,17 @@ from stratarec.kernels.codec.kinds.base import (
     unit,
     words,
 )  # fmt: skip
-from stratarec.kernels.team import BODY
+from stratarec.kernels.runtime.team import BODY
+from stratarec.kernels.simd.bits import (
+    bits_float,
+    float_bits,
+    from_half,
+    load_f32,
+    load_u16,
+    store_f32,
+    store_u16,
+    to_half,
+)
 
 
 @njit(**BODY)

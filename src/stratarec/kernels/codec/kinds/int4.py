@@ -11,7 +11,7 @@ from numba import njit
 
 from stratarec.kernels.codec.kinds.base import F, Floats, Kind, U, W, Words, unit
 from stratarec.kernels.codec.kinds.scaled import NEAREST, Bytes, code, from_codes, load_parameters, measure, plain_codes
-from stratarec.kernels.team import BODY
+from stratarec.kernels.runtime.team import BODY
 
 
 @njit(**BODY)

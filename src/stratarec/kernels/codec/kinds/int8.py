@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from stratarec.kernels.bits import add32
 from stratarec.kernels.codec.kinds.base import STEP, F, Floats, Kind, U, W, Words, finish, fraction
 from stratarec.kernels.codec.kinds.scaled import NEAREST, code, from_codes, load_parameters, measure, plain_codes
-from stratarec.kernels.team import BODY
+from stratarec.kernels.runtime.team import BODY
+from stratarec.kernels.simd.bits import add32
 
 
 @njit(**BODY)

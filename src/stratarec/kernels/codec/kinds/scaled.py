@@ -11,7 +11,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bits import (
+from stratarec.kernels.codec.kinds.base import FP32_LIMIT, F, Floats, U, W, Words, plain_fits, plain_unit
+from stratarec.kernels.runtime.team import BODY
+from stratarec.kernels.simd.bits import (
     bits_float,
     float_bits,
     from_half,
@@ -22,8 +24,6 @@ from stratarec.kernels.bits import (
     store_u16,
     to_half,
 )
-from stratarec.kernels.codec.kinds.base import FP32_LIMIT, F, Floats, U, W, Words, plain_fits, plain_unit
-from stratarec.kernels.team import BODY
 
 Bytes = NDArray[np.uint8]
 LEAST_NORMAL = F(2.0**-126)

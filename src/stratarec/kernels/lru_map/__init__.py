@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels.recency import cpu
+from stratarec.kernels.lru_map import cpu
 
 _Slots = NDArray[np.int32]
 

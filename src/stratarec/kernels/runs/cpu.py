@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from stratarec.kernels.team import BODY, run_team, take
+from stratarec.kernels.runtime.team import BODY, run_team, take
 
 U = np.uint64
 

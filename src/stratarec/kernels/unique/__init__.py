@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.kernels.distinct import cpu
+from stratarec.kernels.unique import cpu
 
 
 def number_distinct(ids: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

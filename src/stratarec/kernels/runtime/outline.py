@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from stratarec.kernels.crew import lead
+from stratarec.kernels.runtime.workers import lead
 
 # How the bodies of a team are compiled. They hold no reference to the arrays that they get: counting references costs
 # two locked instructions for every array of every call that LLVM does not inline, most of the time of an update. So a

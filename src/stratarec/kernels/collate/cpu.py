@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.prefetch import prefetch
+from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
 # Rows between asking for a list and copying it.

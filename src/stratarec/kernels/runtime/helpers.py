@@ -14,7 +14,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels import crew
+from stratarec.kernels.runtime import workers
 
 AVAILABLE = os.name == "posix"
 """Whether this system has what helpers sleep on."""
@@ -42,10 +42,10 @@ class Helpers:
 
     def _grow(self, wanted: int) -> None:
         if not self._descriptors:
-            for job in range(crew.FIRST_JOB, crew.FIRST_HELPER, crew.LINE):
+            for job in range(workers.FIRST_JOB, workers.FIRST_HELPER, workers.LINE):
                 self._hang_bell(job)
-        while self._growing and len(self._threads) < min(wanted, crew.MOST_HELPERS):
-            line = crew.FIRST_HELPER + len(self._threads) * crew.LINE
+        while self._growing and len(self._threads) < min(wanted, workers.MOST_HELPERS):
+            line = workers.FIRST_HELPER + len(self._threads) * workers.LINE
             self._hang_bell(line)
             thread = threading.Thread(target=_serve, args=(self.board, line), name="stratarec-helper", daemon=True)
             try:
@@ -55,7 +55,7 @@ class Helpers:
                 self._growing = False
                 return
             self._threads.append(thread)
-            self.board[crew.HELPERS] = len(self._threads)
+            self.board[workers.HELPERS] = len(self._threads)
 
     def _hang_bell(self, line: int) -> None:
         if hasattr(os, "eventfd"):
@@ -64,16 +64,16 @@ class Helpers:
         else:
             listen, ring = os.pipe()
         self._descriptors |= {listen, ring}
-        self.board[line + crew.RING], self.board[line + crew.LISTEN] = ring, listen
+        self.board[line + workers.RING], self.board[line + workers.LISTEN] = ring, listen
 
     def stop(self) -> None:
         """End all helpers; kernels go on without."""
         with self._lock:
             self._growing = False
-            crew.stop(self.board)
+            workers.stop(self.board)
             for thread in self._threads:
                 thread.join()
-            self.board[crew.HELPERS] = 0
+            self.board[workers.HELPERS] = 0
 
     def forget(self) -> None:
         """Begin anew in a forked child: its parent's threads are gone, whatever they were at."""
@@ -83,20 +83,20 @@ class Helpers:
 
 
 def _board() -> NDArray[np.int64]:
-    words = np.zeros(crew.WORDS + crew.LINE, dtype=np.int64)
-    first = -(words.ctypes.data // words.itemsize) % crew.LINE
-    board = words[first : first + crew.WORDS]
+    words = np.zeros(workers.WORDS + workers.LINE, dtype=np.int64)
+    first = -(words.ctypes.data // words.itemsize) % workers.LINE
+    board = words[first : first + workers.WORDS]
     if hasattr(os, "sched_getaffinity"):
-        allowed = board[crew.ALLOWED : crew.ALLOWED + crew.LINE].view(np.uint64)
+        allowed = board[workers.ALLOWED : workers.ALLOWED + workers.LINE].view(np.uint64)
         for processor in os.sched_getaffinity(0):
-            if processor < 64 * crew.LINE:
+            if processor < 64 * workers.LINE:
                 allowed[processor >> 6] |= np.uint64(1 << (processor & 63))
     return board
 
 
 def _serve(board: NDArray[np.int64], line: int) -> None:
-    board[line + crew.THREAD], board[line + crew.KEPT_OFF] = threading.get_native_id(), -1
-    crew.serve(board, line)
+    board[line + workers.THREAD], board[line + workers.KEPT_OFF] = threading.get_native_id(), -1
+    workers.serve(board, line)
 
 
 HELPERS = Helpers()

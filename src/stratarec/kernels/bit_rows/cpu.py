@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from stratarec.kernels.prefetch import prefetch
+from stratarec.kernels.simd.prefetch import prefetch
 
 AHEAD = 16
 U = np.uint64

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels.records import cpu
-from stratarec.kernels.threads import use_torch_threads
+from stratarec.kernels.bit_rows import cpu
+from stratarec.kernels.runtime.threads import use_torch_threads
 
 _CHUNKS = 16
 # Fewer bytes than this are copied by the calling thread. Waking the others is cheap only where they are idle: with both

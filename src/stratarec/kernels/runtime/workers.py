@@ -17,7 +17,7 @@ import time
 import numpy as np
 from numba import njit, types
 
-from stratarec.kernels import atomics
+from stratarec.kernels.runtime import atomics
 
 LINE = 16
 """Words of a line: two cache lines, since processors fetch them in pairs."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.kernels.batches import cpu, reference
+from stratarec.kernels.collate import cpu, reference
 
 _NO_ROWS, _NO_PLACES = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
 

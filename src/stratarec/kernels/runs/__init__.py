@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.kernels.dedup import cpu
-from stratarec.kernels.memory import RECYCLER
-from stratarec.kernels.team import team_of
-from stratarec.kernels.threads import team_threads, tile_size
+from stratarec.kernels.runs import cpu
+from stratarec.kernels.runtime.memory import RECYCLER
+from stratarec.kernels.runtime.team import team_of
+from stratarec.kernels.runtime.threads import team_threads, tile_size
 
 # A cache line of float32: columns are cut into pieces of it, so that threads share the work.
 _LINE = 16

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.kernels.parts import cpu
+from stratarec.kernels.rectangles import cpu
 
 Parts = NDArray[np.int64]
 """``[P, 6]``: rows, width, and of both arrays the first element and the elements from one row to the next."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels.fields import cpu
+from stratarec.kernels.csv_records import cpu
 
 WHOLE, STRAY, RETURN = 0, 1, 2
 """Nothing is wrong; a quote where none may be; a carriage return that ends no line and stands in no quotes."""

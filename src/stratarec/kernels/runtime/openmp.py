@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from stratarec.kernels.outline import thread_ids
+from stratarec.kernels.runtime.outline import thread_ids
 
 # Of gettid, for which libc has a name of its own only since 2019.
 _NUMBER = {"x86_64": 186, "aarch64": 178}.get(platform.machine(), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from stratarec.kernels.parts import Parts
+from stratarec.kernels.rectangles import Parts
 
 
 def copy_parts(source: Tensor, target: Tensor, parts: Parts) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels.lookback import cpu
-from stratarec.kernels.lookback.cpu import Clicks as Clicks
+from stratarec.kernels.click_counts import cpu
+from stratarec.kernels.click_counts.cpu import Clicks as Clicks
 
 Hashes = NDArray[np.uint64]
 FEATURES = (

@@ -47,7 +47,7 @@ class Team(NamedTuple):
 def _defect() -> str:
     """Why the installed Numba cannot run a team, or nothing where it can; starts no thread."""
     try:
-        from stratarec.kernels.outline import members
+        from stratarec.kernels.runtime.outline import members
 
         taken = members(Team(0, 1, np.zeros(1, dtype=np.int64)))
     except (AttributeError, ImportError, KeyError, TypeError, ValueError, errors.NumbaError) as error:
@@ -59,11 +59,11 @@ DEFECT = _defect()
 """What about the installed Numba keeps kernels on one thread; empty where nothing does."""
 
 if not DEFECT:
-    from stratarec.kernels.helpers import AVAILABLE, HELPERS
-    from stratarec.kernels.openmp import awake
-    from stratarec.kernels.outline import BODY, run_team, take
+    from stratarec.kernels.runtime.helpers import AVAILABLE, HELPERS
+    from stratarec.kernels.runtime.openmp import awake
+    from stratarec.kernels.runtime.outline import BODY, run_team, take
 else:
-    from stratarec.kernels.alone import BODY, run_team, take
+    from stratarec.kernels.runtime.single import BODY, run_team, take
 
     warnings.warn(
         f"kernels run on one thread, since numba {numba.__version__} lacks what several need ({DEFECT}): install a "

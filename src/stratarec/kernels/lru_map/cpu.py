@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from stratarec.kernels.prefetch import prefetch
 from stratarec.kernels.random.cpu import mix
+from stratarec.kernels.simd.prefetch import prefetch
 
 AHEAD = 8
 U = np.uint64

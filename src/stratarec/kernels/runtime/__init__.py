@@ -1,0 +1,1 @@
+"""Teams of threads, and memory that is used again."""

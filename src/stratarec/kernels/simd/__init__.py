@@ -1,0 +1,1 @@
+"""What Numba has no words for: registers, bits, prefetches."""
