@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.registry import PeerMissing, import_peer
 from benchmarks.timing import alternate
 from stratarec.embedding.stores.log import LogConfig, LogRecords
-from stratarec.embedding.stores.victims import VictimCache
+from stratarec.embedding.stores.victim_cache import VictimCache
 
 Rows = NDArray[np.int64]
 Records = NDArray[np.uint8]

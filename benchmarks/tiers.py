@@ -22,7 +22,7 @@ from benchmarks.precision_quality import criteo_shape
 from benchmarks.train import EPS, RATE, Side, take_turns, tiered_sides
 from stratarec.data.dataset import Dataset
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
-from stratarec.embedding.cached import CachedTables
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models import CTRModel
 from stratarec.planning.config import BlockConfig, MemoryConfig

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
-from stratarec.embedding.rows import FloatRows
+from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.kernels.codec import reference
 
 Floats = NDArray[np.float32]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stratarec.embedding.taking import saved_rows
+from stratarec.embedding.checkpoint.transfer import saved_rows
 from stratarec.io.tensors import read_tensors
 from stratarec.training import checkpoint
 

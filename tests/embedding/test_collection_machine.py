@@ -19,7 +19,7 @@ from torch import Tensor
 from store_conformance import FailingStore
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Embeddings, Prefetcher, Prepared, TieredEmbeddingBagCollection
-from stratarec.embedding.cached import CachedTables
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import CheckpointError, StorageError, TrainingError
 

@@ -17,8 +17,8 @@ from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEm
 from stratarec.embedding import engine as engine_module
 from stratarec.embedding.cache import directory
 from stratarec.embedding.cache.mover import mover_of
-from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import CheckpointError, ConfigError, StorageError, TrainingError
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
-from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.planning.bytes import RowShape, Traffic, cached_bytes
 

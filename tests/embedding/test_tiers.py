@@ -17,8 +17,8 @@ from stratarec.embedding import (
     RowOptimizerConfig,
     TieredEmbeddingBagCollection,
 )
-from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import ConfigError, TrainingError
 

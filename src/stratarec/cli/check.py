@@ -13,7 +13,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.manifest import DATASET, MANIFEST
 from stratarec.data.names import label_names
 from stratarec.data.schema import UNKNOWN
-from stratarec.embedding.taking import saved_rows
+from stratarec.embedding.checkpoint.transfer import saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.owned_directory import kind_of
 from stratarec.io.sealed import read_sealed

@@ -18,7 +18,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.requests import DistinctRows
 from stratarec.distributed.sharding import Rows
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.tables import features_of, group_layout
+from stratarec.embedding.tables.base import features_of, group_layout
 from stratarec.kernels import pooling, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.runtime.memory import RECYCLER

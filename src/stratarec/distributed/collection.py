@@ -9,7 +9,7 @@ from stratarec.distributed.engine import SharedBatch, SharedEngine
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.replicas import HotRows
 from stratarec.distributed.sharding import Sharding
-from stratarec.embedding.module import EmbeddingCollection
+from stratarec.embedding.collection import EmbeddingCollection
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import TierConfig
 

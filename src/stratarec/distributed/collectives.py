@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from stratarec.distributed.rollcall import RollCall
-from stratarec.embedding.prepared import Stopped
+from stratarec.embedding.handle import Stopped
 from stratarec.errors import RankError, StrataError
 
 # A wait that may be given up looks again after this share of what it has waited, within limits: on few cores every look

@@ -24,13 +24,13 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.replicas import HotRows, Replicas, check_hot
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
+from stratarec.embedding.checkpoint.save import RANK_GROUPS
+from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
+from stratarec.embedding.handle import Prepared
 from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.prepared import Prepared
-from stratarec.embedding.saving import RANK_GROUPS
-from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StrataError
 

@@ -26,8 +26,8 @@ from stratarec.distributed.replicas import HotGradients, Replicas
 from stratarec.distributed.requests import WORDS, DistinctRows, Requests, RowRequest, joined, message_sizes, read
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire
+from stratarec.embedding.check_features import Validator
 from stratarec.embedding.engine import Engine
-from stratarec.embedding.validation import Validator
 from stratarec.errors import ConfigError, StrataError
 from stratarec.kernels.runtime.memory import RECYCLER
 

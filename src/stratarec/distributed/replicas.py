@@ -26,9 +26,9 @@ from torch import Tensor
 from stratarec.distributed.sharding import Rows, Sharding
 from stratarec.embedding.config import EmbeddingBagConfig, RowPart
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.rows import FloatRows
 from stratarec.embedding.slots import CpuSlots
-from stratarec.embedding.tables import group_layout
+from stratarec.embedding.tables.base import group_layout
+from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import table_key

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
-from stratarec.embedding.rows import FloatRows
+from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.random import table_key
 from stratarec.kernels.random.vector import mix_array

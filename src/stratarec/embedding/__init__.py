@@ -1,11 +1,11 @@
 """The embedding engine: tables, row optimizers and the module that trains them."""
 
+from stratarec.embedding.collection import EmbeddingCollection, Embeddings, TieredEmbeddingBagCollection
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.module import EmbeddingCollection, Embeddings, TieredEmbeddingBagCollection
+from stratarec.embedding.handle import Handle, Prepared
+from stratarec.embedding.learning_rate import ScheduleConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.prefetch import Prefetcher
-from stratarec.embedding.prepared import Handle, Prepared
-from stratarec.embedding.schedules import ScheduleConfig
 
 __all__ = [
     "EmbeddingBagConfig",

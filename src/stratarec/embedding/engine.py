@@ -22,18 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.embedding.build import build_tables
+from stratarec.embedding.check_features import Validator
+from stratarec.embedding.checkpoint.save import begin_tables, lie_alike, load_tables, save_tables
+from stratarec.embedding.checkpoint.tables_manifest import checked
+from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
-from stratarec.embedding.course import Course
-from stratarec.embedding.homes import build_tables
+from stratarec.embedding.handle import Prepared
 from stratarec.embedding.lookup_engine import LookupEngine
-from stratarec.embedding.manifest import checked
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.prepared import Prepared
-from stratarec.embedding.saving import begin_tables, lie_alike, load_tables, save_tables
-from stratarec.embedding.tables import Moment, Tables
-from stratarec.embedding.taking import Renumbering
+from stratarec.embedding.step_clock import Course
+from stratarec.embedding.tables.base import Moment, Tables
 from stratarec.embedding.tiers import TierConfig
-from stratarec.embedding.validation import Validator
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes

@@ -13,12 +13,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.course import Course
+from stratarec.embedding.handle import Flight, Handle
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.prepared import Flight, Handle
-from stratarec.embedding.taking import Renumbering
+from stratarec.embedding.step_clock import Course
 from stratarec.embedding.tiers import TierConfig
 
 Held = TypeVar("Held", bound=Handle)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from stratarec.config.validate import check_finite
-from stratarec.embedding.schedules import ScheduleConfig
+from stratarec.embedding.learning_rate import ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.update import RowUpdate
 

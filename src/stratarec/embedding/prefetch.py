@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.embedding.handle import Handle, Stopped
 from stratarec.embedding.lookup_engine import LookupEngine
-from stratarec.embedding.prepared import Handle, Stopped
 from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
 

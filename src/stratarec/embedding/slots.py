@@ -18,7 +18,7 @@ from torch import Tensor
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.rows import FloatRows, Indices
+from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.kernels import cache, pooling, swap, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform

@@ -21,7 +21,7 @@ from stratarec.data.dataset import Dataset
 from stratarec.data.matching import feature_difference
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import RowOptimizerConfig
-from stratarec.embedding.taking import Renumbering
+from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models import CTRModel
 from stratarec.training import checkpoint

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from stratarec.distributed.mesh import Mesh
+from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.stores.rowfile import verify_file
-from stratarec.embedding.taking import Renumbering
+from stratarec.embedding.stores.row_file import verify_file
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import (
     file_hash,

@@ -29,7 +29,7 @@ from stratarec.distributed.requests import Requests
 from stratarec.distributed.sharding import Place, Sharding
 from stratarec.distributed.wire import Wire
 from stratarec.embedding import EmbeddingBagConfig, Handle
-from stratarec.embedding.validation import Validator
+from stratarec.embedding.check_features import Validator
 from stratarec.errors import StrataError
 from stratarec.models import CTRModel
 from stratarec.models.request import Request

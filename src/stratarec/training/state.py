@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from stratarec.embedding.manifest import TablesManifest
+from stratarec.embedding.checkpoint.tables_manifest import TablesManifest
 from stratarec.io.sealed import Count, Hash, Model
 
 FORMAT: Literal[6] = 6

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from stratarec.embedding import EmbeddingBagConfig
-from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.embedding.rows import FloatRows
+from stratarec.embedding.tables.cached import CachedTables
+from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError
 from stratarec.io.tensors import Pieces
 from stratarec.serving.manifest import FLOATS, ROWS, ExportedTable

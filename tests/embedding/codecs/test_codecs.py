@@ -7,7 +7,7 @@ import pytest
 
 from codec_conformance import NearestFloatTests, QuantisedTests, StochasticTests
 from stratarec.embedding.codecs import KINDS, CodecConfig, RecordCodec
-from stratarec.embedding.rows import FloatRows
+from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 
 

@@ -9,8 +9,8 @@ from hypothesis import settings
 
 from store_conformance import RecordStoreMachine, RecordStoreTests
 from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.stores.dram import DramRecords
 from stratarec.embedding.stores.mapped import MappedRecords
-from stratarec.embedding.stores.memory import DramRecords
 
 
 class TestDramRecords(RecordStoreTests):

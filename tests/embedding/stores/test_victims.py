@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from store_conformance import RecordStoreMachine, RecordStoreTests, random_records, read_all
 from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.stores.dram import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
-from stratarec.embedding.stores.memory import DramRecords
-from stratarec.embedding.stores.victims import VictimCache
+from stratarec.embedding.stores.victim_cache import VictimCache
 from stratarec.errors import ConfigError, StorageError
 from stratarec.kernels.lru_map import RecencyMap
 from stratarec.kernels.lru_map.reference import RecencyMap as Plain

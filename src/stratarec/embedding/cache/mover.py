@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.cache.directory import Directory
 from stratarec.embedding.codecs import RecordCodec
-from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import Records, SlotMemory
 from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
 from stratarec.kernels import cache as kernel
 

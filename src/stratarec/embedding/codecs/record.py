@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.rows import FloatRows
+from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import codec as kernels
 from stratarec.kernels.codec.kinds import KINDS

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from stratarec.embedding.stores.base import StoreBytes
-from stratarec.embedding.stores.memory import ArrayRecords
+from stratarec.embedding.stores.dram import ArrayRecords
 from stratarec.errors import StorageError
 from stratarec.io.atomic import make_directory, storage_error
 

@@ -6,8 +6,8 @@ from threading import RLock
 
 import numpy as np
 
+from stratarec.embedding.stores.dram import allocate_bytes
 from stratarec.embedding.stores.log.segments import Segments
-from stratarec.embedding.stores.memory import allocate_bytes
 from stratarec.kernels.blocks import Buffer, as_bytes, as_tags, cpu
 
 

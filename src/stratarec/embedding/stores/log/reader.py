@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from stratarec.embedding.stores.dram import allocate_bytes
 from stratarec.embedding.stores.log.layout import Layout
-from stratarec.embedding.stores.memory import allocate_bytes
 from stratarec.kernels.blocks import ReadBuffers, Wanted, aio, as_bytes, as_tags, cpu, reads
 
 # Neighbouring blocks are read by one call up to so many bytes.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.stores.log.layout import Layout
-from stratarec.embedding.stores.rowfile import link_or_copy
+from stratarec.embedding.stores.row_file import link_or_copy
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import make_directory, storage_error
 from stratarec.io.sealed import own_file

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
-from stratarec.embedding.stores.chain import Chain, require_same
+from stratarec.embedding.stores.deltas import Chain, require_same
+from stratarec.embedding.stores.dram import resident_bytes
 from stratarec.embedding.stores.log.appender import Appender
 from stratarec.embedding.stores.log.compaction import Background, Compactor, background_due, dead_weight
 from stratarec.embedding.stores.log.layout import Layout, Locations, LogConfig, plan_layout
 from stratarec.embedding.stores.log.reader import Reader
 from stratarec.embedding.stores.log.segments import NoRoom, Segments, check_segments, keep_segments
-from stratarec.embedding.stores.memory import resident_bytes
 from stratarec.embedding.stores.scratch import hold
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.kernels.blocks import Wanted, cpu

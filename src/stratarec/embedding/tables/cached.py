@@ -19,15 +19,15 @@ from torch import Tensor
 
 from stratarec.embedding.cache.directory import Directory
 from stratarec.embedding.cache.mover import mover_of
-from stratarec.embedding.cache.slot_records import SlotRecords
+from stratarec.embedding.cache.saved_slots import SlotRecords
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.course import Course
 from stratarec.embedding.health import Health
-from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import CpuSlots, SlotMemory
+from stratarec.embedding.step_clock import Course
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.tables import Moment, Tables
+from stratarec.embedding.tables.base import Moment, Tables
+from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.kernels.bags import BagBatch, Ids
 from stratarec.kernels.cache import Staging

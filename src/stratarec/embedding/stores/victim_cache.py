@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.stores.base import Manifest, RecordStore, StoreBytes, check_rows
-from stratarec.embedding.stores.memory import allocate_bytes, resident_bytes
+from stratarec.embedding.stores.dram import allocate_bytes, resident_bytes
 from stratarec.errors import ConfigError
 from stratarec.kernels import bit_rows as kernels
 from stratarec.kernels.lru_map import RecencyMap

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.cache.directory import Directory
 from stratarec.embedding.codecs import RecordCodec
-from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import SlotMemory
-from stratarec.embedding.stores.chain import Chain
-from stratarec.embedding.stores.rowfile import read_rows, verify_file
+from stratarec.embedding.stores.deltas import Chain
+from stratarec.embedding.stores.row_file import read_rows, verify_file
+from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import CheckpointError, TrainingError
 
 _HEAD = np.dtype([("row", "<i8"), ("stamp", "<i4"), ("count", "<u4")])

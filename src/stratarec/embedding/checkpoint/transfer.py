@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.embedding.cache.slot_records import saved_slots
+from stratarec.embedding.cache.saved_slots import saved_slots
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.rows import FloatRows, Indices
+from stratarec.embedding.stores.dram import allocate_bits
 from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.memory import allocate_bits
-from stratarec.embedding.stores.rowfile import read_rows, verify_file
+from stratarec.embedding.stores.row_file import read_rows, verify_file
 from stratarec.embedding.stores.scratch import Scratch
-from stratarec.embedding.tables import Tables
+from stratarec.embedding.tables.base import Tables
+from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.kernels.bit_rows import set_bits, test_bits
 from stratarec.kernels.random import fill_uniform, table_key
 from stratarec.kernels.update import Missed, Slots, settle

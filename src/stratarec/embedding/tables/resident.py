@@ -12,12 +12,12 @@ from torch import Tensor
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.course import Course
-from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import CpuSlots
-from stratarec.embedding.stores.chain import Chain
-from stratarec.embedding.stores.memory import allocate_bits, clear_bits, row_chunks, set_rows
-from stratarec.embedding.tables import Moment, Tables
+from stratarec.embedding.step_clock import Course
+from stratarec.embedding.stores.deltas import Chain
+from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
+from stratarec.embedding.tables.base import Moment, Tables
+from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
 from stratarec.kernels.bags import BagBatch, mark_rows
 from stratarec.kernels.bit_rows import set_bits

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stratarec.embedding.cache.directory import Directory
-from stratarec.embedding.cached import CachedTables
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.course import Course
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.resident import ResidentTables
+from stratarec.embedding.step_clock import Course
 from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.stores.dram import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.embedding.stores.log.layout import location_bytes, plan_layout
 from stratarec.embedding.stores.mapped import MappedRecords
-from stratarec.embedding.stores.memory import DramRecords
-from stratarec.embedding.stores.victims import VictimCache
-from stratarec.embedding.tables import Tables
+from stratarec.embedding.stores.victim_cache import VictimCache
+from stratarec.embedding.tables.base import Tables
+from stratarec.embedding.tables.cached import CachedTables
+from stratarec.embedding.tables.resident import ResidentTables
 from stratarec.embedding.tiers import HomeKind, TierConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.update import Scratchpad

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
-from stratarec.embedding.stores.chain import Chain, require_same
+from stratarec.embedding.stores.deltas import Chain, require_same
 from stratarec.kernels import bit_rows as kernels
 from stratarec.kernels.runtime.memory import allocate
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
+from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
+from stratarec.embedding.handle import Handle, Prepared
 from stratarec.embedding.lookup_engine import Held, LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.prepared import Handle, Prepared
-from stratarec.embedding.taking import Renumbering
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.embedding.stores.rowfile import Readable, RowSelection, link_or_copy, read_rows, verify_file, write_rows
+from stratarec.embedding.stores.row_file import Readable, RowSelection, link_or_copy, read_rows, verify_file, write_rows
 from stratarec.errors import CheckpointError
 from stratarec.io.atomic import sync
 from stratarec.io.sealed import Hash, Model, read_sealed, write_sealed

@@ -19,9 +19,9 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.course import Course
-from stratarec.embedding.rows import FloatRows, Indices
 from stratarec.embedding.slots import SlotMemory
+from stratarec.embedding.step_clock import Course
+from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.runtime.memory import RECYCLER

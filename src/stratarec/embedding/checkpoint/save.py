@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stratarec.embedding.checkpoint.transfer import Renumbering, begin_with, take_over
 from stratarec.embedding.health import Health
-from stratarec.embedding.tables import Tables
-from stratarec.embedding.taking import Renumbering, begin_with, take_over
+from stratarec.embedding.tables.base import Tables
 from stratarec.errors import CheckpointError
 from stratarec.kernels.update import Missed
 

@@ -1,0 +1,1 @@
+"""Tables of one width that share kernel calls."""
