@@ -29,10 +29,10 @@ import stratarec
 from benchmarks.peers import TorchRecDLRM, fused_collection
 from benchmarks.train import copy_dense
 from stratarec.batch.batch import Batch
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.manifest import MANIFEST
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import MANIFEST
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding import ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig

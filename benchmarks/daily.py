@@ -21,11 +21,11 @@ from typing import Any
 import polars as pl
 
 from benchmarks.sessions import recipe as shipped
-from stratarec.data.dataset import Dataset
-from stratarec.data.events import Events
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
+from stratarec.data.user_history import Events
 from stratarec.recipe import Recipe
 from stratarec.training.settings import torch_settings
 from stratarec.training.trainer import Trainer

@@ -12,8 +12,8 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.sessions import pair, recipe, with_run
-from stratarec.data.dataset import Dataset
-from stratarec.data.groups import GroupMode
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dedup_groups import GroupMode
 from stratarec.training.trainer import Trainer
 
 

@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.sessions import pair, recipe
-from stratarec.data.dataset import Dataset
-from stratarec.data.groups import Repeats
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.shuffling import Unit
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dedup_groups import Repeats
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.loading.shuffle_buffer import Unit
 
 
 def batch_size(name: str) -> int:

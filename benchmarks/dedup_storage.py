@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.sessions import pair
-from stratarec.data.dataset import Dataset
-from stratarec.data.manifest import ROW_GROUP
-from stratarec.data.names import TIME
-from stratarec.data.writing import LEVEL, parquet_options
+from stratarec.data.column_names import TIME
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import ROW_GROUP
+from stratarec.data.dataset.writer import LEVEL, parquet_options
 
 Deal = Callable[[pa.Table], NDArray[np.int64]]
 _BUCKET = 12 * ROW_GROUP

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.sessions import pair, recipe, with_run
 from stratarec.batch.batch import Batch
-from stratarec.data.dataset import Dataset
-from stratarec.data.groups import GroupMode
-from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dedup_groups import GroupMode
+from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.models.request import Request
 from stratarec.training.settings import torch_settings
 from stratarec.training.trainer import Trainer

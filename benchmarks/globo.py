@@ -32,8 +32,8 @@ from benchmarks.precision_quality import SHARES
 from benchmarks.registry import import_peer
 from benchmarks.sessions import prepared, recipe
 from stratarec.batch.batch import Batch
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe

@@ -21,8 +21,8 @@ import polars as pl
 
 from benchmarks.daily import Days, cut, make_logs
 from benchmarks.sessions import recipe as shipped
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.hot.calibrator import calibrate
 from stratarec.hot.classifier import classify

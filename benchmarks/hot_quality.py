@@ -24,11 +24,11 @@ import polars as pl
 
 from benchmarks.sessions import recipe as shipped
 from stratarec.batch.batch import Batch
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader
-from stratarec.data.portions import Share
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader
+from stratarec.data.loading.portions import Share
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig

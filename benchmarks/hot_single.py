@@ -24,8 +24,8 @@ from benchmarks.precision_quality import criteo_shape
 from benchmarks.sessions import ROOT
 from benchmarks.tiers import BATCH, QUICK_BATCH, WIDTH, check_budget, fill, float32_bytes
 from benchmarks.train import BOTTOM, EPS, RATE, TOP, Side, take_turns
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.hot.calibrator import CURVE, calibrate
 from stratarec.hot.classifier import classify

@@ -23,7 +23,7 @@ from benchmarks.precision_quality import SHARES, criteo_shape
 from benchmarks.timing import alternate, spread
 from benchmarks.train import take_turns, tiered_sides
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig

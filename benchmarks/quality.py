@@ -25,8 +25,8 @@ from benchmarks.kept import kept
 from benchmarks.precision_quality import SHARES
 from benchmarks.registry import PeerMissing
 from benchmarks.sessions import LOGS, ROOT, with_run
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.planning.plan import Plan
 from stratarec.progress import SilentProgress

@@ -25,8 +25,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 from benchmarks.registry import import_peer
 from benchmarks.timing import alternate
 from stratarec import Scorer
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.serving.manifest import PROGRAM, TABLES, Manifest
 from stratarec.training.export import export

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.registry import PeerMissing
-from stratarec.data.dataset import Dataset
-from stratarec.data.groups import GroupMode
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dedup_groups import GroupMode
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import DatasetError
 from stratarec.recipe import Recipe
 

@@ -27,8 +27,8 @@ from benchmarks import trees
 from benchmarks.kept import FOLDER, kept
 from benchmarks.registry import import_peer
 from benchmarks.sessions import ROOT
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig

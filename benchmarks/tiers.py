@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.precision_quality import criteo_shape
 from benchmarks.train import EPS, RATE, Side, take_turns, tiered_sides
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TierConfig

@@ -20,9 +20,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.sessions import prepared, recipe, with_run
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.models.towers import tied
 from stratarec.planning.clusters import assign
 from stratarec.planning.tower_bounds import tightest

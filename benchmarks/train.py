@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.peers import TorchRecDLRM, fused_collection
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig

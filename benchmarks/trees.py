@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.registry import import_peer
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
 
 FOLDS, STRENGTH, RATE = 5, 20.0, 0.05
 GRID: tuple[dict[str, Any], ...] = (

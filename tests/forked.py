@@ -76,7 +76,7 @@ def _serve(line: socket.socket) -> None:
     import torch.utils.tensorboard  # noqa: F401
 
     import stratarec.commands
-    import stratarec.data.prepare
+    import stratarec.data.prepare.prepare
     import stratarec.serving
     import stratarec.training.trainer  # noqa: F401
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import cache_directory, file_hash

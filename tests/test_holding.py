@@ -18,8 +18,8 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.lock import held
 from stratarec.io.owned_directory import HOLDER, Kind, claim, entries

@@ -26,7 +26,7 @@ from fuzzing.artefacts import ROWS, TIERS, make_log, place_tables, recipe
 from neighbours.commands import Command, Outcome, interleave, server, warm
 
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.io.atomic import read_frame
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint

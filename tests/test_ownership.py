@@ -13,10 +13,10 @@ import yaml
 
 from recipes import last, tiny
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
-from stratarec.data.manifest import DATASET
-from stratarec.data.prepare import prepare
-from stratarec.data.workspace import WORK
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import DATASET
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.prepare.workspace import WORK
 from stratarec.errors import ConfigError, StorageError, TrainingError
 from stratarec.io.lock import held
 from stratarec.io.opening import temporary_name

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from stratarec.batch.inverse import InverseJagged as InverseJagged
     from stratarec.batch.jagged import JaggedTensor as JaggedTensor
     from stratarec.batch.jagged import KeyedJagged as KeyedJagged
-    from stratarec.data.dataset import Dataset as Dataset
-    from stratarec.data.loader import Loader as Loader
-    from stratarec.data.loader import LoaderConfig as LoaderConfig
-    from stratarec.data.prepare import prepare as prepare
-    from stratarec.data.prepare_config import PrepareConfig as PrepareConfig
+    from stratarec.data.dataset.dataset import Dataset as Dataset
+    from stratarec.data.loading.loader import Loader as Loader
+    from stratarec.data.loading.loader import LoaderConfig as LoaderConfig
+    from stratarec.data.prepare.config import PrepareConfig as PrepareConfig
+    from stratarec.data.prepare.prepare import prepare as prepare
     from stratarec.embedding import EmbeddingBagConfig as EmbeddingBagConfig
     from stratarec.embedding import RowOptimizerConfig as RowOptimizerConfig
     from stratarec.embedding import TieredEmbeddingBagCollection as TieredEmbeddingBagCollection

@@ -16,7 +16,7 @@ import pydantic
 
 from stratarec.config import yaml
 from stratarec.config.validate import check_finite, explain, mistaken_truth, odd_value, short
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.prepare.config import PrepareConfig
 from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig

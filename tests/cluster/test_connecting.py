@@ -14,8 +14,8 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.cluster.tasks import Order, work
-from stratarec.data.lease import grant
+from stratarec.data.prepare.ray.lease import grant
+from stratarec.data.prepare.ray.tasks import Order, work
 from stratarec.errors import StrataError
 
 
@@ -87,7 +87,7 @@ WRONG: dict[str, tuple[Callable[[Order], Order], str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_machine_that_cannot_do_the_work_is_named(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stratarec.cluster.tasks._stage", lambda stage: stage)
+    monkeypatch.setattr("stratarec.data.prepare.ray.tasks._stage", lambda stage: stage)
     change, message = WRONG[what]
     order = Order.of(tmp_path, grant(tmp_path), [__file__, "memory://x"])
     stage = [lambda number: iter([number, 1])]

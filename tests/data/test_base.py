@@ -17,10 +17,10 @@ import pytest
 import xxhash
 
 from stratarec.cli.check import check
-from stratarec.data.dataset import Dataset
-from stratarec.data.matching import check_prepared, feature_difference, input_difference
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.dataset.compatibility import check_prepared, feature_difference, input_difference
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig

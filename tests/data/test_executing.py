@@ -13,17 +13,17 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stratarec.data import lease
-from stratarec.data.dealing import shares_of
-from stratarec.data.executing import Stage
-from stratarec.data.lease import LEASE, end_leases, grant, leased, revoke
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.deal import shares_of
+from stratarec.data.prepare.executor import Stage
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.prepare.ray import lease
+from stratarec.data.prepare.ray.lease import LEASE, end_leases, grant, leased, revoke
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
-from stratarec.data.sources.criteo import CriteoConfig
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import DataError, StorageError
 from stratarec.progress import Progress

@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratarec.batch.batch import Batch
-from stratarec.data import writing as storage
-from stratarec.data.dataset import Dataset
-from stratarec.data.groups import Repeats, dedup_factor
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.names import ROW
-from stratarec.data.partition import Partition
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
-from stratarec.data.row_group import cut_sessions
+from stratarec.data.column_names import ROW
+from stratarec.data.dataset import writer as storage
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import cut_sessions
+from stratarec.data.dedup_groups import Repeats, dedup_factor
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.loading.shuffle_buffer import _join_runs
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.partition import Partition
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.shuffling import _join_runs
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig

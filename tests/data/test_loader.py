@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratarec.batch.batch import Batch
-from stratarec.data import writing as storage
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.portions import Share
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
-from stratarec.data.reading import RowGroupReader
-from stratarec.data.row_group import RowGroup
+from stratarec.data.dataset import writer as storage
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import RowGroup
+from stratarec.data.dataset.row_group_reader import RowGroupReader
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.loading.portions import Share
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import DatasetError

@@ -17,11 +17,11 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
-from stratarec.data.matching import check_prepared, input_difference
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
-from stratarec.data.sources.criteo import CriteoConfig
+from stratarec.data.dataset.compatibility import check_prepared, input_difference
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits
 from stratarec.errors import ConfigError, DatasetError

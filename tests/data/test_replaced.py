@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from recipes import tiny
-from stratarec.data import dataset as module
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset import dataset as module
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import DatasetError, StorageError
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer

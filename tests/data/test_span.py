@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from stratarec.data.durations import as_text
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import Span, SplitConfig

@@ -9,13 +9,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.names import SESSION, TIME, USER
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.column_names import SESSION, TIME, USER
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.criteo import CriteoConfig
 from stratarec.data.sources.parquet import ParquetConfig
+from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError

@@ -19,12 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from stratarec.data.matching import settings as settings_of
-from stratarec.data.prepare_config import PrepareConfig
-from stratarec.data.sources import text
+from stratarec.data.dataset.compatibility import settings as settings_of
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.sources import blocks as text
 from stratarec.data.sources.base import OnBadRow, Share
 from stratarec.data.sources.clicks import ClicksConfig
-from stratarec.data.sources.criteo import (
+from stratarec.data.sources.csv import CsvSource
+from stratarec.data.sources.files import expand
+from stratarec.data.sources.presets import (
     CATEGORIES,
     DENSE,
     SPARSE,
@@ -33,8 +35,6 @@ from stratarec.data.sources.criteo import (
     CriteoConfig,
     CriteoSource,
 )
-from stratarec.data.sources.csv import CsvSource
-from stratarec.data.sources.files import expand
 from stratarec.errors import ConfigError, DataError
 
 

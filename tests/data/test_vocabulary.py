@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 
 from recipes import tiny
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig

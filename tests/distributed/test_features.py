@@ -12,8 +12,8 @@ from distributed.ranks import Ranks
 from distributed.test_runs import assert_near, model, scored, train
 
 from recipes import tiny
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.mesh import Mesh
 from stratarec.recipe import Recipe
 

@@ -12,8 +12,8 @@ from distributed.ranks import Ranks
 from distributed.test_exchange import compare
 from distributed.test_runs import TIERED, assert_near, content, model, recipe, train
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.engine import SharedEngine

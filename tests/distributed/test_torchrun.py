@@ -22,7 +22,7 @@ from distributed.test_runs import TIERED, assert_near, content, model, train
 
 from recipes import KILLS
 from stratarec.cli import main
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 

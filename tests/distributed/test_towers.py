@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed import planning
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.config import DistributedConfig

@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 
 from recipes import table_values, tiny
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SPLITS
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.planning.plan import Plan

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig

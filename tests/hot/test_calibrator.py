@@ -11,7 +11,7 @@ import pytest
 from hot.popular import ROW_BYTES, prepared
 
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.hot.by_count import hottest_rows, most_inputs
 from stratarec.hot.calibrator import calibrate, estimate, passed_over, without_skew

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hot.popular import ROW_BYTES, prepared
 
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.hot.classifier import NeedsReader, are_hot, bag_needs
 from stratarec.hot.parts import Part, parts_of
 

@@ -15,7 +15,7 @@ import yaml
 
 from recipes import tiny
 from stratarec import Scorer
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.models import kinds
 from stratarec.recipe import Recipe

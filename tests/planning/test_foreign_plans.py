@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
 
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import DatasetError
 from stratarec.io.sealed import write_sealed
 from stratarec.planning.plan import Plan

@@ -11,8 +11,8 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.models.base import build_tables
 from stratarec.planning import tiers

@@ -10,7 +10,7 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.models.towers import check_plan
 from stratarec.planning import tiers

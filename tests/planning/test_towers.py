@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.errors import ConfigError

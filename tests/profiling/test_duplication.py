@@ -9,15 +9,15 @@ import polars as pl
 import pytest
 
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.duplication import profile
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
-from stratarec.profiling.duplication import profile
 
 SIZE = 12
 

@@ -26,7 +26,7 @@ import torch
 from recipes import tiny
 from stratarec import Scorer
 from stratarec.cli import main
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import DatasetError, ExportError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed

@@ -22,7 +22,7 @@ from serving.stranger import Stranger
 
 from recipes import tiny
 from stratarec import Scorer
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.vocabulary import Vocabulary, VocabularyLimits
 from stratarec.errors import DataError
 from stratarec.progress import SilentProgress

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipes import tiny
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 
 

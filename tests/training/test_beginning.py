@@ -16,8 +16,8 @@ import yaml
 
 from recipes import assert_same_model, last
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import CheckpointError, ConfigError

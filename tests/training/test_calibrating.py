@@ -16,8 +16,8 @@ from sklearn.linear_model import LogisticRegression
 
 from recipes import tiny
 from stratarec import Scorer
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.progress import SilentProgress

@@ -11,7 +11,7 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 

@@ -15,8 +15,8 @@ from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
 from safetensors.torch import load_file, save_file
 
 from recipes import last, table_values
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed

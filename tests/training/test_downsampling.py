@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe

@@ -18,7 +18,7 @@ import torch
 from recipes import DISK_BYTES, fill_disk, tiny
 from stratarec import Scorer
 from stratarec.cli import main
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, ExportError, StorageError
 from stratarec.io.opening import create, hold_directory
 from stratarec.recipe import Recipe

@@ -12,7 +12,7 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.sources.criteo import CATEGORIES
+from stratarec.data.sources.presets import CATEGORIES
 
 ROWS = 3000
 

@@ -11,8 +11,8 @@ import torch
 from training.test_tiered_runs import INT8, content, train
 
 from recipes import assert_same_model, last
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import ConfigError
 from stratarec.hot import classifier

@@ -14,9 +14,9 @@ from sklearn.metrics import roc_auc_score
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DataError
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recipes import assert_same_model, last, tiny
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.io.tensors import read_tensors
 from stratarec.progress import SilentProgress

@@ -15,9 +15,9 @@ import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 

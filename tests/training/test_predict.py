@@ -12,8 +12,8 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data import writing as storage
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset import writer as storage
+from stratarec.data.prepare.prepare import prepare
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation import Scored, logits

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from recipes import tiny
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.training.config import TrainConfig

@@ -16,7 +16,7 @@ import yaml
 
 from recipes import last, tiny
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.trainer import Trainer

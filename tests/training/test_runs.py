@@ -22,7 +22,7 @@ import yaml
 from recipes import KILLS, assert_same_model, last, start, tiny
 from stratarec import Scorer
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.sources.synthetic import SyntheticSource
 from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from recipes import tiny
-from stratarec.data.dataset import Dataset
-from stratarec.data.layout import Layout
-from stratarec.data.prepare import prepare
-from stratarec.data.row_group import RowGroup
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import RowGroup
+from stratarec.data.dataset.stored_columns import Layout
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import DataError
 from stratarec.progress import SilentProgress

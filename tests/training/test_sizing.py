@@ -10,7 +10,7 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.records import read_recipe
 from stratarec.training.sizing import chosen, sized

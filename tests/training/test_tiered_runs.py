@@ -19,8 +19,8 @@ import yaml
 
 from recipes import KILLS, assert_same_model, fill_disk, last, start, table_values, tiny
 from stratarec.cli import main
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import CheckpointError
 from stratarec.planning.plan import Plan

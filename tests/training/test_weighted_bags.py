@@ -19,12 +19,12 @@ from recipes import assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.inverse import InverseJagged
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged, offsets_of
-from stratarec.data.dataset import Dataset
-from stratarec.data.layout import Layout
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.names import weights_of
-from stratarec.data.prepare import prepare
-from stratarec.data.row_group import RowGroup
+from stratarec.data.column_names import weights_of
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import RowGroup
+from stratarec.data.dataset.stored_columns import Layout
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError, DataError

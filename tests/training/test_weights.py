@@ -14,9 +14,9 @@ from sklearn.metrics import log_loss, roc_auc_score
 from recipes import assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DataError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe

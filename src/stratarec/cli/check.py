@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.config.difference import first_difference
-from stratarec.data.dataset import Dataset
-from stratarec.data.manifest import DATASET, MANIFEST
-from stratarec.data.names import label_names
+from stratarec.data.column_names import label_names
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import DATASET, MANIFEST
 from stratarec.data.schema import UNKNOWN
 from stratarec.embedding.checkpoint.transfer import saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError

@@ -12,7 +12,7 @@ from stratarec.cli.arguments import Subcommand, add_recipe, say, whole_number
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stratarec.data.dataset import Dataset
+    from stratarec.data.dataset.dataset import Dataset
     from stratarec.distributed.calibration import NetworkFigures
     from stratarec.recipe import Recipe
 
@@ -90,8 +90,8 @@ def plan(args: argparse.Namespace) -> None:
 
 def _prepared(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
     """The recipe with what it leaves to the size of its data set, and that data set."""
-    from stratarec.data.dataset import Dataset
-    from stratarec.data.matching import check_prepared
+    from stratarec.data.dataset.compatibility import check_prepared
+    from stratarec.data.dataset.dataset import Dataset
     from stratarec.recipe import Recipe, read_content
     from stratarec.training.sizing import sized
 

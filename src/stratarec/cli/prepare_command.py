@@ -10,7 +10,7 @@ from stratarec.cli.arguments import Subcommand, add_recipe, say
 from stratarec.io.names import visible
 
 if TYPE_CHECKING:
-    from stratarec.data.executing import Executor
+    from stratarec.data.prepare.executor import Executor
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def prepare(args: argparse.Namespace) -> None:
     """Raw logs -> a prepared data set."""
-    from stratarec.data.prepare import prepare as run
+    from stratarec.data.prepare.prepare import prepare as run
     from stratarec.recipe import Recipe
     from stratarec.reporting.progress import make_progress
 
@@ -59,7 +59,7 @@ def _executor(address: str | None) -> AbstractContextManager[Executor | None]:
     """Who does the pieces of `prepare`."""
     if address is None:
         return nullcontext()
-    from stratarec.cluster.tasks import on_ray
+    from stratarec.data.prepare.ray.tasks import on_ray
 
     return on_ray(address)
 

@@ -10,7 +10,7 @@ from stratarec.cli.arguments import SPLITS, Subcommand, say
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stratarec.data.dataset import Dataset
+    from stratarec.data.dataset.dataset import Dataset
     from stratarec.hot.profile import HotProfile
 
 
@@ -37,10 +37,10 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def profile(args: argparse.Namespace) -> None:
     """How values repeat, and which rows are hot, as tables and an HTML report."""
-    from stratarec.data.dataset import Dataset
+    from stratarec.data.dataset.dataset import Dataset
+    from stratarec.data.duplication import profile as run
     from stratarec.hot.calibrator import passed_over
     from stratarec.io.atomic import check_output
-    from stratarec.profiling.duplication import profile as run
     from stratarec.reporting.duplication import print_profile, write_profile
     from stratarec.reporting.hot import print_hot
 

@@ -25,7 +25,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Train a model, test it once, write a report."""
-    from stratarec.data.dataset import Dataset
+    from stratarec.data.dataset.dataset import Dataset
     from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pydantic
 
 from stratarec.config.validate import check_finite
-from stratarec.data.names import check_column, check_name
+from stratarec.data.column_names import check_column, check_name
 from stratarec.errors import ConfigError
 
 SparseKind = Literal["single", "multi", "history", "sequence"]

@@ -11,9 +11,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.config.validate import check_seed
+from stratarec.data.column_names import FILE, ROW
 from stratarec.data.durations import PER_SECOND, as_text, in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
-from stratarec.data.names import FILE, ROW
 from stratarec.data.schema import Schema, TimeUnit
 from stratarec.errors import ConfigError, DataError
 

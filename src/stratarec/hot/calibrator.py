@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from stratarec.config.units import readable
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.hot.by_count import hottest_rows, most_inputs
 from stratarec.hot.classifier import Needs, NeedsReader, are_hot

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.names import events
-from stratarec.data.row_group import RowGroup
+from stratarec.data.column_names import events
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import RowGroup
 from stratarec.errors import ConfigError
 from stratarec.hot.parts import Counts, Part
 from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.batch.batch import Batch
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.portions import Rows, count, take
-from stratarec.data.reading import RowGroupReader
-from stratarec.data.shuffling import ShuffleBuffer
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group_reader import RowGroupReader
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.loading.portions import Rows, count, take
+from stratarec.data.loading.shuffle_buffer import ShuffleBuffer
 from stratarec.errors import ConfigError
 from stratarec.hot.classifier import NeedsReader, are_hot
 from stratarec.hot.order import Kinds, kinds_of

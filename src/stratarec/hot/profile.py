@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 import pydantic
 
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.hot.parts import Counts, Part
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed

@@ -7,9 +7,9 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from stratarec.data.duplication import Duplication, Profile
 from stratarec.hot.profile import HotProfile
 from stratarec.io.names import visible
-from stratarec.profiling.duplication import Duplication, Profile
 from stratarec.reporting.hot import about_hot, hot_curve, hot_tables
 from stratarec.reporting.html import write_html
 from stratarec.reporting.tables import make_console

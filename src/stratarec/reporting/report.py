@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from stratarec.config.units import readable
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.reporting import reliability
 from stratarec.reporting.html import ACCENT, LINE, SECOND, Chart, Table, new_axes, write_html
 from stratarec.reporting.metrics import LABELS, by_label, show, shown

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged, with_weights
-from stratarec.data.names import weights_of
+from stratarec.data.column_names import weights_of
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Spread, Standard
 from stratarec.data.vocabulary import MISSING, Vocabulary

@@ -12,8 +12,8 @@ import polars as pl
 import pyarrow as pa
 
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.converting import Converter
-from stratarec.data.sources.text import BadRows
+from stratarec.data.sources.blocks import BadRows
+from stratarec.data.sources.typed import Converter
 from stratarec.errors import DataError
 
 # How messages name it.

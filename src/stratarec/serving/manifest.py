@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 import pydantic
 import torch
 
-from stratarec.data.manifest import Ids
+from stratarec.data.dataset.manifest import Ids
 from stratarec.data.schema import Schema
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import CodecConfig, CodecKind, RecordCodec

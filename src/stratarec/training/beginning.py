@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from stratarec.config.difference import first_difference
-from stratarec.data.dataset import Dataset
-from stratarec.data.matching import feature_difference
+from stratarec.data.dataset.compatibility import feature_difference
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.checkpoint.transfer import Renumbering

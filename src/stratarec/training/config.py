@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stratarec.config.validate import check_directory, check_finite, check_seed
-from stratarec.data.shuffling import Unit
+from stratarec.data.loading.shuffle_buffer import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from stratarec.batch.batch import Batch
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.portions import Share
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.loading.portions import Share
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast

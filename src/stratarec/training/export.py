@@ -14,8 +14,8 @@ from typing import Any
 
 import pydantic
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.manifest import ids_of
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import ids_of
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
 from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory

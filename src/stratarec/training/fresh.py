@@ -13,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from stratarec.batch.batch import Batch
-from stratarec.data.dataset import Dataset
-from stratarec.data.events import Events
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.sources import SourceConfig
 from stratarec.data.sources.base import Chunk, OnBadRow, View
 from stratarec.data.sources.columns import check_there
-from stratarec.data.sources.criteo import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
+from stratarec.data.user_history import Events
 from stratarec.errors import DataError
 from stratarec.models.base import autocast
 from stratarec.progress import Progress

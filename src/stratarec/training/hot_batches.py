@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import LoaderConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import LoaderConfig
 from stratarec.errors import ConfigError, StorageError
 from stratarec.hot.classifier import beside, classify
 from stratarec.hot.loader import HotLoader

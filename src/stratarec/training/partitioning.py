@@ -13,8 +13,8 @@ from itertools import count, islice
 import numpy as np
 
 from stratarec.batch.batch import Batch
-from stratarec.data.dataset import Dataset
-from stratarec.data.loader import Loader, LoaderConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 from stratarec.models import CTRModel
 from stratarec.models.base import build_tables

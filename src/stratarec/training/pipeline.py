@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.loader import Loader, run_ahead
+from stratarec.data.loading.loader import Loader, run_ahead
 from stratarec.embedding import Handle, Prefetcher
 from stratarec.embedding.engine import Engine
 from stratarec.errors import ConfigError, TrainingError

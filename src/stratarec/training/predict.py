@@ -14,8 +14,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.spill import split_rows
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.spill import split_rows
 from stratarec.errors import ConfigError, StorageError
 from stratarec.io.atomic import write_atomic
 from stratarec.io.opening import remove_leftovers_of

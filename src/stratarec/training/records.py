@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import CheckpointError
 from stratarec.io.sealed import Count, Model, read_sealed, write_sealed
 from stratarec.models.calibration import LogitMap

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.config.difference import first_difference
-from stratarec.data.dataset import Dataset
-from stratarec.data.manifest import MANIFEST
-from stratarec.data.matching import input_difference
-from stratarec.data.portions import batches
+from stratarec.data.dataset.compatibility import input_difference
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import MANIFEST
+from stratarec.data.loading.portions import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.calibration import Collective
 from stratarec.distributed.simulate import Calibration, Cluster, Exchange, StepTime, Workload, step_time
 from stratarec.distributed.wire import WireKind

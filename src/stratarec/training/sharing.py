@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.planning import ShardingPlan, TableLoad, beside, plan_sharding

@@ -14,7 +14,7 @@ from stratarec.cli import main
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.shipped import shipped
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import LabelRule
 from stratarec.recipe import Recipe
 

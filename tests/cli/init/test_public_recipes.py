@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stratarec.data.prepare import prepare
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer

@@ -17,8 +17,8 @@ from recipes import tiny
 from stratarec.cli import main
 from stratarec.cli.tune.space import Space
 from stratarec.cli.tune.trial import Trial
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare import prepare
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
 from stratarec.io.lock import held
 from stratarec.io.owned_directory import claim

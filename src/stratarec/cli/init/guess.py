@@ -10,9 +10,9 @@ from typing import Literal
 import polars as pl
 
 from stratarec.cli.init.sample import Sample, growth
-from stratarec.data.names import check_name
+from stratarec.data.column_names import check_name
 from stratarec.data.schema import LabelRule, TimeUnit
-from stratarec.data.sources.times import read_times
+from stratarec.data.sources.parse import read_times
 from stratarec.data.splits import Span
 from stratarec.errors import ConfigError, DataError
 

@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from stratarec.data.sources.blocks import CODECS, blocks, estimate_rows, is_utf8
 from stratarec.data.sources.delimited import read_header
 from stratarec.data.sources.files import InputFile, expand
 from stratarec.data.sources.parquet import count_rows, open_parquet
-from stratarec.data.sources.text import CODECS, blocks, estimate_rows, is_utf8
 from stratarec.errors import DataError
 
 _HEAD_BYTES, _TAIL_BYTES = 8 << 20, 1 << 20

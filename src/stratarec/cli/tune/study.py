@@ -27,8 +27,8 @@ from optuna.trial import FrozenTrial, TrialState
 from stratarec.cli.tune.space import Dimension, Range, Space, Values
 from stratarec.cli.tune.trial import Pruned, Trial
 from stratarec.config.difference import first_difference
-from stratarec.data.dataset import Dataset
-from stratarec.data.matching import check_prepared
+from stratarec.data.dataset.compatibility import check_prepared
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StrataError, TrainingError
 from stratarec.io.atomic import make_directory, write_text
 from stratarec.io.lock import held

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.cli.tune.space import Values
-from stratarec.data.dataset import Dataset
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import TrainingError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe, with_values

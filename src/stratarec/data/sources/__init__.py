@@ -8,9 +8,9 @@ from pydantic import Field
 
 from stratarec.data.sources.base import Chunk, OnBadRow, Source
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
-from stratarec.data.sources.criteo import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.data.splits import SplitConfig
 

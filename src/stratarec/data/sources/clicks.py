@@ -27,15 +27,15 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.config.validate import check_seed
+from stratarec.data.column_names import FILE, column
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import FILE, column
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, set_size
-from stratarec.data.sources.converting import Converter
+from stratarec.data.sources.blocks import BadRows
 from stratarec.data.sources.files import expand, fingerprint
 from stratarec.data.sources.parquet import count_rows, parquet_pieces
-from stratarec.data.sources.text import BadRows
+from stratarec.data.sources.typed import Converter
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError
 from stratarec.io.atomic import make_directory, read_frame, read_json, reading, write_atomic, write_json

@@ -17,12 +17,12 @@ import polars as pl
 
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, View, chunk_index, set_size
+from stratarec.data.sources.blocks import BLOCK_BYTES, CODECS, BadRows, blocks, estimate_rows
 from stratarec.data.sources.columns import check_there
-from stratarec.data.sources.converting import Converter, TextConverter
 from stratarec.data.sources.delimited import Delimited, Parsed, read_header
 from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.data.sources.json_lines import JsonLines, names_in
-from stratarec.data.sources.text import BLOCK_BYTES, CODECS, BadRows, blocks, estimate_rows
+from stratarec.data.sources.typed import Converter, TextConverter
 from stratarec.errors import ConfigError, DataError
 
 Format = Literal["auto", "csv", "tsv", "jsonl"]

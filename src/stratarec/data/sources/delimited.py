@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.sources.text import BadRows, count_byte, is_utf8, unclosed
+from stratarec.data.sources.blocks import BadRows, count_byte, is_utf8, unclosed
 from stratarec.errors import DataError
 from stratarec.kernels import csv_records
 

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.data.sources.blocks import BadRows
 from stratarec.data.sources.delimited import Parsed
-from stratarec.data.sources.text import BadRows
 from stratarec.errors import DataError
 
 # Lines that are looked at for the names of columns.

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from stratarec.config.units import readable
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, View, set_size
+from stratarec.data.sources.blocks import BadRows
 from stratarec.data.sources.columns import Columns
-from stratarec.data.sources.converting import Converter
 from stratarec.data.sources.files import InputFile, expand, fingerprint
-from stratarec.data.sources.text import BadRows
+from stratarec.data.sources.typed import Converter
 from stratarec.errors import DataError
 
 _CHUNK_ROWS = 1 << 18

@@ -20,8 +20,8 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
+from stratarec.data.column_names import FILE, PARTITION, ROW
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import FILE, PARTITION, ROW
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import Chunk
 from stratarec.io.atomic import make_directory, read_json, reading, write_atomic, write_json

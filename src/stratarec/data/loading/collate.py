@@ -16,8 +16,8 @@ from torch import Tensor
 from stratarec.batch.batch import Batch
 from stratarec.batch.inverse import InverseJagged, JaggedWindows
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.dataset import Dataset
-from stratarec.data.shuffling import ShuffleBuffer, Table
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.shuffle_buffer import ShuffleBuffer, Table
 from stratarec.kernels.collate import (
     end_bags,
     join_windows,

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stratarec.data.executing import Executor
-from stratarec.data.groups import Repeats
-from stratarec.data.manifest import LabelCount
-from stratarec.data.partition import EachPartition, Partition, Partitions, note_of
+from stratarec.data.dataset.manifest import LabelCount
+from stratarec.data.dedup_groups import Repeats
+from stratarec.data.prepare.executor import Executor
+from stratarec.data.prepare.partition import EachPartition, Partition, Partitions, note_of
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments

@@ -18,11 +18,11 @@ import numpy as np
 
 from stratarec.batch.batch import Batch
 from stratarec.config.validate import check_seed
-from stratarec.data.batches import assemble, empty
-from stratarec.data.dataset import Dataset
-from stratarec.data.portions import Piece, Rows, Share, batches, between, bounds, count, cut, parts
-from stratarec.data.reading import RowGroupReader
-from stratarec.data.shuffling import ShuffleBuffer, Unit
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group_reader import RowGroupReader
+from stratarec.data.loading.collate import assemble, empty
+from stratarec.data.loading.portions import Piece, Rows, Share, batches, between, bounds, count, cut, parts
+from stratarec.data.loading.shuffle_buffer import ShuffleBuffer, Unit
 from stratarec.errors import ConfigError, DatasetError
 
 Item = TypeVar("Item")

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.layout import Layout, file_faults
-from stratarec.data.manifest import ADVICE, Shard
-from stratarec.data.names import ROW, SESSION, SESSIONS, TIME, from_stored
-from stratarec.data.row_group import RowGroup, row_numbers
+from stratarec.data.column_names import ROW, SESSION, SESSIONS, TIME, from_stored
+from stratarec.data.dataset.manifest import ADVICE, Shard
+from stratarec.data.dataset.row_group import RowGroup, row_numbers
+from stratarec.data.dataset.stored_columns import Layout, file_faults
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reading
 

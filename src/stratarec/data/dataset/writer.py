@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stratarec.data.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo, ids_of
-from stratarec.data.names import stored_name
-from stratarec.data.row_group import Encoded, RowGroup
+from stratarec.data.column_names import stored_name
+from stratarec.data.dataset.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo, ids_of
+from stratarec.data.dataset.row_group import Encoded, RowGroup
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.io.atomic import file_hash, write_atomic
 from stratarec.io.names import file_name

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from stratarec.data.executing import Alone, Executor
+from stratarec.data.prepare.executor import Alone, Executor
+from stratarec.data.prepare.spill import Spill, SpilledChunk
 from stratarec.data.sources import Source
 from stratarec.data.sources.base import WHOLE, Share
-from stratarec.data.spill import Spill, SpilledChunk
 from stratarec.errors import DataError
 from stratarec.progress import Progress
 

@@ -19,13 +19,13 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.executing import Executor
-from stratarec.data.groups import Repeats
+from stratarec.data.column_names import PLACE, ROW, SESSION, SPLIT, TIME, USER, WEIGHT, column, label_names, weights_of
+from stratarec.data.dataset.row_group import Encoded, GroupValues, WindowValues, slices
+from stratarec.data.dedup_groups import Repeats
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import PLACE, ROW, SESSION, SPLIT, TIME, USER, WEIGHT, column, label_names, weights_of
-from stratarec.data.row_group import Encoded, GroupValues, WindowValues, slices
+from stratarec.data.prepare.executor import Executor
+from stratarec.data.prepare.spill import Spill, SpilledChunk
 from stratarec.data.schema import UNKNOWN, Schema, SparseFeature
-from stratarec.data.spill import Spill, SpilledChunk
 from stratarec.data.splits import Span, Splitter
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.vocabulary import Vocabulary, merge_counts

@@ -20,9 +20,9 @@ from typing import Any
 import xxhash
 
 from stratarec import errors
-from stratarec.cluster.connecting import joined
-from stratarec.data.executing import Stage
-from stratarec.data.lease import grant, leased, revoke
+from stratarec.data.prepare.executor import Stage
+from stratarec.data.prepare.ray.connect import joined
+from stratarec.data.prepare.ray.lease import grant, leased, revoke
 from stratarec.errors import ClusterError, StrataError
 from stratarec.progress import Progress
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.data.shuffling import ShuffleBuffer
+from stratarec.data.loading.shuffle_buffer import ShuffleBuffer
 
 
 def bounds(total: int, parts: int, place: int) -> tuple[int, int]:

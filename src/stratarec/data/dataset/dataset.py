@@ -25,11 +25,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.layout import Layout
-from stratarec.data.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
-from stratarec.data.names import ROW, SESSION, TIME, USER, WEIGHT, label_names, weights_of
-from stratarec.data.reading import RowGroupReader
-from stratarec.data.row_group import RowGroup
+from stratarec.data.column_names import ROW, SESSION, TIME, USER, WEIGHT, label_names, weights_of
+from stratarec.data.dataset.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
+from stratarec.data.dataset.row_group import RowGroup
+from stratarec.data.dataset.row_group_reader import RowGroupReader
+from stratarec.data.dataset.stored_columns import Layout
 from stratarec.data.splits import SPLITS
 from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import DatasetError

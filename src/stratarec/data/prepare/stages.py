@@ -5,13 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from stratarec.data.base import Base
-from stratarec.data.counting import Counts
-from stratarec.data.dealing import Dealing, shares_of
-from stratarec.data.encoding import Shards, encode_shards
-from stratarec.data.executing import Executor
-from stratarec.data.groups import Repeats, choose_groups, describe
-from stratarec.data.manifest import (
+from stratarec.data.dataset.manifest import (
     About,
     LabelCount,
     Manifest,
@@ -22,15 +16,21 @@ from stratarec.data.manifest import (
     Shard,
     VocabularyInfo,
 )
-from stratarec.data.partition import Partitions
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.dataset.writer import write_vocabulary
+from stratarec.data.dedup_groups import Repeats, choose_groups, describe
+from stratarec.data.prepare.base_dataset import Base
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.count import Counts
+from stratarec.data.prepare.deal import Dealing, shares_of
+from stratarec.data.prepare.encode import Shards, encode_shards
+from stratarec.data.prepare.executor import Executor
+from stratarec.data.prepare.partition import Partitions
+from stratarec.data.prepare.spill import SpilledChunk
+from stratarec.data.prepare.workspace import Workspace
 from stratarec.data.sources import Source
-from stratarec.data.spill import SpilledChunk
 from stratarec.data.splits import Splitter
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary
-from stratarec.data.workspace import Workspace
-from stratarec.data.writing import write_vocabulary
 from stratarec.errors import DataError
 from stratarec.progress import Progress
 

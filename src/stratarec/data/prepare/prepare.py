@@ -16,23 +16,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from stratarec.data.base import Base
-from stratarec.data.dataset import Dataset
-from stratarec.data.executing import Alone, Executor
-from stratarec.data.lease import end_leases
-from stratarec.data.making import Making
-from stratarec.data.manifest import (
+from stratarec.data.dataset.compatibility import settings, settings_difference
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import (
     DATASET,
     MANIFEST,
     Manifest,
     Origin,
 )
-from stratarec.data.matching import settings, settings_difference
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.prepare.base_dataset import Base
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.executor import Alone, Executor
+from stratarec.data.prepare.ray.lease import end_leases
+from stratarec.data.prepare.stages import Making
+from stratarec.data.prepare.workspace import WORK, Workspace
 from stratarec.data.sources import Source, open_source
 from stratarec.data.sources.files import hash_logs
 from stratarec.data.splits import Splitter
-from stratarec.data.workspace import WORK, Workspace
 from stratarec.errors import DatasetError, StorageError
 from stratarec.io.atomic import storage_error
 from stratarec.io.lock import held
@@ -64,7 +64,7 @@ def prepare(
         Whether a data set of other logs or settings is replaced.
     progress : Progress, optional
     executor : Executor, optional
-        Who does the pieces of each stage, such as `stratarec.cluster.on_ray`; by default this process alone.
+        Who does the pieces of each stage, such as `stratarec.data.prepare.ray.on_ray`; by default this process alone.
 
     Raises
     ------

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stratarec.data.manifest import Manifest, Shard
-from stratarec.data.names import (
+from stratarec.data.column_names import (
     ROW,
     SESSION,
     SESSIONS,
@@ -28,7 +27,8 @@ from stratarec.data.names import (
     stored_name,
     weights_of,
 )
-from stratarec.data.row_group import RowGroup
+from stratarec.data.dataset.manifest import Manifest, Shard
+from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.schema import UNKNOWN
 from stratarec.kernels.collate import least_and_total, outside, outside_windows
 

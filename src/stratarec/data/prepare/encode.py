@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratarec.data.executing import Executor
-from stratarec.data.manifest import Shard
-from stratarec.data.partition import EachPartition, Partition, Partitions, note_of
+from stratarec.data.dataset.manifest import Shard
+from stratarec.data.dataset.writer import write_shard
+from stratarec.data.prepare.executor import Executor
+from stratarec.data.prepare.partition import EachPartition, Partition, Partitions, note_of
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary
-from stratarec.data.writing import write_shard
 from stratarec.io.atomic import read_json, reading
 from stratarec.progress import Progress
 

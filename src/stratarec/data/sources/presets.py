@@ -13,9 +13,9 @@ import polars as pl
 
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import OnBadRow, Size, View, set_size
-from stratarec.data.sources.converting import Converter
+from stratarec.data.sources.blocks import BLOCK_BYTES
 from stratarec.data.sources.csv import CsvConfig, CsvSource
-from stratarec.data.sources.text import BLOCK_BYTES
+from stratarec.data.sources.typed import Converter
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 SPARSE = tuple(f"C{i}" for i in range(1, 27))

@@ -18,8 +18,8 @@ from dataclasses import asdict
 from typing import Any
 
 from stratarec.config.difference import Difference, first_difference
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.sources import open_source
 from stratarec.data.sources.base import LIMITS
 from stratarec.errors import ConfigError, DataError, DatasetError

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-from stratarec.data.groups import Repeats
-from stratarec.data.lease import LEASE
-from stratarec.data.manifest import Origin, Shard
+from stratarec.data.dataset.manifest import Origin, Shard
+from stratarec.data.dedup_groups import Repeats
+from stratarec.data.prepare.ray.lease import LEASE
+from stratarec.data.prepare.spill import Spill, SpilledChunk
 from stratarec.data.schema import Schema
-from stratarec.data.spill import Spill, SpilledChunk
 from stratarec.data.transforms import Moments
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import make_directory, read_json, write_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stratarec.config.validate import check_directory
-from stratarec.data.groups import GroupMode
+from stratarec.data.dedup_groups import GroupMode
 from stratarec.data.sources import OnBadRow, SourceConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig

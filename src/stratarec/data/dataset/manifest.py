@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from stratarec.data.column_names import SESSIONS, events, pointer
 from stratarec.data.hashing import HashRule
-from stratarec.data.names import SESSIONS, events, pointer
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments

@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.dataset import Dataset
-from stratarec.data.groups import dedup_factor
-from stratarec.data.loader import Loader, LoaderConfig
-from stratarec.data.names import SESSION, USER
+from stratarec.data.column_names import SESSION, USER
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dedup_groups import dedup_factor
+from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 
 _ROW_GROUPS = 16

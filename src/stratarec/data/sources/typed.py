@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.names import column, weights_of
+from stratarec.data.column_names import column, weights_of
 from stratarec.data.schema import UNKNOWN, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
-from stratarec.data.sources.text import BadRows
-from stratarec.data.sources.times import complete, from_floats, from_text, from_text_expr, read_times
+from stratarec.data.sources.blocks import BadRows
+from stratarec.data.sources.parse import complete, from_floats, from_text, from_text_expr, read_times
 from stratarec.errors import DataError
 
 # Float32 holds a little more.

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.names import ROW, SESSION, SESSIONS, USER, events, pointer
+from stratarec.data.column_names import ROW, SESSION, SESSIONS, USER, events, pointer
 
 # Lists that are cut at a time.
 _PIECE = 1 << 14

@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.batch.inverse import LEAST_RUN
-from stratarec.data.dataset import Dataset
-from stratarec.data.names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
-from stratarec.data.row_group import RowGroup
+from stratarec.data.column_names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.kernels.collate import Lists, fill_runs, order_runs
 

@@ -13,8 +13,8 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stratarec.data.column_names import TIME, USER
 from stratarec.data.hashing import stable_hash
-from stratarec.data.names import TIME, USER
 from stratarec.data.schema import Schema, SparseFeature
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import polars as pl
 
 from stratarec.config.difference import first_difference
-from stratarec.data.dataset import Dataset
-from stratarec.data.prepare_config import PrepareConfig
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.schema import Schema
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import VocabularyConfig

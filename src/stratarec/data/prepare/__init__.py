@@ -1,0 +1,1 @@
+"""Raw logs -> a prepared data set."""
