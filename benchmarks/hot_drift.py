@@ -26,8 +26,8 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.hot.calibrator import calibrate
 from stratarec.hot.classifier import classify
-from stratarec.hot.parts import Part, parts_of, row_bytes_of
 from stratarec.hot.profile import HotProfile
+from stratarec.hot.table_parts import Part, parts_of, row_bytes_of
 from stratarec.recipe import Recipe
 
 DAYS, QUICK_DAYS = 6, 3

@@ -35,9 +35,9 @@ from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.hot.calibrator import calibrate
 from stratarec.hot.classifier import classify
-from stratarec.hot.loader import HotLoader
-from stratarec.hot.order import rate_after, validation_losses
-from stratarec.hot.parts import parts_of, row_bytes_of
+from stratarec.hot.hot_loader import HotLoader
+from stratarec.hot.schedule import rate_after, validation_losses
+from stratarec.hot.table_parts import parts_of, row_bytes_of
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.pipeline import Stages
 from stratarec.training.trainer import Trainer

@@ -12,11 +12,11 @@ from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
-from stratarec.hot.by_count import hottest_rows
 from stratarec.hot.classifier import classify
-from stratarec.hot.loader import HotLoader
-from stratarec.hot.order import batches_of, evenly, in_turns, kinds_of, rate_after, validation_losses
-from stratarec.hot.parts import Counts, Part, parts_of
+from stratarec.hot.hot_loader import HotLoader
+from stratarec.hot.schedule import batches_of, evenly, in_turns, kinds_of, rate_after, validation_losses
+from stratarec.hot.selection import hottest_rows
+from stratarec.hot.table_parts import Counts, Part, parts_of
 
 
 @pytest.fixture(scope="module")

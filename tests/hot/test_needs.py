@@ -10,7 +10,7 @@ from hot.popular import ROW_BYTES, prepared
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.hot.classifier import NeedsReader, are_hot, bag_needs
-from stratarec.hot.parts import Part, parts_of
+from stratarec.hot.table_parts import Part, parts_of
 
 
 def part(rows: int, first: int = 0, whole: bool = False) -> Part:

@@ -17,7 +17,7 @@ from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import ConfigError
 from stratarec.hot import classifier
 from stratarec.hot.classifier import beside
-from stratarec.hot.loader import HotLoader
+from stratarec.hot.hot_loader import HotLoader
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.pipeline import Stages

@@ -67,7 +67,7 @@ def _profile_hot(args: argparse.Namespace, dataset: Dataset, output: Path) -> Ho
     from stratarec.config.units import parse_bytes
     from stratarec.embedding.optimizers import RowOptimizerConfig
     from stratarec.hot.calibrator import calibrate
-    from stratarec.hot.parts import row_bytes_of
+    from stratarec.hot.table_parts import row_bytes_of
     from stratarec.io.atomic import check_output
 
     check_output(output)
@@ -81,7 +81,7 @@ def _profile_hot(args: argparse.Namespace, dataset: Dataset, output: Path) -> Ho
 def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, beside: Path) -> list[str]:
     """How many inputs of each split are hot, counted; counts are kept `beside`."""
     from stratarec.hot.classifier import classify
-    from stratarec.hot.parts import parts_of
+    from stratarec.hot.table_parts import parts_of
     from stratarec.reporting.progress import make_progress
 
     parts, lines = parts_of(dataset, profile.row_bytes), []

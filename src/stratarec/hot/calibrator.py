@@ -20,10 +20,10 @@ from scipy.special import stdtrit
 from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
-from stratarec.hot.by_count import hottest_rows, most_inputs
 from stratarec.hot.classifier import Needs, NeedsReader, are_hot
-from stratarec.hot.parts import Counts, Part, parts_of, share_of_accesses, used_bytes
 from stratarec.hot.profile import HotProfile, HotTable, InputShare, Method, Point
+from stratarec.hot.selection import hottest_rows, most_inputs
+from stratarec.hot.table_parts import Counts, Part, parts_of, share_of_accesses, used_bytes
 
 CONFIDENCE = 0.99
 """Of every interval: the chance that it holds the true share."""

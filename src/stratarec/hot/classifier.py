@@ -25,7 +25,7 @@ from stratarec.data.column_names import events
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
 from stratarec.errors import ConfigError
-from stratarec.hot.parts import Counts, Part
+from stratarec.hot.table_parts import Counts, Part
 from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
 from stratarec.progress import Progress, SilentProgress
 

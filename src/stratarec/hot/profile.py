@@ -11,7 +11,7 @@ import pydantic
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
-from stratarec.hot.parts import Counts, Part
+from stratarec.hot.table_parts import Counts, Part
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 
 ADVICE = "make it anew with `stratarec profile DATASET --hot BYTES`"

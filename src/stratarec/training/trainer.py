@@ -20,7 +20,7 @@ from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
-from stratarec.hot.loader import HotLoader
+from stratarec.hot.hot_loader import HotLoader
 from stratarec.io.owned_directory import named_directory, state
 from stratarec.models.request import Request
 from stratarec.planning.plan import Plan

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.hot.classifier import Needs
-from stratarec.hot.parts import Counts, Part, used_bytes
+from stratarec.hot.table_parts import Counts, Part, used_bytes
 
 # Halvings of the least lookups per byte; enough to tell any two counts apart.
 _HALVINGS = 100

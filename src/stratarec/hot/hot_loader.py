@@ -21,8 +21,8 @@ from stratarec.data.loading.portions import Rows, count, take
 from stratarec.data.loading.shuffle_buffer import ShuffleBuffer
 from stratarec.errors import ConfigError
 from stratarec.hot.classifier import NeedsReader, are_hot
-from stratarec.hot.order import Kinds, kinds_of
-from stratarec.hot.parts import Counts, Part
+from stratarec.hot.schedule import Kinds, kinds_of
+from stratarec.hot.table_parts import Counts, Part
 
 Group = tuple[int, int, int]
 """Shard, row group, samples."""
