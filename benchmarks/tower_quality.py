@@ -23,7 +23,7 @@ from benchmarks.sessions import prepared, recipe, with_run
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.models.towers import tied
+from stratarec.models.towers.tower_config import tied
 from stratarec.planning.clusters import assign
 from stratarec.planning.tower_bounds import tightest
 from stratarec.recipe import Recipe

@@ -12,8 +12,8 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
-from stratarec.models.dcn import DCNv2Config
 from stratarec.models.request import Request
+from stratarec.models.zoo.dcn import DCNv2Config
 
 ROWS = {"item": 60, "os": 5, "tags": 9}
 KEYS = ("item", "os", "tags", "history")

@@ -17,7 +17,7 @@ from recipes import tiny
 from stratarec import Scorer
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
-from stratarec.models import kinds
+from stratarec.models import registry
 from stratarec.recipe import Recipe
 from stratarec.training.export import export
 from stratarec.training.run import open_run
@@ -53,10 +53,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder, modules = tmp_path / "site", set(sys.modules)
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
-    kinds._offers.cache_clear()
+    registry._offers.cache_clear()
     yield folder
     monkeypatch.undo()
-    kinds._offers.cache_clear()
+    registry._offers.cache_clear()
     for name in set(sys.modules) - modules:
         if getattr(sys.modules[name], "__file__", None) and str(folder) in str(sys.modules[name].__file__):
             del sys.modules[name]
@@ -75,8 +75,8 @@ def test_the_documentation_shows_the_package() -> None:
 
 def test_the_documentation_lists_every_model_and_its_paper() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", DOCS.read_text(), re.MULTILINE))
-    assert sorted(rows) == sorted(score.config.kind for score in kinds.SCORES)
-    for score in kinds.SCORES:
+    assert sorted(rows) == sorted(score.config.kind for score in registry.SCORES)
+    for score in registry.SCORES:
         source = sys.modules[score.__module__].__doc__ or ""
         papers = re.findall(r"arXiv [0-9.]+[0-9]|[A-Z]\w+ \d{4}", rows[score.config.kind])
         assert all(paper in source for paper in papers), f"{score.__module__} names {papers}"

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
-from stratarec.models.dcn import DCNv2Config
 from stratarec.models.layers import MLP
 from stratarec.models.regularization import BatchNorm, Dropout, dropouts, seed_dropout, statistics
+from stratarec.models.zoo.dcn import DCNv2Config
 
 DLRM = DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16, 8), dropout=0.4, batch_norm=True)
 DCN = DCNv2Config(embedding_dim=8, deep_mlp=(16,), dropout=0.4, batch_norm=True)

@@ -13,10 +13,10 @@ from torch.nn import functional
 from stratarec.data.schema import SparseFeature
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
-from stratarec.models.dcn import DCNv2Config
-from stratarec.models.tower_modules import DotTower
-from stratarec.models.tower_network import TowerNetwork
-from stratarec.models.towers import tied
+from stratarec.models.towers.modules import DotTower
+from stratarec.models.towers.network import TowerNetwork
+from stratarec.models.towers.tower_config import tied
+from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.training.program import _Probability
 
 PLAN = (("place",), ("history", "item"), ("tags",))

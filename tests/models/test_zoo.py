@@ -20,16 +20,16 @@ from torch.nn import functional
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
 from stratarec.models import HistoryConfig, ModelConfig, TowersConfig, build_model, build_network
-from stratarec.models.autoint import AutoIntConfig
-from stratarec.models.deepfm import DeepFMConfig
-from stratarec.models.din import DINConfig
-from stratarec.models.finalmlp import FinalMLPConfig
-from stratarec.models.fm import FMConfig
-from stratarec.models.lr import LRConfig
-from stratarec.models.masknet import MaskNetConfig
 from stratarec.models.runs import Runs
-from stratarec.models.wide_deep import WideDeepConfig
-from stratarec.models.xdeepfm import XDeepFMConfig
+from stratarec.models.zoo.autoint import AutoIntConfig
+from stratarec.models.zoo.deepfm import DeepFMConfig
+from stratarec.models.zoo.din import DINConfig
+from stratarec.models.zoo.finalmlp import FinalMLPConfig
+from stratarec.models.zoo.fm import FMConfig
+from stratarec.models.zoo.lr import LRConfig
+from stratarec.models.zoo.masknet import MaskNetConfig
+from stratarec.models.zoo.wide_deep import WideDeepConfig
+from stratarec.models.zoo.xdeepfm import XDeepFMConfig
 
 D = 4
 CONFIGS: dict[str, ModelConfig] = {

@@ -12,7 +12,7 @@ from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
-from stratarec.models.towers import check_plan
+from stratarec.models.towers.tower_config import check_plan
 from stratarec.planning import tiers
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer

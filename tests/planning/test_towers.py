@@ -20,7 +20,7 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.errors import ConfigError
 from stratarec.models import build_model
-from stratarec.models.dcn import DCNv2Config
+from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.planning.bytes import RowShape
 from stratarec.planning.candidates import TableSpec
 from stratarec.planning.clusters import Limits, assign, balanced_clusters, embed, spread

@@ -21,16 +21,16 @@ from stratarec.embedding import (
 )
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models.base import CTRModel, Network, Score, VectorsConfig, build_tables
-from stratarec.models.dlrm import DLRMConfig
-from stratarec.models.fields import Fields, Terms
 from stratarec.models.heads import HeadsConfig, last_biases
-from stratarec.models.kinds import ModelConfig, score_of, tower_of
 from stratarec.models.layers import MLP, initialize
+from stratarec.models.registry import ModelConfig, score_of, tower_of
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig
-from stratarec.models.tower_network import TowerNetwork
-from stratarec.models.towers import TowersConfig
+from stratarec.models.towers.network import TowerNetwork
+from stratarec.models.towers.tower_config import TowersConfig
+from stratarec.models.zoo.dlrm import DLRMConfig
+from stratarec.models.zoo.fields import Fields, Terms
 
 __all__ = [
     "MLP",

@@ -18,7 +18,6 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
 from stratarec.models.calibration import Calibration
-from stratarec.models.fields import Terms
 from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, Windows
 from stratarec.models.layers import MLP, Initialization
@@ -26,7 +25,8 @@ from stratarec.models.projections import Projections
 from stratarec.models.request import Request
 from stratarec.models.runs import Runs
 from stratarec.models.sequence import HistoryConfig, build_pooling
-from stratarec.models.towers import TowersConfig
+from stratarec.models.towers.tower_config import TowersConfig
+from stratarec.models.zoo.fields import Terms
 
 
 @dataclass(frozen=True, kw_only=True)

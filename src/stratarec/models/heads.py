@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
-from stratarec.models.fields import Terms
 from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.zoo.fields import Terms
 
 Build: TypeAlias = Callable[[int, Sequence[int]], MLP]
 

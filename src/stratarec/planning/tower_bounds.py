@@ -13,7 +13,7 @@ import numpy as np
 from stratarec.config.units import readable
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
-from stratarec.models.towers import tied
+from stratarec.models.towers.tower_config import tied
 from stratarec.planning.candidates import TableSpec
 from stratarec.planning.clusters import Labels, Limits
 

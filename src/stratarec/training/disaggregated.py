@@ -33,7 +33,7 @@ from stratarec.embedding.check_features import Validator
 from stratarec.errors import StrataError
 from stratarec.models import CTRModel
 from stratarec.models.request import Request
-from stratarec.models.tower_network import TowerNetwork
+from stratarec.models.towers.network import TowerNetwork
 from stratarec.training.peer_requests import Part, join, messages
 
 

@@ -21,7 +21,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.models import ModelConfig, build_network
 from stratarec.models.base import build_tables
-from stratarec.models.towers import TowersConfig, tied
+from stratarec.models.towers.tower_config import TowersConfig, tied
 from stratarec.planning.tables import describe_tables
 from stratarec.planning.tiers import measure_tiers
 from stratarec.recipe import Recipe

@@ -14,7 +14,7 @@ from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError
-from stratarec.models.towers import check_plan
+from stratarec.models.towers.tower_config import check_plan
 from stratarec.planning.bytes import in_memory
 from stratarec.planning.plan import Plan, TablePlacement, tier_config
 from stratarec.planning.tables import describe_tables

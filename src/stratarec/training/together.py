@@ -14,7 +14,7 @@ from stratarec.distributed.reduction import reduce_gradients
 from stratarec.distributed.wire import WIRES, DenseWireKind
 from stratarec.models.base import Network
 from stratarec.models.request import Request
-from stratarec.models.tower_network import TowerNetwork
+from stratarec.models.towers.network import TowerNetwork
 from stratarec.training.cadence import Seen
 from stratarec.training.disaggregated import DisaggregatedModel, PeerRequest
 from stratarec.training.pipeline import gradient_norm

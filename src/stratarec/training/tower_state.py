@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
-from stratarec.models.tower_network import TowerNetwork
+from stratarec.models.towers.network import TowerNetwork
 
 
 def gather_towers(model: CTRModel, optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:

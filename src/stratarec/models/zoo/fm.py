@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.fields import Fields, Parts, Terms
 from stratarec.models.runs import Runs
+from stratarec.models.zoo.fields import Fields, Parts, Terms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.fields import Fields, Terms
 from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
+from stratarec.models.zoo.fields import Fields, Terms
 
 
 @dataclass(frozen=True, kw_only=True)

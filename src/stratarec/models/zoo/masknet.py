@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.fields import Fields
 from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
+from stratarec.models.zoo.fields import Fields
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from stratarec.errors import ConfigError
 from stratarec.models.base import Network, Score, VectorsConfig
 from stratarec.models.history import History
 from stratarec.models.runs import Runs
-from stratarec.models.tower_modules import Plain, TowerModule
-from stratarec.models.towers import TowersConfig, check_plan
+from stratarec.models.towers.modules import Plain, TowerModule
+from stratarec.models.towers.tower_config import TowersConfig, check_plan
 
 Build: TypeAlias = Callable[[TowersConfig, int, int], TowerModule]
 

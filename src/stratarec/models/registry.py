@@ -19,20 +19,20 @@ import pydantic
 
 from stratarec.config.validate import explain
 from stratarec.errors import ConfigError
-from stratarec.models.autoint import AutoIntScore
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.dcn import DCNv2Score
-from stratarec.models.deepfm import DeepFMScore
-from stratarec.models.din import DINScore
-from stratarec.models.dlrm import DLRMScore
-from stratarec.models.finalmlp import FinalMLPScore
-from stratarec.models.fm import FMScore
-from stratarec.models.lr import LRScore
-from stratarec.models.masknet import MaskNetScore
-from stratarec.models.tower_modules import CrossTower, DotTower, Plain
-from stratarec.models.tower_network import Build
-from stratarec.models.wide_deep import WideDeepScore
-from stratarec.models.xdeepfm import XDeepFMScore
+from stratarec.models.towers.modules import CrossTower, DotTower, Plain
+from stratarec.models.towers.network import Build
+from stratarec.models.zoo.autoint import AutoIntScore
+from stratarec.models.zoo.dcn import DCNv2Score
+from stratarec.models.zoo.deepfm import DeepFMScore
+from stratarec.models.zoo.din import DINScore
+from stratarec.models.zoo.dlrm import DLRMScore
+from stratarec.models.zoo.finalmlp import FinalMLPScore
+from stratarec.models.zoo.fm import FMScore
+from stratarec.models.zoo.lr import LRScore
+from stratarec.models.zoo.masknet import MaskNetScore
+from stratarec.models.zoo.wide_deep import WideDeepScore
+from stratarec.models.zoo.xdeepfm import XDeepFMScore
 
 GROUP = "stratarec.models"
 SCORES: tuple[type[Score], ...] = (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stratarec.kernels.interaction import dot_interaction
 from stratarec.models.layers import Cross
 from stratarec.models.runs import Runs
-from stratarec.models.towers import TowersConfig
+from stratarec.models.towers.tower_config import TowersConfig
 
 
 class TowerModule(nn.Module):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.fields import Fields, Terms
 from stratarec.models.runs import Runs
+from stratarec.models.zoo.fields import Fields, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
