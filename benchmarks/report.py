@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.picture import write_picture
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import read_json, write_json
-from stratarec.reporting.tables import make_console, print_table
+from stratarec.reporting.terminal_tables import make_console, print_table
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 MATTER = (

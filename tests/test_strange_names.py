@@ -20,8 +20,8 @@ from rich.console import Console
 from recipes import tiny
 from stratarec import Scorer
 from stratarec.cli import main
-from stratarec.reporting.progress import TerminalProgress
-from stratarec.reporting.tables import print_table
+from stratarec.reporting.progress_bar import TerminalProgress
+from stratarec.reporting.terminal_tables import print_table
 
 NAMES = (
     "C*", "C1", "[", "[/x]", "a/b", "../../../evil", "<script>alert(1)</script>", "{{ 7*7 }}", "*", "a.b", "'\"&",
@@ -189,7 +189,7 @@ def test_tables_and_notes_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SAY = """
-from stratarec.reporting.progress import make_progress
+from stratarec.reporting.progress_bar import make_progress
 progress = make_progress(quiet=False)
 progress.say("[/x] \\x1b]0;owned\\x07 :smile: \\u202e")
 """

@@ -19,7 +19,7 @@ from stratarec.planning import tiers
 from stratarec.planning.plan import Plan
 from stratarec.planning.tables import describe_tables
 from stratarec.recipe import Recipe
-from stratarec.reporting.placement import print_comparison
+from stratarec.reporting.plan_page import print_comparison
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from stratarec.config.units import readable_seconds
-from stratarec.reporting.progress import LineProgress, Pace
+from stratarec.reporting.progress_bar import LineProgress, Pace
 
 
 def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:

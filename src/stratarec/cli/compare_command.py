@@ -26,11 +26,11 @@ def compare(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
     else:
-        from stratarec.reporting.contest import print_contest
+        from stratarec.reporting.compare_page import print_contest
 
         print_contest(found.to_dict())
     if args.output:
-        from stratarec.reporting.contest import write_contest
+        from stratarec.reporting.compare_page import write_contest
 
         losses = {run.name: run.losses for run in found.runs}
         validations = {

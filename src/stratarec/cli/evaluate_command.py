@@ -20,8 +20,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
     from stratarec.distributed.mesh import joined
-    from stratarec.reporting.metrics import bins, lines, sliced
-    from stratarec.reporting.progress import make_progress
+    from stratarec.reporting.metric_names import bins, lines, sliced
+    from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.evaluation import evaluate_split
     from stratarec.training.fresh import FreshLogs, evaluate_logs
     from stratarec.training.metrics import figures

@@ -130,7 +130,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     from stratarec.config.units import parse_rate
     from stratarec.distributed.simulate import Cluster
     from stratarec.planning.tiers import measure_tiers
-    from stratarec.reporting.scaling import print_steps
+    from stratarec.reporting.cluster_page import print_steps
     from stratarec.training.scaling import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
 
     hosts, ranks = args.hosts
@@ -158,8 +158,8 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     import yaml
 
     from stratarec.io.atomic import check_output, write_text
-    from stratarec.reporting.progress import make_progress
-    from stratarec.reporting.towers import print_towers, write_towers_report
+    from stratarec.reporting.progress_bar import make_progress
+    from stratarec.reporting.tower_page import print_towers, write_towers_report
     from stratarec.training.partitioning import TowerRequest, make_towers
 
     file = Path(args.recipe).with_suffix(".towers.yaml")
@@ -191,7 +191,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
     from stratarec.models.base import build_tables
     from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.tiers import measure_tiers
-    from stratarec.reporting.placement import print_plan, write_plan_report
+    from stratarec.reporting.plan_page import print_plan, write_plan_report
     from stratarec.training.sharing import sharding_plan
 
     for path in filter(None, (args.output, args.report)):

@@ -21,7 +21,7 @@ def predict(args: argparse.Namespace) -> None:
     """Scores as Parquet or CSV."""
     from stratarec.distributed.mesh import joined
     from stratarec.io.atomic import check_output
-    from stratarec.reporting.progress import make_progress
+    from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.fresh import FreshLogs
     from stratarec.training.predict import predict as run
     from stratarec.training.predict import predict_logs

@@ -28,7 +28,7 @@ def prepare(args: argparse.Namespace) -> None:
     """Raw logs -> a prepared data set."""
     from stratarec.data.prepare.prepare import prepare as run
     from stratarec.recipe import Recipe
-    from stratarec.reporting.progress import make_progress
+    from stratarec.reporting.progress_bar import make_progress
 
     recipe = Recipe.load(args.recipe, args.overrides)
     with _executor(args.ray) as executor:

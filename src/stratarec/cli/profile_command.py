@@ -41,8 +41,8 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.data.duplication import profile as run
     from stratarec.hot.calibrator import passed_over
     from stratarec.io.atomic import check_output
-    from stratarec.reporting.duplication import print_profile, write_profile
-    from stratarec.reporting.hot import print_hot
+    from stratarec.reporting.duplication_page import print_profile, write_profile
+    from stratarec.reporting.hot_page import print_hot
 
     dataset = Dataset.open(args.dataset, verify="used")
     beside = dataset.path.resolve()
@@ -82,7 +82,7 @@ def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, b
     """How many inputs of each split are hot, counted; counts are kept `beside`."""
     from stratarec.hot.classifier import classify
     from stratarec.hot.table_parts import parts_of
-    from stratarec.reporting.progress import make_progress
+    from stratarec.reporting.progress_bar import make_progress
 
     parts, lines = parts_of(dataset, profile.row_bytes), []
     hot = profile.hot(parts)

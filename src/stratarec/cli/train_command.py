@@ -29,7 +29,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
-    from stratarec.reporting.progress import make_progress
+    from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.keeping import SETTLED
     from stratarec.training.sizing import sized
     from stratarec.training.trainer import Trainer
@@ -57,7 +57,7 @@ def train(args: argparse.Namespace) -> None:
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
     from stratarec.config.units import readable
-    from stratarec.reporting.metrics import lines
+    from stratarec.reporting.metric_names import lines
 
     if "test" in result:
         print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
             f"{hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden"
         )
     if result["memory"]:
-        from stratarec.reporting.placement import print_comparison
+        from stratarec.reporting.plan_page import print_comparison
 
         print_comparison(result["memory"])  # type: ignore[arg-type]
     say(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")

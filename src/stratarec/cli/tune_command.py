@@ -35,8 +35,8 @@ def tune(args: argparse.Namespace) -> None:
     """Many trainings of a recipe, and its best values by validation."""
     from stratarec.cli.tune.space import Space
     from stratarec.recipe import Recipe, read_content
-    from stratarec.reporting.metrics import LABELS
-    from stratarec.reporting.progress import make_progress
+    from stratarec.reporting.metric_names import LABELS
+    from stratarec.reporting.progress_bar import make_progress
 
     content = read_content(args.recipe, args.overrides)
     recipe = Recipe.from_dict(content, args.recipe)

@@ -9,7 +9,7 @@ import torch
 
 from stratarec.models import CTRModel
 from stratarec.progress import Progress
-from stratarec.reporting.metrics import LABELS
+from stratarec.reporting.metric_names import LABELS
 from stratarec.training.position import Position
 
 if TYPE_CHECKING:

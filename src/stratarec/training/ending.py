@@ -72,7 +72,7 @@ class Ending:
                 page.unlink(missing_ok=True)  # of the run when it was shorter
                 return
             # Its drawing library is loaded here: every command and rank would wait for it.
-            from stratarec.reporting.report import write_report
+            from stratarec.reporting.run_page import write_report
 
             write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result)
 

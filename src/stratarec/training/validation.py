@@ -9,7 +9,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.progress import Progress, SilentProgress
-from stratarec.reporting.metrics import LABELS, by_label, show
+from stratarec.reporting.metric_names import LABELS, by_label, show
 from stratarec.training.averaging import Averaging
 from stratarec.training.cadence import Stopped
 from stratarec.training.config import TrainConfig

@@ -36,7 +36,7 @@ from stratarec.io.owned_directory import Kind, claim, named_directory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe, with_values
-from stratarec.reporting.metrics import LABELS
+from stratarec.reporting.metric_names import LABELS
 from stratarec.training.sizing import sized
 
 FORMAT: Literal[1] = 1

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.reporting import reliability
+from stratarec.reporting import reliability_chart
 from stratarec.reporting.html import ACCENT, LINE, SECOND, Chart, Table, new_axes, write_html
-from stratarec.reporting.metrics import LABELS, by_label, show, shown
-from stratarec.reporting.placement import COMPARED, comparison_rows
+from stratarec.reporting.metric_names import LABELS, by_label, show, shown
+from stratarec.reporting.plan_page import COMPARED, comparison_rows
 
 # Fewer points than this are marked, so that a line between two is not taken for a course.
 _MARKED = 30
@@ -41,7 +41,7 @@ def write_report(
         What ``result.json`` holds.
     """
     splits = _splits(position, result)
-    made = [_loss(position), _validation(position), _kinds(position), *reliability.charts(splits)]
+    made = [_loss(position), _validation(position), _kinds(position), *reliability_chart.charts(splits)]
     charts = [chart for chart in made if chart is not None]
     write_html(
         path,
@@ -52,7 +52,7 @@ def write_report(
         charts=charts,
         notes=list(_notes(recipe, position, result)),
         evaluations=_evaluations(position, result),
-        reliability=reliability.table(splits),
+        reliability=reliability_chart.table(splits),
         splits=Table(
             heads=("split", "samples", " and ".join(_rates(dataset)), "shards"),
             rows=[_split(dataset, n) for n in dataset.splits],

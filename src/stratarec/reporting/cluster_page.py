@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stratarec.reporting.tables import make_console, print_table
+from stratarec.reporting.terminal_tables import make_console, print_table
 
 _HEADS = ("exchange", "wire", "towers", "ratio", "compute", "reduce", "inside", "between", "ms", "speed")
 

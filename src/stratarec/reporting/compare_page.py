@@ -15,8 +15,8 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from stratarec.config.units import readable
 from stratarec.io.names import visible
 from stratarec.reporting.html import LINE, Chart, Table, new_axes, write_html
-from stratarec.reporting.metrics import LABELS, by_label, show
-from stratarec.reporting.tables import make_console, print_table
+from stratarec.reporting.metric_names import LABELS, by_label, show
+from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
 """What `Contest.to_dict` gives."""

@@ -8,7 +8,7 @@ from stratarec.config.units import readable
 from stratarec.hot.calibrator import without_skew
 from stratarec.hot.profile import HotProfile, Point
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes
-from stratarec.reporting.tables import make_console, print_table
+from stratarec.reporting.terminal_tables import make_console, print_table
 
 _TABLE_HEADS = ("table", "rows", "hot", "of them tail", "hot bytes", "accesses")
 _POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")

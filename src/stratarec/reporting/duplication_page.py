@@ -10,9 +10,9 @@ from rich.table import Table
 from stratarec.data.duplication import Duplication, Profile
 from stratarec.hot.profile import HotProfile
 from stratarec.io.names import visible
-from stratarec.reporting.hot import about_hot, hot_curve, hot_tables
+from stratarec.reporting.hot_page import about_hot, hot_curve, hot_tables
 from stratarec.reporting.html import write_html
-from stratarec.reporting.tables import make_console
+from stratarec.reporting.terminal_tables import make_console
 
 _HEADS = (
     "group or feature", "stored once", "ids a sample", "stays in session", "factor in session", "factor in batch",

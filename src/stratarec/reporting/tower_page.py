@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from stratarec.config.units import readable
 from stratarec.io.names import visible
 from stratarec.reporting.html import TEXT, Chart, Table, new_axes, write_html
-from stratarec.reporting.tables import make_console, print_table
+from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
 """What `TowerPlan.to_dict` gives."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes
-from stratarec.reporting.metrics import INTERVAL, by_label, interval, show
+from stratarec.reporting.metric_names import INTERVAL, by_label, interval, show
 
 Splits = Mapping[str, Mapping[str, Any]]
 """Split -> the figures of its evaluation, which may lack bins."""
