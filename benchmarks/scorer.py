@@ -27,7 +27,7 @@ from benchmarks.timing import alternate
 from stratarec import Scorer
 from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
-from stratarec.serving.manifest import PROGRAM, TABLES, Manifest
+from stratarec.serving.export_manifest import PROGRAM, TABLES, Manifest
 from stratarec.training.export import export
 from stratarec.training.run import open_run
 from stratarec.training.trainer import Trainer

@@ -21,9 +21,9 @@ from stratarec.embedding.codecs import CodecConfig
 from stratarec.planning.plan import Plan
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.serving.manifest import Manifest as ExportManifest
+from stratarec.serving.export_files import check_files
+from stratarec.serving.export_manifest import Manifest as ExportManifest
 from stratarec.serving.scorer import Scorer
-from stratarec.serving.stored import check_files
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.export import export
 from stratarec.training.metrics import figures

@@ -31,8 +31,8 @@ from stratarec.errors import DatasetError, ExportError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed
 from stratarec.recipe import Recipe
-from stratarec.serving.manifest import Manifest
-from stratarec.serving.stored import check_files
+from stratarec.serving.export_files import check_files
+from stratarec.serving.export_manifest import Manifest
 from stratarec.training.export import export
 from stratarec.training.run import open_run
 from stratarec.training.trainer import Trainer

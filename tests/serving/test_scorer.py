@@ -28,7 +28,7 @@ from stratarec.errors import DataError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.frames import read_frame
-from stratarec.serving.values import ValueIndex
+from stratarec.serving.value_index import ValueIndex
 from stratarec.training.export import export
 from stratarec.training.predict import predict
 from stratarec.training.program import _program

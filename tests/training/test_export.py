@@ -164,7 +164,7 @@ def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from stratarec.serving.manifest import Manifest\n"
+        "from stratarec.serving.export_manifest import Manifest\n"
         "from stratarec.training.export import export\n"
         "from stratarec.training.run import open_run\n"
         "Manifest.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -19,9 +19,9 @@ from stratarec.io.owned_directory import kind_of
 from stratarec.io.sealed import read_sealed
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.serving.manifest import MANIFEST as EXPORT
+from stratarec.serving.export_files import check_files
+from stratarec.serving.export_manifest import MANIFEST as EXPORT
 from stratarec.serving.scorer import Scorer
-from stratarec.serving.stored import check_files
 from stratarec.training import checkpoint
 from stratarec.training.directory import PLAN, RECIPE, RUN
 from stratarec.training.records import RunPlan, read_recipe, read_result

@@ -21,7 +21,7 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.transforms import Standard
-from stratarec.serving.values import ValueIndex
+from stratarec.serving.value_index import ValueIndex
 
 # From about here on whole columns are faster.
 MOST_ROWS = 32

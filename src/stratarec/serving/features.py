@@ -20,7 +20,7 @@ from stratarec.data.vocabulary import MISSING, Vocabulary
 from stratarec.errors import DataError
 from stratarec.serving.cells import CellEncoder
 from stratarec.serving.frames import read_frame
-from stratarec.serving.values import ValueIndex
+from stratarec.serving.value_index import ValueIndex
 
 # Of histories the last values are kept, and of other lists the first: reading a frame leaves them whole.
 _WHOLE = 1 << 62

@@ -20,10 +20,10 @@ from stratarec.models import build_network
 from stratarec.models.base import Network, autocast, probabilities
 from stratarec.models.calibration import Calibration
 from stratarec.models.request import averaged
+from stratarec.serving.export_files import MappedTensors, map_file, map_tensors
+from stratarec.serving.export_manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, Manifest
 from stratarec.serving.features import FeatureEncoder
-from stratarec.serving.manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, Manifest
-from stratarec.serving.stored import MappedTensors, map_file, map_tensors
-from stratarec.serving.tables import EncodedTable, FloatTables, ReadOnlyTables
+from stratarec.serving.mapped_tables import EncodedTable, FloatTables, ReadOnlyTables
 
 # Samples that are scored at once: bounds memory.
 _BATCH = 8192

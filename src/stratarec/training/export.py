@@ -23,7 +23,7 @@ from stratarec.io.names import file_name
 from stratarec.io.opening import hold_directory, leftover_directories
 from stratarec.io.sealed import describe, own_file
 from stratarec.io.tensors import write_tensors
-from stratarec.serving.manifest import (
+from stratarec.serving.export_manifest import (
     MANIFEST,
     NETWORK,
     ONNX,

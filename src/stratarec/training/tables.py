@@ -20,7 +20,7 @@ from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError
 from stratarec.io.tensors import Pieces
-from stratarec.serving.manifest import FLOATS, ROWS, ExportedTable
+from stratarec.serving.export_manifest import FLOATS, ROWS, ExportedTable
 from stratarec.training.run import TrainedModel
 
 # Of a table, at a time.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stratarec.errors import ExportError
 from stratarec.io.sealed import own_file
 from stratarec.io.tensors import Spec, header
-from stratarec.serving.manifest import ADVICE, ExportedFile, Manifest
+from stratarec.serving.export_manifest import ADVICE, ExportedFile, Manifest
 
 # Bytes that are hashed at a time.
 _PIECE = 1 << 22
