@@ -23,7 +23,7 @@ import torch
 from benchmarks.towers import HOSTS, RANKS_A_HOST
 from benchmarks.towers_ranks import DENSE, plan
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.distributed.calibration import Collective
+from stratarec.distributed.measure import Collective
 from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time, traffic
 from stratarec.models import DLRMConfig, TowersConfig, build_network
 from stratarec.planning.config import MemoryConfig

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.held import held
-from stratarec.distributed.calibration import Collective
+from stratarec.distributed.measure import Collective
 from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time
 from stratarec.distributed.wire import WireKind
 

@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks.__main__ import give_everyone_good_memory
 from benchmarks.contenders import Shape
 from benchmarks.exchange_ranks import wire_bytes
-from stratarec.distributed.planning import TableLoad
+from stratarec.distributed.table_placement import TableLoad
 from stratarec.training.settings import build_optimizer
 
 DENSE = 13
@@ -81,16 +81,16 @@ class Bench:
 
     def __init__(self, contender: Contender, mesh: Any, shape: Shape, model: dict[str, Any], dense_wire: str) -> None:
         from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-        from stratarec.distributed.collection import ShardedCollection
         from stratarec.distributed.config import DistributedConfig
-        from stratarec.distributed.planning import beside, plan_sharding
-        from stratarec.distributed.replicas import HotRows
+        from stratarec.distributed.hot_replicas import HotRows
+        from stratarec.distributed.sharded_collection import ShardedCollection
         from stratarec.distributed.sharding import Place, Sharding
+        from stratarec.distributed.table_placement import beside, plan_sharding
+        from stratarec.distributed.towers.tower_model import DisaggregatedModel
         from stratarec.embedding import RowOptimizerConfig
         from stratarec.embedding.tiers import TierConfig
         from stratarec.models import DLRMConfig, TowersConfig, build_model
         from stratarec.training.config import TrainConfig
-        from stratarec.training.disaggregated import DisaggregatedModel
         from stratarec.training.shared import SharedStages
         from stratarec.training.together import Peers, Together
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.held import Machine, exchange_of, predictable, workload_of
-from stratarec.distributed.calibration import Collective
+from stratarec.distributed.measure import Collective
 from stratarec.distributed.simulate import Calibration, Cluster, step_time
 
 MODEL = {"width": 64, "ids": 1, "bottom_mlp": (32,), "top_mlp": (64,)}

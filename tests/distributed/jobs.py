@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.config import DistributedConfig
+from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.replicas import HotRows
+from stratarec.distributed.sharded_collection import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig

@@ -12,9 +12,9 @@ import torch
 from distributed.jobs import TABLES, Setup, ahead, batch, places, sharded, single, small, together
 from distributed.ranks import Ranks
 
-from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharded_collection import ShardedCollection
 from stratarec.distributed.sharding import Sharding
 from stratarec.errors import ConfigError
 

@@ -14,11 +14,11 @@ from distributed.test_runs import TIERED, assert_near, content, model, recipe, t
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.distributed.collection import ShardedCollection
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.engine import SharedEngine
+from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.replicas import HotRows
+from stratarec.distributed.sharded_collection import ShardedCollection
+from stratarec.distributed.sharded_engine import SharedEngine
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError

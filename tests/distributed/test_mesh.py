@@ -16,8 +16,8 @@ from distributed.ranks import Ranks
 
 from stratarec.distributed.collectives import Channel
 from stratarec.distributed.config import DistributedConfig
+from stratarec.distributed.gradients import reduce_gradients
 from stratarec.distributed.mesh import Mesh, joined
-from stratarec.distributed.reduction import reduce_gradients
 from stratarec.errors import ConfigError, DataError, RankError
 
 

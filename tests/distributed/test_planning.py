@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratarec.distributed.planning import ShardingPlan, TableLoad, plan_sharding
+from stratarec.distributed.table_placement import ShardingPlan, TableLoad, plan_sharding
 from stratarec.errors import ConfigError
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratarec.config.units import parse_rate
-from stratarec.distributed.calibration import Collective, NetworkFigures
+from stratarec.distributed.measure import Collective, NetworkFigures
 from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time, traffic
 from stratarec.errors import ConfigError
 

@@ -17,17 +17,17 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.distributed import planning
-from stratarec.distributed.collection import ShardedCollection
+from stratarec.distributed import table_placement
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharded_collection import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding
+from stratarec.distributed.towers.tower_model import DisaggregatedModel
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.recipe import Recipe
-from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.sharing import sharding_plan
 from stratarec.training.together import Together
 
@@ -74,11 +74,11 @@ def test_towers_on_hosts_of_their_own_train_the_model_of_one_process(
 
 def pooled(mesh: Mesh, made: Recipe) -> Any:
     """As `train`, every table whole on one rank, which pools."""
-    given, planning.travel = planning.travel, lambda load, ranks: Place(first=0)
+    given, table_placement.travel = table_placement.travel, lambda load, ranks: Place(first=0)
     try:
         return train(mesh, made)
     finally:
-        planning.travel = given
+        table_placement.travel = given
 
 
 @pytest.mark.parametrize(("network", "tolerance"), [({}, 0.0), (REGULARIZED, 1e-4)], ids=["plain", "regularized"])

@@ -13,7 +13,7 @@ from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
     from stratarec.data.dataset.dataset import Dataset
-    from stratarec.distributed.calibration import NetworkFigures
+    from stratarec.distributed.measure import NetworkFigures
     from stratarec.recipe import Recipe
 
 _MOST_RANKS = 4096
@@ -72,7 +72,7 @@ def _cluster(text: str) -> tuple[int, int]:
 
 def plan(args: argparse.Namespace) -> None:
     """Where the tables of a recipe would live, in bytes and predicted speed; of several processes the first says so."""
-    from stratarec.distributed.calibration import network_at_hand
+    from stratarec.distributed.measure import network_at_hand
     from stratarec.distributed.mesh import joined
     from stratarec.recipe import Recipe
 

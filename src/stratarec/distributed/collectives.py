@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from stratarec.distributed.rollcall import RollCall
+from stratarec.distributed.failures import RollCall
 from stratarec.embedding.handle import Stopped
 from stratarec.errors import RankError, StrataError
 

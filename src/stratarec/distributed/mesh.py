@@ -28,7 +28,7 @@ from torch.distributed.rendezvous import rendezvous
 from stratarec.config.difference import first_difference
 from stratarec.distributed.collectives import Channel
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.rollcall import Heartbeat, RollCall, Terminated, Termination
+from stratarec.distributed.failures import Heartbeat, RollCall, Terminated, Termination
 from stratarec.errors import ConfigError, RankError, StrataError
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"

@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from stratarec.config.validate import check_finite
-from stratarec.distributed.calibration import Collective
+from stratarec.distributed.measure import Collective
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.errors import ConfigError
 

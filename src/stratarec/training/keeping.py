@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.towers.tower_state import gather_towers
 from stratarec.models import CTRModel
 from stratarec.training import checkpoint
 from stratarec.training.averaging import Averaging
@@ -16,7 +17,6 @@ from stratarec.training.config import TrainConfig
 from stratarec.training.directory import RunDirectory
 from stratarec.training.position import Position
 from stratarec.training.state import OPTIMIZER
-from stratarec.training.tower_state import gather_towers
 
 SETTLED = "settled"
 """Noted once a run has a checkpoint of its own: what starts again goes on from there, and overwrites nothing more."""

@@ -17,6 +17,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.loading.portions import batches
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.towers.tower_model import DisaggregatedModel
 from stratarec.embedding.stores.scratch import Scratch
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.owned_directory import kind_of
@@ -29,7 +30,6 @@ from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.config import TrainConfig
 from stratarec.training.directory import RECIPE
-from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.records import read_plan, read_recipe, read_result
 from stratarec.training.sharing import shared_collection
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.distributed.calibration import Collective
+from stratarec.distributed.measure import Collective
 from stratarec.distributed.simulate import Calibration, Cluster, Exchange, StepTime, Workload, step_time
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError

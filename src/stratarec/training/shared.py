@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.batch import Batch
+from stratarec.distributed.gradients import average
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.reduction import average
+from stratarec.distributed.wait_times import Waits
 from stratarec.embedding import Handle
 from stratarec.models.regularization import statistics
 from stratarec.models.request import Request
 from stratarec.training.pipeline import Stages, Trained, refuse_loss
 from stratarec.training.settings import peak_rss_bytes
-from stratarec.training.waits import Waits
 
 
 class SharedStages(Stages):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.distributed.collection import ShardedCollection
+from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.planning import ShardingPlan, TableLoad, beside, plan_sharding
-from stratarec.distributed.replicas import HotRows
+from stratarec.distributed.sharded_collection import ShardedCollection
 from stratarec.distributed.sharding import Sharding
+from stratarec.distributed.table_placement import ShardingPlan, TableLoad, beside, plan_sharding
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError

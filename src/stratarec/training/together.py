@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.distributed.engine import SharedEngine
+from stratarec.distributed.gradients import reduce_gradients
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.reduction import reduce_gradients
+from stratarec.distributed.sharded_engine import SharedEngine
+from stratarec.distributed.towers.tower_model import DisaggregatedModel, PeerRequest
 from stratarec.distributed.wire import WIRES, DenseWireKind
 from stratarec.models.base import Network
 from stratarec.models.request import Request
 from stratarec.models.towers.network import TowerNetwork
 from stratarec.training.cadence import Seen
-from stratarec.training.disaggregated import DisaggregatedModel, PeerRequest
 from stratarec.training.pipeline import gradient_norm
 
 

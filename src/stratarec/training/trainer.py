@@ -16,8 +16,9 @@ from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.loading.portions import Share
-from stratarec.distributed.engine import SharedEngine
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharded_engine import SharedEngine
+from stratarec.distributed.towers.tower_model import DisaggregatedModel
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
 from stratarec.hot.hot_loader import HotLoader
@@ -32,7 +33,6 @@ from stratarec.training.cadence import Cadence, StopRequest
 from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.directory import RUN, RunDirectory, opened
-from stratarec.training.disaggregated import DisaggregatedModel
 from stratarec.training.ending import Ending
 from stratarec.training.hot_batches import hot_loader
 from stratarec.training.keeping import Keeper

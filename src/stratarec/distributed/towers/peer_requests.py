@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.jagged import offsets_of, slice_places
-from stratarec.distributed.peers import packed, unpacked
-from stratarec.distributed.requests import Requests, RowRequest, bags_of, joined, read
+from stratarec.distributed.exchange.input_dist import Requests, RowRequest, bags_of, joined, read
 from stratarec.distributed.sharding import Stream
+from stratarec.distributed.towers.peer_exchange import packed, unpacked
 from stratarec.models.history import Windows
 from stratarec.models.request import Request
 

@@ -23,10 +23,11 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collectives import never
 from stratarec.distributed.config import DistributedConfig
+from stratarec.distributed.exchange.input_dist import Requests
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.peers import Hop, Told, send_requests
-from stratarec.distributed.requests import Requests
 from stratarec.distributed.sharding import Place, Sharding
+from stratarec.distributed.towers.peer_exchange import Hop, Told, send_requests
+from stratarec.distributed.towers.peer_requests import Part, join, messages
 from stratarec.distributed.wire import Wire
 from stratarec.embedding import EmbeddingBagConfig, Handle
 from stratarec.embedding.check_features import Validator
@@ -34,7 +35,6 @@ from stratarec.errors import StrataError
 from stratarec.models import CTRModel
 from stratarec.models.request import Request
 from stratarec.models.towers.network import TowerNetwork
-from stratarec.training.peer_requests import Part, join, messages
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.engine import SharedBatch, SharedEngine
+from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.replicas import HotRows
+from stratarec.distributed.sharded_engine import SharedBatch, SharedEngine
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding.collection import EmbeddingCollection
 from stratarec.embedding.optimizers import RowOptimizerConfig

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.distributed.requests import DistinctRows
+from stratarec.distributed.exchange.input_dist import DistinctRows
 from stratarec.distributed.sharding import Rows
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.tables.base import features_of, group_layout

@@ -18,10 +18,10 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collectives import never
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.exchange import Dispatched, FlatExchange
-from stratarec.distributed.gathering import SharedRows
+from stratarec.distributed.exchange.all_to_all import Dispatched, FlatExchange
+from stratarec.distributed.hot_replicas import HotRows, Replicas, check_hot
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.replicas import HotRows, Replicas, check_hot
+from stratarec.distributed.sharded_rows import SharedRows
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.embedding.checkpoint.save import RANK_GROUPS

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged, offsets_of
-from stratarec.distributed.replicas import Replicas
+from stratarec.distributed.hot_replicas import Replicas
 from stratarec.distributed.sharding import Rows, Sharding, Stream
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError

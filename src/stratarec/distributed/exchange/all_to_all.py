@@ -18,12 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.distributed.buffers import Buffer, grouped
 from stratarec.distributed.collectives import Channel, never
-from stratarec.distributed.legs import MessageLayout
+from stratarec.distributed.exchange.input_dist import (
+    WORDS,
+    DistinctRows,
+    Requests,
+    RowRequest,
+    joined,
+    message_sizes,
+    read,
+)
+from stratarec.distributed.exchange.message import MessageLayout
+from stratarec.distributed.exchange.row_buffer import Buffer, grouped
+from stratarec.distributed.hot_replicas import HotGradients, Replicas
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.replicas import HotGradients, Replicas
-from stratarec.distributed.requests import WORDS, DistinctRows, Requests, RowRequest, joined, message_sizes, read
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire
 from stratarec.embedding.check_features import Validator

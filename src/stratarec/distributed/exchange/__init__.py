@@ -1,0 +1,1 @@
+"""Ids out to their owners, rows back."""

@@ -1,0 +1,1 @@
+"""The exchange by towers (SPTT)."""
