@@ -27,7 +27,7 @@ from stratarec.distributed.measure import Collective
 from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time, traffic
 from stratarec.models import DLRMConfig, TowersConfig, build_network
 from stratarec.planning.config import MemoryConfig
-from stratarec.planning.tiers import measure_tiers
+from stratarec.planning.memories import measure_tiers
 
 RESULT = Path(__file__).with_name("results") / "towers.json"
 ONE = "exchange-bound"

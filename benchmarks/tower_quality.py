@@ -24,8 +24,8 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.models.towers.tower_config import tied
-from stratarec.planning.clusters import assign
-from stratarec.planning.tower_bounds import tightest
+from stratarec.planning.towers.bounds import tightest
+from stratarec.planning.towers.clustering import assign
 from stratarec.recipe import Recipe
 from stratarec.training.partitioning import TowerRequest, bounds_of, items_of, make_towers
 from stratarec.training.run import temporary_model

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stratarec.errors import ConfigError
-from stratarec.planning.hits import CacheDemand, expected_misses, expected_second_misses
+from stratarec.planning.hit_rates import CacheDemand, expected_misses, expected_second_misses
 from stratarec.planning.popularity import Popularity
 
 

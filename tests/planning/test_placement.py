@@ -22,11 +22,11 @@ from stratarec.planning.candidates import PIN_MARGIN, TableSpec, candidates
 from stratarec.planning.comparison import compare, compare_totals
 from stratarec.planning.config import BlockConfig, CacheConfig, MappedConfig, MemoryConfig
 from stratarec.planning.cost import PENALTY
+from stratarec.planning.memories import BlockTier, DramTier, MappedTier, Tiers
 from stratarec.planning.placement import place
 from stratarec.planning.plan import Plan
 from stratarec.planning.popularity import Popularity
 from stratarec.planning.solve import GAP
-from stratarec.planning.tiers import BlockTier, DramTier, MappedTier, Tiers
 
 MIB = 1 << 20
 BATCH = 1024

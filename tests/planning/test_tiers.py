@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from stratarec.errors import StorageError
-from stratarec.planning import tiers
+from stratarec.planning import memories
 from stratarec.planning.config import BlockConfig, MappedConfig, MemoryConfig
-from stratarec.planning.tiers import Tiers, cache_file, measure_tiers
+from stratarec.planning.memories import Tiers, cache_file, measure_tiers
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements of moments, on small files."""
-    monkeypatch.setattr(tiers, "_SECONDS", 0.02)
-    monkeypatch.setattr(tiers, "_FILE_BYTES", 8 << 20)
-    monkeypatch.setattr(tiers, "_DRAM_BYTES", 16 << 20)
+    monkeypatch.setattr(memories, "_SECONDS", 0.02)
+    monkeypatch.setattr(memories, "_FILE_BYTES", 8 << 20)
+    monkeypatch.setattr(memories, "_DRAM_BYTES", 16 << 20)
 
 
 def memory(root: Path) -> MemoryConfig:

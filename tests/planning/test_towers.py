@@ -23,12 +23,12 @@ from stratarec.models import build_model
 from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.planning.bytes import RowShape
 from stratarec.planning.candidates import TableSpec
-from stratarec.planning.clusters import Limits, assign, balanced_clusters, embed, spread
-from stratarec.planning.interactions import _inputs, _mixed, feature_keys, measure, normalized
 from stratarec.planning.popularity import Popularity
-from stratarec.planning.tower_bounds import Item, TowerBounds, tied_items
-from stratarec.planning.tower_plan import TowerPlan
-from stratarec.planning.towers import partition
+from stratarec.planning.towers.bounds import Item, TowerBounds, tied_items
+from stratarec.planning.towers.clustering import Limits, assign, balanced_clusters, embed, spread
+from stratarec.planning.towers.interaction import _inputs, _mixed, feature_keys, measure, normalized
+from stratarec.planning.towers.partitioner import partition
+from stratarec.planning.towers.tower_plan import TowerPlan
 from stratarec.recipe import Recipe
 from stratarec.training.partitioning import TowerRequest, make_towers
 

@@ -129,7 +129,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     """Steps on a cluster that is not here."""
     from stratarec.config.units import parse_rate
     from stratarec.distributed.simulate import Cluster
-    from stratarec.planning.tiers import measure_tiers
+    from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.cluster_page import print_steps
     from stratarec.training.scaling import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
 
@@ -190,7 +190,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
     from stratarec.io.atomic import check_output
     from stratarec.models.base import build_tables
     from stratarec.planning.hot_rows import make_hot_plan
-    from stratarec.planning.tiers import measure_tiers
+    from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.plan_page import print_plan, write_plan_report
     from stratarec.training.sharing import sharding_plan
 

@@ -13,10 +13,10 @@ from stratarec.planning.bytes import MEMORIES, Home, RowShape, Slots, Traffic, c
 from stratarec.planning.bytes import level0_bytes as whole_bytes
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.cost import PENALTY, Demand, cached_seconds, level0_seconds
-from stratarec.planning.hits import CacheDemand, expected_misses, expected_second_misses
+from stratarec.planning.hit_rates import CacheDemand, expected_misses, expected_second_misses
+from stratarec.planning.memories import Tiers
 from stratarec.planning.plan import Log, TablePlacement
 from stratarec.planning.popularity import Popularity
-from stratarec.planning.tiers import Tiers
 
 PIN_MARGIN = 1.25
 """Slots over the rows that the batches in flight are expected to pin.

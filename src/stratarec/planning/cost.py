@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from stratarec.embedding.codecs import KINDS, CodecConfig
 from stratarec.planning.bytes import STAMP_BYTES, TAG_BYTES, Home, RowShape, block_bytes, record_bytes
+from stratarec.planning.memories import Tiers
 from stratarec.planning.plan import Seconds
-from stratarec.planning.tiers import Tiers
 
 # Bytes that a log writes for each byte of a row, rewriting of segments included.
 _LOG_WRITES = 2.0

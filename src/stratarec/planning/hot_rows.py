@@ -20,9 +20,9 @@ from stratarec.hot.selection import hottest_rows
 from stratarec.hot.table_parts import Counts, Part, parts_of, share_of_accesses, used_bytes
 from stratarec.planning.bytes import Parts, add_parts
 from stratarec.planning.config import MemoryConfig
+from stratarec.planning.memories import Tiers
 from stratarec.planning.placement import make_plan
 from stratarec.planning.plan import Plan, TablePlacement
-from stratarec.planning.tiers import Tiers
 
 
 def make_hot_plan(

@@ -18,9 +18,9 @@ from stratarec.errors import ConfigError
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, in_memory, output_bytes, workspace_bytes
 from stratarec.planning.candidates import Candidate, TableSpec, candidates
 from stratarec.planning.config import MemoryConfig
+from stratarec.planning.memories import Tiers, measure_tiers
 from stratarec.planning.plan import Log, Plan
-from stratarec.planning.tables import describe_tables
-from stratarec.planning.tiers import Tiers, measure_tiers
+from stratarec.planning.table_load import describe_tables
 
 _FIELDS: Mapping[Memory, str] = {
     "dram": "memory.dram",

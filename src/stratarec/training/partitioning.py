@@ -18,11 +18,11 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 from stratarec.models import CTRModel
 from stratarec.models.base import build_tables
-from stratarec.planning.interactions import feature_keys, measure
-from stratarec.planning.tables import describe_tables
-from stratarec.planning.tower_bounds import Item, TowerBounds, check_bounds, tied_items
-from stratarec.planning.tower_plan import TowerPlan
-from stratarec.planning.towers import partition
+from stratarec.planning.table_load import describe_tables
+from stratarec.planning.towers.bounds import Item, TowerBounds, check_bounds, tied_items
+from stratarec.planning.towers.interaction import feature_keys, measure
+from stratarec.planning.towers.partitioner import partition
+from stratarec.planning.towers.tower_plan import TowerPlan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.pipeline import Stages

@@ -22,8 +22,8 @@ from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.models import ModelConfig, build_network
 from stratarec.models.base import build_tables
 from stratarec.models.towers.tower_config import TowersConfig, tied
-from stratarec.planning.tables import describe_tables
-from stratarec.planning.tiers import measure_tiers
+from stratarec.planning.memories import measure_tiers
+from stratarec.planning.table_load import describe_tables
 from stratarec.recipe import Recipe
 
 WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")

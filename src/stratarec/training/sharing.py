@@ -17,7 +17,7 @@ from stratarec.errors import ConfigError
 from stratarec.models.towers.tower_config import check_plan
 from stratarec.planning.bytes import in_memory
 from stratarec.planning.plan import Plan, TablePlacement, tier_config
-from stratarec.planning.tables import describe_tables
+from stratarec.planning.table_load import describe_tables
 from stratarec.recipe import Recipe
 
 

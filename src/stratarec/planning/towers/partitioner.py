@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.planning.clusters import Floats, balanced_clusters, embed
-from stratarec.planning.tower_bounds import Item, TowerBounds, check_bounds, tightest
-from stratarec.planning.tower_plan import Tower, TowerPlan
+from stratarec.planning.towers.bounds import Item, TowerBounds, check_bounds, tightest
+from stratarec.planning.towers.clustering import Floats, balanced_clusters, embed
+from stratarec.planning.towers.tower_plan import Tower, TowerPlan
 
 
 def partition(

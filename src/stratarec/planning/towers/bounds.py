@@ -15,7 +15,7 @@ from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.models.towers.tower_config import tied
 from stratarec.planning.candidates import TableSpec
-from stratarec.planning.clusters import Labels, Limits
+from stratarec.planning.towers.clustering import Labels, Limits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Which feature in which tower."""
