@@ -90,7 +90,7 @@ class Bench:
         from stratarec.embedding import RowOptimizerConfig
         from stratarec.embedding.tiers import TierConfig
         from stratarec.models import DLRMConfig, TowersConfig, build_model
-        from stratarec.training.config import TrainConfig
+        from stratarec.recipe.train_section import TrainConfig
         from stratarec.training.shared import SharedStages
         from stratarec.training.together import Peers, Together
 

@@ -19,7 +19,7 @@ from stratarec.data.splits import SplitConfig
 from stratarec.errors import ConfigError
 from stratarec.models import HistoryConfig
 from stratarec.recipe import Recipe
-from stratarec.training.config import TrainConfig
+from stratarec.recipe.train_section import TrainConfig
 
 RECIPES = Path(stratarec.__file__).parent / "recipes"
 WRONG = (-1, 1.5, "x", "", [], {}, None, math.nan, math.inf, [0], True, 10**30, "a\0b", {"kind": "x"})

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from stratarec.training.config import DenseOptimizerConfig
+from stratarec.recipe.train_section import DenseOptimizerConfig
 from stratarec.training.settings import build_optimizer
 
 KINDS: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "sgd": SGD}

@@ -15,9 +15,9 @@ from stratarec.errors import CheckpointError, ConfigError
 from stratarec.io.tensors import read_tensors
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import AverageConfig, TrainConfig
 from stratarec.training import checkpoint
 from stratarec.training.averaging import Averaging
-from stratarec.training.config import AverageConfig, TrainConfig
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.metrics import figures
 from stratarec.training.records import read_recipe

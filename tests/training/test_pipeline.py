@@ -16,8 +16,8 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.request import Request
+from stratarec.recipe.train_section import CheckpointConfig, TrainConfig
 from stratarec.training.cadence import Agree, Cadence, Decision, Seen, Stopped
-from stratarec.training.config import CheckpointConfig, TrainConfig
 from stratarec.training.pipeline import Pipeline, Stages
 from stratarec.training.settings import build_optimizer
 

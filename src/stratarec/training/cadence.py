@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from stratarec.errors import Interrupted
-from stratarec.training.config import TrainConfig
+from stratarec.recipe.train_section import TrainConfig
 
 
 class Stopped(Exception):

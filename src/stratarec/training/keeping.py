@@ -11,9 +11,9 @@ import torch
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.towers.tower_state import gather_towers
 from stratarec.models import CTRModel
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
 from stratarec.training.averaging import Averaging
-from stratarec.training.config import TrainConfig
 from stratarec.training.directory import RunDirectory
 from stratarec.training.position import Position
 from stratarec.training.state import OPTIMIZER

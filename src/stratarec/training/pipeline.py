@@ -33,8 +33,8 @@ from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.request import Request
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.averaging import Averaging
-from stratarec.training.config import TrainConfig
 from stratarec.training.objective import Objective
 
 Item = tuple[Batch, Request]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stratarec.training.config import EarlyStoppingConfig, PlateauConfig
+from stratarec.recipe.train_section import EarlyStoppingConfig, PlateauConfig
 
 Evaluation = Mapping[str, Any]
 _SMOOTHING = 0.98

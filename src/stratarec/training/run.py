@@ -27,8 +27,8 @@ from stratarec.models.calibration import Calibration
 from stratarec.planning.hot_rows import make_hot_plan
 from stratarec.planning.plan import Plan, tier_config
 from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
-from stratarec.training.config import TrainConfig
 from stratarec.training.directory import RECIPE
 from stratarec.training.records import read_plan, read_recipe, read_result
 from stratarec.training.sharing import shared_collection

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from stratarec.training.config import DenseOptimizerConfig
+from stratarec.recipe.train_section import DenseOptimizerConfig
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
-from stratarec.training.config import TrainConfig
 from stratarec.training.position import Position
 from stratarec.training.records import read_recipe
 

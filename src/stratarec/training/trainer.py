@@ -27,10 +27,10 @@ from stratarec.models.request import Request
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
 from stratarec.training.beginning import Beginning, beginning
 from stratarec.training.cadence import Cadence, StopRequest
-from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.directory import RUN, RunDirectory, opened
 from stratarec.training.ending import Ending

@@ -9,10 +9,10 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.progress import Progress, SilentProgress
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.metric_names import LABELS, by_label, show
 from stratarec.training.averaging import Averaging
 from stratarec.training.cadence import Stopped
-from stratarec.training.config import TrainConfig
 from stratarec.training.curves import Curves
 from stratarec.training.evaluation import evaluate_split
 from stratarec.training.metrics import figures

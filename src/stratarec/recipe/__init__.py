@@ -24,7 +24,7 @@ from stratarec.io.names import file_name, visible
 from stratarec.io.opening import open_regular
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.planning.config import MemoryConfig
-from stratarec.training.config import TrainConfig
+from stratarec.recipe.train_section import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
