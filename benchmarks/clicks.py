@@ -37,8 +37,8 @@ from stratarec.embedding import ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig
 from stratarec.recipe import Recipe
-from stratarec.training.metrics import Metrics, evaluate_logits
-from stratarec.training.settings import build_optimizer, peak_rss_bytes, torch_settings
+from stratarec.training.evaluation.metrics import Metrics, evaluate_logits
+from stratarec.training.torch_settings import build_optimizer, peak_rss_bytes, torch_settings
 from stratarec.training.trainer import Trainer
 
 RECIPE = Path(stratarec.__file__).parent / "recipes" / "globo.yaml"

@@ -27,7 +27,7 @@ from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
 from stratarec.data.user_history import Events
 from stratarec.recipe import Recipe
-from stratarec.training.settings import torch_settings
+from stratarec.training.torch_settings import torch_settings
 from stratarec.training.trainer import Trainer
 
 DAY_MS = 86_400_000

@@ -37,10 +37,10 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.calibrating import corrected_by, fit
-from stratarec.training.evaluation import Scored, whole_split
-from stratarec.training.metrics import evaluate_logits
-from stratarec.training.settings import torch_settings
+from stratarec.training.evaluation.evaluate import Scored, whole_split
+from stratarec.training.evaluation.fit_calibration import corrected_by, fit
+from stratarec.training.evaluation.metrics import evaluate_logits
+from stratarec.training.torch_settings import torch_settings
 from stratarec.training.trainer import Trainer
 
 SAMPLES, QUICK_SAMPLES, SEEDS = 2_500_000, 20_000, 3

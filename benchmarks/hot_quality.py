@@ -39,7 +39,7 @@ from stratarec.hot.hot_loader import HotLoader
 from stratarec.hot.schedule import rate_after, validation_losses
 from stratarec.hot.table_parts import parts_of, row_bytes_of
 from stratarec.recipe import Recipe, with_values
-from stratarec.training.pipeline import Stages
+from stratarec.training.steps.step import Stages
 from stratarec.training.trainer import Trainer
 
 DAY_MS = 86_400_000

@@ -28,8 +28,8 @@ from stratarec import Scorer
 from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.serving.export_manifest import PROGRAM, TABLES, Manifest
-from stratarec.training.export import export
-from stratarec.training.run import open_run
+from stratarec.training.export.export import export
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 DENSE, CATEGORIES, VALUES = 13, 26, 50_000

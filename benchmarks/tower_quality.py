@@ -27,8 +27,8 @@ from stratarec.models.towers.tower_config import tied
 from stratarec.planning.towers.bounds import tightest
 from stratarec.planning.towers.clustering import assign
 from stratarec.recipe import Recipe
-from stratarec.training.partitioning import TowerRequest, bounds_of, items_of, make_towers
-from stratarec.training.run import temporary_model
+from stratarec.training.run.open_run import temporary_model
+from stratarec.training.tower_partition import TowerRequest, bounds_of, items_of, make_towers
 from stratarec.training.trainer import Trainer
 
 COMPRESSION, TOWERS, DRAWS, SEEDS = 4.0, (2, 4, 8), 10, (1, 2, 3)

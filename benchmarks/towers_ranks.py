@@ -25,7 +25,7 @@ from benchmarks.__main__ import give_everyone_good_memory
 from benchmarks.contenders import Shape
 from benchmarks.exchange_ranks import wire_bytes
 from stratarec.distributed.table_placement import TableLoad
-from stratarec.training.settings import build_optimizer
+from stratarec.training.torch_settings import build_optimizer
 
 DENSE = 13
 _WARM, _AHEAD = 1, 1
@@ -91,8 +91,7 @@ class Bench:
         from stratarec.embedding.tiers import TierConfig
         from stratarec.models import DLRMConfig, TowersConfig, build_model
         from stratarec.recipe.train_section import TrainConfig
-        from stratarec.training.shared import SharedStages
-        from stratarec.training.together import Peers, Together
+        from stratarec.training.distributed import Peers, SharedStages, Together
 
         self.contender, by_towers = contender, contender.exchange == "sptt"
         self.mesh = mesh if by_towers else replace(mesh, inside=None, between=None)

@@ -23,7 +23,7 @@ from fuzzing.artefacts import make, read, score
 import stratarec
 from stratarec.errors import StrataError
 from stratarec.planning.plan import Plan
-from stratarec.training.run import open_run
+from stratarec.training.run.open_run import open_run
 
 DRAWN = int(os.environ.get("STRATAREC_FUZZ", "14"))
 SEED = int(os.environ.get("STRATAREC_FUZZ_SEED", "11"))

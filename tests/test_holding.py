@@ -24,8 +24,8 @@ from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.lock import held
 from stratarec.io.owned_directory import HOLDER, Kind, claim, entries
 from stratarec.recipe import Recipe
-from stratarec.training import checkpoint
-from stratarec.training.run import open_run
+from stratarec.training.checkpoint import checkpoint
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 KIND = Kind(name="thing", field="thing", content=("inside",))
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_is_read_is_not_pruned(home: Path, tmp_path: Path) -> 
 
 READ = """
 import sys
-from stratarec.training.run import open_run
+from stratarec.training.run.open_run import open_run
 for _ in range(8):
     with open_run(sys.argv[1]) as trained:
         print(trained.checkpoint.name, flush=True)

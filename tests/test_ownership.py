@@ -23,7 +23,7 @@ from stratarec.io.opening import temporary_name
 from stratarec.io.owned_directory import MARKER, claim, kind_of, state
 from stratarec.io.replace import aside, set_aside
 from stratarec.recipe import Recipe
-from stratarec.training.directory import RUN
+from stratarec.training.run.run_directory import RUN
 from stratarec.training.trainer import Trainer
 
 

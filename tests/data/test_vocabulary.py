@@ -21,8 +21,8 @@ from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLi
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
-from stratarec.training.export import export
-from stratarec.training.run import open_run
+from stratarec.training.export.export import export
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 

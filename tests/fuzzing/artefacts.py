@@ -24,10 +24,10 @@ from stratarec.recipe import Recipe
 from stratarec.serving.export_files import check_files
 from stratarec.serving.export_manifest import Manifest as ExportManifest
 from stratarec.serving.scorer import Scorer
-from stratarec.training.evaluation import evaluate_split
-from stratarec.training.export import export
-from stratarec.training.metrics import figures
-from stratarec.training.run import new_plan, open_run
+from stratarec.training.evaluation.evaluate import evaluate_split
+from stratarec.training.evaluation.metrics import figures
+from stratarec.training.export.export import export
+from stratarec.training.run.open_run import new_plan, open_run
 from stratarec.training.trainer import Trainer
 
 STEPS = 6

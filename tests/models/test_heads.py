@@ -15,7 +15,7 @@ from stratarec.errors import ConfigError
 from stratarec.models import HeadsConfig, ModelConfig, build_model
 from stratarec.models.heads import MMoE, SharedBottom
 from stratarec.models.layers import MLP
-from stratarec.training.objective import Objective
+from stratarec.training.steps.loss import Objective
 
 LABELS = ("click", "like", "buy")
 

@@ -19,8 +19,8 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.models import registry
 from stratarec.recipe import Recipe
-from stratarec.training.export import export
-from stratarec.training.run import open_run
+from stratarec.training.export.export import export
+from stratarec.training.run.open_run import open_run
 
 if sys.version_info >= (3, 11):
     import tomllib

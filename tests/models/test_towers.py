@@ -17,7 +17,7 @@ from stratarec.models.towers.modules import DotTower
 from stratarec.models.towers.network import TowerNetwork
 from stratarec.models.towers.tower_config import tied
 from stratarec.models.zoo.dcn import DCNv2Config
-from stratarec.training.program import _Probability
+from stratarec.training.export.program import _Probability
 
 PLAN = (("place",), ("history", "item"), ("tags",))
 CONFIGS: list[ModelConfig] = [

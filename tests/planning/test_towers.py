@@ -30,7 +30,7 @@ from stratarec.planning.towers.interaction import _inputs, _mixed, feature_keys,
 from stratarec.planning.towers.partitioner import partition
 from stratarec.planning.towers.tower_plan import TowerPlan
 from stratarec.recipe import Recipe
-from stratarec.training.partitioning import TowerRequest, make_towers
+from stratarec.training.tower_partition import TowerRequest, make_towers
 
 BLOCKS = 4
 

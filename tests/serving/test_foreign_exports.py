@@ -33,8 +33,8 @@ from stratarec.io.sealed import write_sealed
 from stratarec.recipe import Recipe
 from stratarec.serving.export_files import check_files
 from stratarec.serving.export_manifest import Manifest
-from stratarec.training.export import export
-from stratarec.training.run import open_run
+from stratarec.training.export.export import export
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 FLIPS = int(os.environ.get("STRATAREC_FLIPS", "20"))

@@ -29,10 +29,10 @@ from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.frames import read_frame
 from stratarec.serving.value_index import ValueIndex
-from stratarec.training.export import export
+from stratarec.training.export.export import export
+from stratarec.training.export.program import _program
 from stratarec.training.predict import predict
-from stratarec.training.program import _program
-from stratarec.training.run import open_run
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 MODELS: dict[str, Any] = {

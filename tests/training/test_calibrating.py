@@ -22,12 +22,12 @@ from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.calibrating import IDENTITY, corrected_by, fit
-from stratarec.training.evaluation import Scored, evaluate_split
-from stratarec.training.export import export
-from stratarec.training.metrics import evaluate_logits
+from stratarec.training.evaluation.evaluate import Scored, evaluate_split
+from stratarec.training.evaluation.fit_calibration import IDENTITY, corrected_by, fit
+from stratarec.training.evaluation.metrics import evaluate_logits
+from stratarec.training.export.export import export
 from stratarec.training.predict import predict
-from stratarec.training.run import open_run
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 EMPTY = np.zeros(0, dtype=np.float32)

@@ -26,7 +26,9 @@ from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataEr
 from stratarec.models import CTRModel
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training import checkpoint, evaluation, loop
+from stratarec.training import loop
+from stratarec.training.checkpoint import checkpoint
+from stratarec.training.evaluation import evaluate
 from stratarec.training.trainer import Trainer
 
 STEPS = 32
@@ -36,7 +38,7 @@ STEPS = 32
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations of several batches."""
-    monkeypatch.setattr(evaluation, "_BATCH", 200)
+    monkeypatch.setattr(evaluate, "_BATCH", 200)
 
 
 @pytest.fixture(scope="module")

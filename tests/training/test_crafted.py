@@ -20,7 +20,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed
-from stratarec.training.run import open_run
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 

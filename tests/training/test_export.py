@@ -22,8 +22,8 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, ExportError, StorageError
 from stratarec.io.opening import create, hold_directory
 from stratarec.recipe import Recipe
-from stratarec.training.export import export
-from stratarec.training.run import open_run
+from stratarec.training.export.export import export
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 
@@ -165,8 +165,8 @@ def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from stratarec.serving.export_manifest import Manifest\n"
-        "from stratarec.training.export import export\n"
-        "from stratarec.training.run import open_run\n"
+        "from stratarec.training.export.export import export\n"
+        "from stratarec.training.run.open_run import open_run\n"
         "Manifest.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "with open_run(sys.argv[1]) as trained:\n"
         "    export(trained, Path(sys.argv[2]))\n"

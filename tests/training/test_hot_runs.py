@@ -20,9 +20,9 @@ from stratarec.hot.classifier import beside
 from stratarec.hot.hot_loader import HotLoader
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.training.pipeline import Stages
-from stratarec.training.run import new_model, new_plan, open_run
-from stratarec.training.settings import build_optimizer, torch_settings
+from stratarec.training.run.open_run import new_model, new_plan, open_run
+from stratarec.training.steps.step import Stages
+from stratarec.training.torch_settings import build_optimizer, torch_settings
 from stratarec.training.trainer import Trainer
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from stratarec.training.metrics import auc, evaluate_logits, grouped_auc
+from stratarec.training.evaluation.metrics import auc, evaluate_logits, grouped_auc
 
 SCORES = st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=60)
 

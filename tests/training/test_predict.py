@@ -16,8 +16,8 @@ from stratarec.data.dataset import writer as storage
 from stratarec.data.prepare.prepare import prepare
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation import Scored, logits
-from stratarec.training.run import open_run
+from stratarec.training.evaluation.evaluate import Scored, logits
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from stratarec.training.metrics import evaluate_labels, evaluate_logits, figures
-from stratarec.training.reliability import MOST_BINS, Reliability
+from stratarec.training.evaluation.metrics import evaluate_labels, evaluate_logits, figures
+from stratarec.training.evaluation.reliability import MOST_BINS, Reliability
 
 
 def drawn(samples: int, shift: float = 0.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.run import new_model, open_run
+from stratarec.training.run.open_run import new_model, open_run
 from stratarec.training.trainer import Trainer
 
 

@@ -12,8 +12,8 @@ from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
-from stratarec.training.records import read_recipe
-from stratarec.training.sizing import chosen, sized
+from stratarec.training.auto_config import chosen, sized
+from stratarec.training.run.run_files import read_recipe
 
 
 @pytest.mark.parametrize(

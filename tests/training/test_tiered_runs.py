@@ -25,8 +25,8 @@ from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import CheckpointError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.training import checkpoint
-from stratarec.training.run import new_plan, open_run
+from stratarec.training.checkpoint import checkpoint
+from stratarec.training.run.open_run import new_plan, open_run
 from stratarec.training.trainer import Trainer
 
 EVERY_ROW: dict[str, Any] = {"kind": "adam", "learning_rate": 0.01, "rows": "all", "weight_decay": 0.01}
@@ -120,7 +120,7 @@ def test_what_a_killed_reader_left_behind_is_removed_by_the_next(home: Path, tmp
     before = sorted(rows.iterdir())
     script = (
         "import os, signal, sys\n"
-        "from stratarec.training.run import open_run\n"
+        "from stratarec.training.run.open_run import open_run\n"
         "trained = open_run(sys.argv[1])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

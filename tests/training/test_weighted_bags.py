@@ -32,12 +32,12 @@ from stratarec.models.request import Request
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
-from stratarec.training.evaluation import evaluate_split
-from stratarec.training.export import export
-from stratarec.training.fresh import FreshLogs
+from stratarec.training.evaluation.evaluate import evaluate_split
+from stratarec.training.export.export import export
 from stratarec.training.predict import predict
-from stratarec.training.run import open_run
-from stratarec.training.sharing import shared_collection
+from stratarec.training.raw_logs import FreshLogs
+from stratarec.training.run.open_run import open_run
+from stratarec.training.run.shard_tables import shared_collection
 from stratarec.training.trainer import Trainer
 
 ROWS, LONGEST = 1000, 4

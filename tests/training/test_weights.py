@@ -20,11 +20,11 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DataError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation import evaluate_split
-from stratarec.training.fresh import FreshLogs, evaluate_logs
-from stratarec.training.metrics import evaluate_logits
-from stratarec.training.objective import Objective
-from stratarec.training.run import open_run
+from stratarec.training.evaluation.evaluate import evaluate_split
+from stratarec.training.evaluation.metrics import evaluate_logits
+from stratarec.training.raw_logs import FreshLogs, evaluate_logs
+from stratarec.training.run.open_run import open_run
+from stratarec.training.steps.loss import Objective
 from stratarec.training.trainer import Trainer
 
 ROWS = 1500

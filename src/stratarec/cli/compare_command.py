@@ -18,7 +18,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 def compare(args: argparse.Namespace) -> None:
     """Runs side by side."""
     from stratarec.io.atomic import check_output
-    from stratarec.training.contest import Contest
+    from stratarec.training.compare import Contest
 
     if args.output:
         check_output(Path(args.output).resolve())

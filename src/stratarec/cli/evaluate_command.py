@@ -22,10 +22,10 @@ def evaluate(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined
     from stratarec.reporting.metric_names import bins, lines, sliced
     from stratarec.reporting.progress_bar import make_progress
-    from stratarec.training.evaluation import evaluate_split
-    from stratarec.training.fresh import FreshLogs, evaluate_logs
-    from stratarec.training.metrics import figures
-    from stratarec.training.run import open_run
+    from stratarec.training.evaluation.evaluate import evaluate_split
+    from stratarec.training.evaluation.metrics import figures
+    from stratarec.training.raw_logs import FreshLogs, evaluate_logs
+    from stratarec.training.run.open_run import open_run
 
     data, logs = data_or_logs(args, by=args.by)
     with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:

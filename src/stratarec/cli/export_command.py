@@ -23,9 +23,9 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> None:
     """A trained model for use elsewhere."""
-    from stratarec.training.export import check_new
-    from stratarec.training.export import export as run
-    from stratarec.training.run import open_run
+    from stratarec.training.export.export import check_new
+    from stratarec.training.export.export import export as run
+    from stratarec.training.run.open_run import open_run
 
     output = Path(args.output or Path(args.run) / "export")
     check_new(output)

@@ -93,7 +93,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
     from stratarec.data.dataset.compatibility import check_prepared
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.recipe import Recipe, read_content
-    from stratarec.training.sizing import sized
+    from stratarec.training.auto_config import sized
 
     content = read_content(args.recipe, args.overrides)
     dataset = Dataset.open(Recipe.from_dict(content, args.recipe).data.path, verify="used")
@@ -131,7 +131,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     from stratarec.distributed.simulate import Cluster
     from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.cluster_page import print_steps
-    from stratarec.training.scaling import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
+    from stratarec.training.cluster_steps import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
 
     hosts, ranks = args.hosts
     between = parse_rate(args.network, "--network")
@@ -160,7 +160,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     from stratarec.io.atomic import check_output, write_text
     from stratarec.reporting.progress_bar import make_progress
     from stratarec.reporting.tower_page import print_towers, write_towers_report
-    from stratarec.training.partitioning import TowerRequest, make_towers
+    from stratarec.training.tower_partition import TowerRequest, make_towers
 
     file = Path(args.recipe).with_suffix(".towers.yaml")
     for path in (args.report, file if args.write else None):
@@ -192,7 +192,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
     from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.plan_page import print_plan, write_plan_report
-    from stratarec.training.sharing import sharding_plan
+    from stratarec.training.run.shard_tables import sharding_plan
 
     for path in filter(None, (args.output, args.report)):
         check_output(Path(path))

@@ -22,10 +22,10 @@ def predict(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined
     from stratarec.io.atomic import check_output
     from stratarec.reporting.progress_bar import make_progress
-    from stratarec.training.fresh import FreshLogs
     from stratarec.training.predict import predict as run
     from stratarec.training.predict import predict_logs
-    from stratarec.training.run import open_run
+    from stratarec.training.raw_logs import FreshLogs
+    from stratarec.training.run.open_run import open_run
 
     data, logs = data_or_logs(args, keep=args.keep)
     split = args.split or "test"

@@ -30,8 +30,8 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.progress_bar import make_progress
-    from stratarec.training.keeping import SETTLED
-    from stratarec.training.sizing import sized
+    from stratarec.training.auto_config import sized
+    from stratarec.training.run.keeper import SETTLED
     from stratarec.training.trainer import Trainer
 
     content = read_content(args.recipe, args.overrides)

@@ -11,12 +11,12 @@ from typing import NoReturn
 from stratarec.embedding import Prefetcher
 from stratarec.errors import Interrupted
 from stratarec.progress import Progress
-from stratarec.training.cadence import Cadence, Decision
-from stratarec.training.curves import Curves
-from stratarec.training.keeping import Keeper
-from stratarec.training.pipeline import Item, Pipeline
-from stratarec.training.position import Position
-from stratarec.training.validation import Validation
+from stratarec.training.evaluation.curves import Curves
+from stratarec.training.evaluation.validation import Validation
+from stratarec.training.run.keeper import Keeper
+from stratarec.training.steps.cadence import Cadence, Decision
+from stratarec.training.steps.position import Position
+from stratarec.training.steps.step import Item, Pipeline
 
 _LONG_SECONDS = 5.0
 """What a first step takes where no kernel is compiled for it, and more."""

@@ -21,9 +21,9 @@ from stratarec.io.atomic import write_atomic
 from stratarec.io.opening import remove_leftovers_of
 from stratarec.models.base import probabilities
 from stratarec.progress import Progress
-from stratarec.training.evaluation import Scored, logits
-from stratarec.training.fresh import FreshLogs, FreshRows
-from stratarec.training.run import TrainedModel
+from stratarec.training.evaluation.evaluate import Scored, logits
+from stratarec.training.raw_logs import FreshLogs, FreshRows
+from stratarec.training.run.open_run import TrainedModel
 
 
 def predict(trained: TrainedModel, split: str, output: Path, progress: Progress) -> int:

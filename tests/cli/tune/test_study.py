@@ -24,7 +24,7 @@ from stratarec.io.lock import held
 from stratarec.io.owned_directory import claim
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.directory import RUN
+from stratarec.training.run.run_directory import RUN
 from stratarec.training.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe, with_values
 from stratarec.reporting.metric_names import LABELS
-from stratarec.training.sizing import sized
+from stratarec.training.auto_config import sized
 
 FORMAT: Literal[1] = 1
 STUDY = Kind(name="study", field="--output", content=("study.json", "study.db", "study.db-journal"))

@@ -34,8 +34,8 @@ from stratarec.models.base import autocast
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.request import Request
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.averaging import Averaging
-from stratarec.training.objective import Objective
+from stratarec.training.steps.loss import Objective
+from stratarec.training.steps.weight_average import Averaging
 
 Item = tuple[Batch, Request]
 

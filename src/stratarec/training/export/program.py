@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.models.base import Network
-from stratarec.training.run import TrainedModel
+from stratarec.training.run.open_run import TrainedModel
 
 
 class _Probability(nn.Module):

@@ -16,13 +16,13 @@ from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.training.cadence import Stopped
-from stratarec.training.calibrating import corrected_by, fit
-from stratarec.training.evaluation import Scored, measured, whole_split
-from stratarec.training.metrics import figures
-from stratarec.training.position import Position
-from stratarec.training.records import write_result
-from stratarec.training.settings import peak_rss_bytes
+from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
+from stratarec.training.evaluation.fit_calibration import corrected_by, fit
+from stratarec.training.evaluation.metrics import figures
+from stratarec.training.run.run_files import write_result
+from stratarec.training.steps.cadence import Stopped
+from stratarec.training.steps.position import Position
+from stratarec.training.torch_settings import peak_rss_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

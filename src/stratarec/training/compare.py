@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.training import checkpoint
-from stratarec.training.position import Position, best
-from stratarec.training.records import read_recipe, read_result
-from stratarec.training.run import require_run
+from stratarec.training.checkpoint import checkpoint
+from stratarec.training.run.open_run import require_run
+from stratarec.training.run.run_files import read_recipe, read_result
+from stratarec.training.steps.position import Position, best
 
 # Fields of a recipe that say nothing of how a run went.
 _NAMES = ("name", "train.run")

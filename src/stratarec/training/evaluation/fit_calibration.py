@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from stratarec.models.calibration import LEAST_GAP, Calibration, LogitMap
-from stratarec.training.evaluation import Scored
+from stratarec.training.evaluation.evaluate import Scored
 
 Kind = Literal["platt", "isotonic"]
 Doubles = NDArray[np.float64]

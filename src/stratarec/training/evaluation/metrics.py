@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.training.reliability import Bin, Reliability
+from stratarec.training.evaluation.reliability import Bin, Reliability
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 

@@ -11,9 +11,9 @@ from stratarec.errors import CheckpointError, ConfigError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training import checkpoint
-from stratarec.training.position import Position
-from stratarec.training.records import read_recipe
+from stratarec.training.checkpoint import checkpoint
+from stratarec.training.run.run_files import read_recipe
+from stratarec.training.steps.position import Position
 
 
 def check_validation(config: TrainConfig, dataset: Dataset) -> None:

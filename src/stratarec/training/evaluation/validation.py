@@ -11,12 +11,12 @@ from stratarec.models import CTRModel
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.metric_names import LABELS, by_label, show
-from stratarec.training.averaging import Averaging
-from stratarec.training.cadence import Stopped
-from stratarec.training.curves import Curves
-from stratarec.training.evaluation import evaluate_split
-from stratarec.training.metrics import figures
-from stratarec.training.position import Evaluation, Position, best, is_over
+from stratarec.training.evaluation.curves import Curves
+from stratarec.training.evaluation.evaluate import evaluate_split
+from stratarec.training.evaluation.metrics import figures
+from stratarec.training.steps.cadence import Stopped
+from stratarec.training.steps.position import Evaluation, Position, best, is_over
+from stratarec.training.steps.weight_average import Averaging
 
 Watch = Callable[[Sequence[Evaluation]], None]
 

@@ -20,7 +20,7 @@ from stratarec.io.lock import held
 from stratarec.io.opening import remove_leftovers
 from stratarec.io.owned_directory import Kind, claim, state
 from stratarec.io.replace import aside, put_back, recover, remove, set_aside
-from stratarec.training import checkpoint
+from stratarec.training.checkpoint import checkpoint
 
 RESULT = "result.json"
 RECIPE = "recipe.json"

@@ -36,10 +36,10 @@ from stratarec.serving.export_manifest import (
     Manifest,
     inputs,
 )
-from stratarec.serving.page import page
-from stratarec.training.program import check_onnx, onnx_bytes, program_bytes
-from stratarec.training.run import TrainedModel
-from stratarec.training.tables import TableWriter, finite
+from stratarec.training.export.program import check_onnx, onnx_bytes, program_bytes
+from stratarec.training.export.readme import page
+from stratarec.training.export.write_tables import TableWriter, finite
+from stratarec.training.run.open_run import TrainedModel
 
 _PARTS = {MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX, "vocabulary"}
 

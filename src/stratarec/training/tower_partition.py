@@ -25,9 +25,9 @@ from stratarec.planning.towers.partitioner import partition
 from stratarec.planning.towers.tower_plan import TowerPlan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.pipeline import Stages
-from stratarec.training.run import new_plan, open_run, run_steps, temporary_model
-from stratarec.training.settings import build_optimizer, torch_settings
+from stratarec.training.run.open_run import new_plan, open_run, run_steps, temporary_model
+from stratarec.training.steps.step import Stages
+from stratarec.training.torch_settings import build_optimizer, torch_settings
 
 
 @dataclass(frozen=True, kw_only=True)

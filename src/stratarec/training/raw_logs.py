@@ -27,8 +27,8 @@ from stratarec.errors import DataError
 from stratarec.models.base import autocast
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
-from stratarec.training.metrics import Metrics, evaluate_labels
-from stratarec.training.run import TrainedModel
+from stratarec.training.evaluation.metrics import Metrics, evaluate_labels
+from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192
 # Of histories the last values are kept, and of other lists the first.

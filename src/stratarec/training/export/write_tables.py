@@ -21,7 +21,7 @@ from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError
 from stratarec.io.tensors import Pieces
 from stratarec.serving.export_manifest import FLOATS, ROWS, ExportedTable
-from stratarec.training.run import TrainedModel
+from stratarec.training.run.open_run import TrainedModel
 
 # Of a table, at a time.
 _PIECE_BYTES = 8 << 20

@@ -16,8 +16,8 @@ from stratarec.io.sealed import Count, Model, read_sealed, write_sealed
 from stratarec.models.calibration import LogitMap
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.training.directory import PLAN, RECIPE, RESULT
-from stratarec.training.state import Bins, Figures
+from stratarec.training.checkpoint.state_schema import Bins, Figures
+from stratarec.training.run.run_directory import PLAN, RECIPE, RESULT
 
 FORMAT: Literal[1] = 1
 

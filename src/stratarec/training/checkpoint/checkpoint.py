@@ -38,7 +38,7 @@ from stratarec.io.opening import open_regular, temporary_name
 from stratarec.io.sealed import read_sealed, write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
-from stratarec.training.state import FORMAT, NETWORK, OPTIMIZER, State
+from stratarec.training.checkpoint.state_schema import FORMAT, NETWORK, OPTIMIZER, State
 
 WEIGHTS = "weights/"
 """Before the names of a network's weights among the optimizer's tensors, where the network's file has their average."""

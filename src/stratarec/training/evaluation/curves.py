@@ -10,7 +10,7 @@ import torch
 from stratarec.models import CTRModel
 from stratarec.progress import Progress
 from stratarec.reporting.metric_names import LABELS
-from stratarec.training.position import Position
+from stratarec.training.steps.position import Position
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

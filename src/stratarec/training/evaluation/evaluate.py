@@ -17,7 +17,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.progress import Progress
-from stratarec.training.metrics import Metrics, evaluate_labels
+from stratarec.training.evaluation.metrics import Metrics, evaluate_labels
 
 _BATCH = 8192
 

@@ -1,0 +1,1 @@
+"""A run's directory, and the model that it ended with."""

@@ -1,0 +1,1 @@
+"""A step, its stages, and what decides between two of them."""
