@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drafting.test_public_recipes import ROWS, frame
+from cli.init.test_public_recipes import ROWS, frame
 
 from benchmarks import fuxictr, precision_quality_frappe, quality
 from benchmarks.registry import PeerMissing

@@ -2,8 +2,8 @@
 
 What is StrataRec's own begins with ``@``, which no feature, group or vocabulary may, so neither is taken for the other
 and a feature may be called ``label``, ``count`` or ``__row``. A name is a name: no pattern, no path, and no part of one
-(`stratarec.io.names` makes file names). Columns of a shard's tables are stored as ``<table>/<column>``, where a ``/`` in
-the column's own name is written as in URLs.
+(`stratarec.io.names` makes file names). Columns of a shard's tables are stored as ``<table>/<column>``, where a ``/``
+in the column's own name is written as in URLs.
 """
 
 from __future__ import annotations

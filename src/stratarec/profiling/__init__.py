@@ -1,1 +1,0 @@
-"""What a data set is like before a model sees it."""
