@@ -47,7 +47,7 @@ _DRAWN, _BEFORE_PRUNING = 10, 5
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
-class About(Model):
+class StudyRecord(Model):
     """``study.json``."""
 
     format: Literal[1] = FORMAT
@@ -115,11 +115,11 @@ class Study:
         recipe = json.loads(json.dumps(self._recipe))
         for name in ("run", "threads"):
             recipe["train"].pop(name)
-        mine = About(space=dict(self._space.text), recipe=recipe, dataset=self._dataset.fingerprint)
+        mine = StudyRecord(space=dict(self._space.text), recipe=recipe, dataset=self._dataset.fingerprint)
         if not path.exists():
             write_sealed(path, mine.to_dict())
             return
-        there = read_sealed(path, About, "name another --output", ConfigError)
+        there = read_sealed(path, StudyRecord, "name another --output", ConfigError)
         found = first_difference(mine.to_dict(), there.to_dict())
         if found is not None:
             raise ConfigError(
