@@ -214,7 +214,7 @@ class RepeatsInfo(Model):
         return self
 
 
-class About(Model):
+class Provenance(Model):
     """How a data set was made."""
 
     origin: Origin
@@ -242,7 +242,7 @@ class Manifest(Model):
     labels: dict[str, dict[str, LabelCount]] = pydantic.Field(default_factory=dict)
     """Split -> label -> its samples; empty where there is one label, which every sample has."""
     vocabularies: dict[str, VocabularyInfo]
-    about: About
+    about: Provenance
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Manifest:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 
 from stratarec.data.dataset.manifest import (
-    About,
     LabelCount,
     Manifest,
     MomentsInfo,
     Origin,
+    Provenance,
     RepeatsInfo,
     RowsInfo,
     Shard,
@@ -104,8 +104,8 @@ class Making:
 
     def _about(
         self, origin: Origin, chunks: Sequence[SpilledChunk], moments: Mapping[str, Moments], repeats: Repeats
-    ) -> About:
-        return About(
+    ) -> Provenance:
+        return Provenance(
             origin=origin,
             paths=tuple(getattr(self._config.source, "paths", ())),
             bad_rows=sum(chunk.bad_rows for chunk in chunks),
