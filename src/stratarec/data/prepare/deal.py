@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from stratarec.data.prepare.executor import Alone, Executor
+from stratarec.data.prepare.executor import Executor, SerialExecutor
 from stratarec.data.prepare.spill import Spill, SpilledChunk
 from stratarec.data.sources import Source
 from stratarec.data.sources.base import WHOLE, Share
@@ -62,11 +62,11 @@ class Dealing:
             except DataError:
                 # Which fault of the log is the first, only a reader in order can tell.
                 progress.finish()
-                return replace(self, shares=()).run(Alone(), progress)
+                return replace(self, shares=()).run(SerialExecutor(), progress)
         else:
             unit = "B" if self.source.files else ""
             progress.start("read", self.source.total_bytes, unit, _bytes(self.spill.done()))
-            Alone().run(self, [0], progress)
+            SerialExecutor().run(self, [0], progress)
         progress.finish()
         return self.spill.done()
 

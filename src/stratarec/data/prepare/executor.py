@@ -42,7 +42,7 @@ class Executor(Protocol):
         ...
 
 
-class Alone:
+class SerialExecutor:
     """One piece after another, in this process."""
 
     readers = 1

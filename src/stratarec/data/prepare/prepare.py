@@ -26,7 +26,7 @@ from stratarec.data.dataset.manifest import (
 )
 from stratarec.data.prepare.base_dataset import Base
 from stratarec.data.prepare.config import PrepareConfig
-from stratarec.data.prepare.executor import Alone, Executor
+from stratarec.data.prepare.executor import Executor, SerialExecutor
 from stratarec.data.prepare.ray.lease import end_leases
 from stratarec.data.prepare.stages import Making
 from stratarec.data.prepare.workspace import WORK, Workspace
@@ -75,7 +75,7 @@ def prepare(
     StorageError
         When an output cannot be written, or `path` holds anything but a data set. It is then as it was.
     """
-    run = _Run(config, name, progress or SilentProgress(), executor or Alone())
+    run = _Run(config, name, progress or SilentProgress(), executor or SerialExecutor())
     with _storage_errors(run.final):
         return run.run(overwrite)
 
