@@ -125,7 +125,7 @@ def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], 
         one = column([found for bags in features for found in bags])
         chosen = None if rows is None else np.array(rows, dtype=np.int32)
         given_.append(
-            collate.Bags(
+            collate.FeatureBags(
                 values=one.values,
                 start=one.start,
                 stop=one.start + one.length,

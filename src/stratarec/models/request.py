@@ -70,14 +70,14 @@ class Request:
         return cls(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
 
 
-def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> collate.Bags:
+def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> collate.FeatureBags:
     start = stop = None
     if isinstance(features, JaggedWindows):
         start = features.start.cpu().numpy()
         stop = start + features.length.cpu().numpy()
     elif features.offsets is not None:
         start, stop = features.offsets.cpu().numpy()[:-1], features.offsets.cpu().numpy()[1:]
-    return collate.Bags(
+    return collate.FeatureBags(
         values=features.values.cpu().numpy(),
         features=len(features.keys),
         bags=features.batch_size,
@@ -87,7 +87,7 @@ def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> 
     )
 
 
-def _joined(keys: Sequence[str], parts: Sequence[collate.Bags], size: int) -> KeyedJagged:
+def _joined(keys: Sequence[str], parts: Sequence[collate.FeatureBags], size: int) -> KeyedJagged:
     """Features over different numbers of bags side by side, each filled up with empty bags."""
     size = max(size, *(part.count for part in parts))
     values, offsets = (torch.from_numpy(part) for part in collate.join_bags(parts, size))

@@ -164,7 +164,7 @@ def join_windows(lists: Lists, rows: NDArray[Any]) -> tuple[NDArray[np.int64], N
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bags:
+class FeatureBags:
     """Bags of some features: bag (f, i) is ``values[start[f * bags + i]:stop[f * bags + i]]``.
 
     Parameters
@@ -206,7 +206,7 @@ class Bags:
         return cpu.BagPlaces(start, stop, single, rows, chosen, self.features, self.bags)
 
 
-def join_bags(parts: Sequence[Bags], size: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def join_bags(parts: Sequence[FeatureBags], size: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Features of all parts one after another, each with `size` bags, those behind its own empty.
 
     Neither rows nor places are checked: they are those of a checked group.
