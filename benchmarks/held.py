@@ -24,7 +24,7 @@ from benchmarks.towers import HOSTS, RANKS_A_HOST
 from benchmarks.towers_ranks import DENSE, plan
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time, traffic
+from stratarec.distributed.simulate import Cluster, Exchange, MeasuredCosts, Workload, step_time, traffic
 from stratarec.models import DLRMConfig, TowersConfig, build_network
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.memories import measure_tiers
@@ -106,7 +106,7 @@ class Machine:
         exchange, seconds = exchange_of(cell), {part: cell[f"{part}_ms"] / 1e3 for part in _PARTS}
         moved = traffic(_cluster(1.0, 1.0), workload, exchange)
         nothing = Collective(alpha=0.0, alpha_peer=0.0)
-        known = Calibration(
+        known = MeasuredCosts(
             flops_per_second=rates[0], row_bytes_per_second=rates[1], inside=nothing, between=nothing
         )  # fmt: skip
         # Latency is what a reduction takes beyond its bytes.

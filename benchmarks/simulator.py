@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.held import held
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time
+from stratarec.distributed.simulate import Cluster, Exchange, MeasuredCosts, Workload, step_time
 from stratarec.distributed.wire import WireKind
 
 GPUS = (16, 32, 64, 128, 256, 512, 1024)
@@ -57,9 +57,9 @@ class Generation:
         )
 
     @property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> MeasuredCosts:
         """What a GPU reaches."""
-        return Calibration(
+        return MeasuredCosts(
             flops_per_second=self.teraflops * 1e12 * self.reached_flops,
             row_bytes_per_second=self.memory_gb_s * 1e9 * self.reached_memory,
             inside=self.latency,

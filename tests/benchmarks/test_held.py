@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks.held import Machine, exchange_of, predictable, workload_of
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Calibration, Cluster, step_time
+from stratarec.distributed.simulate import Cluster, MeasuredCosts, step_time
 
 MODEL = {"width": 64, "ids": 1, "bottom_mlp": (32,), "top_mlp": (64,)}
 LATENCY = Collective(alpha=2e-3, alpha_peer=0.0)
-TRUTH = Calibration(
+TRUTH = MeasuredCosts(
     flops_per_second=4e10, row_bytes_per_second=2e9, inside=LATENCY, between=LATENCY, fixed_seconds=0.03
 )
 # Links that bytes pass at the rate of memory and then at that of 1 Gbit/s.

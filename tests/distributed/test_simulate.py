@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from stratarec.config.units import parse_rate
 from stratarec.distributed.measure import Collective, NetworkFigures
-from stratarec.distributed.simulate import Calibration, Cluster, Exchange, Workload, step_time, traffic
+from stratarec.distributed.simulate import Cluster, Exchange, MeasuredCosts, Workload, step_time, traffic
 from stratarec.errors import ConfigError
 
 CLUSTER = Cluster(hosts=4, ranks=8, inside_bytes_per_second=1e11, between_bytes_per_second=1e10)
 WORK = Workload(batch=1024, features=26, width=64, lookups=30.0, flops=1e6, parameters=10**6)
-CALIBRATION = Calibration(
+CALIBRATION = MeasuredCosts(
     flops_per_second=1e12, row_bytes_per_second=1e11, inside=Collective(alpha=1e-5, alpha_peer=1e-6),
     between=Collective(alpha=1e-5, alpha_peer=1e-6),
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_towers_divide_the_rows_between_hosts_by_their_compression(cluster: Clus
 def test_more_to_do_takes_longer_and_faster_machines_less(cluster: Cluster, wire: str, kind: str) -> None:
     exchange = Exchange(kind=kind, wire=wire)  # type: ignore[arg-type]
 
-    def seconds(work: Workload = WORK, where: Cluster = cluster, rates: Calibration = CALIBRATION) -> float:
+    def seconds(work: Workload = WORK, where: Cluster = cluster, rates: MeasuredCosts = CALIBRATION) -> float:
         return step_time(where, work, exchange, rates).total
 
     base = seconds()

@@ -91,7 +91,7 @@ class Workload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class MeasuredCosts:
     """What a rank and a collective were measured, or are assumed, to take."""
 
     flops_per_second: float
@@ -186,7 +186,7 @@ def traffic(cluster: Cluster, workload: Workload, exchange: Exchange) -> Traffic
     )
 
 
-def step_time(cluster: Cluster, workload: Workload, exchange: Exchange, calibration: Calibration) -> StepTime:
+def step_time(cluster: Cluster, workload: Workload, exchange: Exchange, calibration: MeasuredCosts) -> StepTime:
     """Seconds of the parts of a step.
 
     Parameters
@@ -208,7 +208,7 @@ def step_time(cluster: Cluster, workload: Workload, exchange: Exchange, calibrat
     )
 
 
-def reduction_seconds(cluster: Cluster, workload: Workload, calibration: Calibration) -> float:
+def reduction_seconds(cluster: Cluster, workload: Workload, calibration: MeasuredCosts) -> float:
     """Gradients: a rank adds a piece of what all have, and sends the sum to them, or those of a host do it first."""
     ranks, everyone = cluster.ranks, cluster.all_ranks
     shared = 2 * workload.parameters * workload.gradient_bytes

@@ -15,7 +15,7 @@ from torch import nn
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Calibration, Cluster, Exchange, StepTime, Workload, step_time
+from stratarec.distributed.simulate import Cluster, Exchange, MeasuredCosts, StepTime, Workload, step_time
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
 from stratarec.kernels.runtime.threads import use_torch_threads
@@ -53,7 +53,7 @@ class Prediction:
         }  # fmt: skip
 
 
-def predictions(recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration: Calibration) -> list[Prediction]:
+def predictions(recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration: MeasuredCosts) -> list[Prediction]:
     """Steps of a recipe on a cluster by every exchange, `train.batch_size` being that of all ranks together.
 
     Raises
@@ -106,7 +106,7 @@ def fastest(found: Sequence[Prediction]) -> dict[str, Prediction]:
 
 
 def assumptions(
-    recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration: Calibration, *, measured: bool
+    recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration: MeasuredCosts, *, measured: bool
 ) -> list[str]:
     """What predictions stand on, a line each."""
     batch = max(recipe.train.batch_size // cluster.all_ranks, 1)
@@ -168,7 +168,7 @@ def _pairs(features: int, width: int) -> float:
 
 def calibrate(
     recipe: Recipe, dataset: Dataset, inside: Collective = ASSUMED, between: Collective = ASSUMED
-) -> Calibration:  # fmt: skip
+) -> MeasuredCosts:  # fmt: skip
     """What a rank of this machine does: its network timed for some steps, its memory as `measure_tiers` has it.
 
     Two batches, one four times the other, tell what grows with a batch from what does not.
@@ -180,7 +180,7 @@ def calibrate(
     # Where noise is more than the difference, all of it grows.
     growing = 4 / 3 * (large - small) if large > small else large
     memory = measure_tiers(recipe.memory).dram
-    return Calibration(
+    return MeasuredCosts(
         flops_per_second=bare.flops * batch / growing, row_bytes_per_second=memory.row_bytes_per_second,
         inside=inside, between=between, fixed_seconds=max(large - growing, 0.0),
     )  # fmt: skip
