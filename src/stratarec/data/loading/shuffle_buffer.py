@@ -21,7 +21,7 @@ Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class PackedRows:
     """Features of N rows. Those of one row lie together, so that a row in any place is one or two cache lines."""
 
     ids: NDArray[np.int32]
@@ -38,7 +38,7 @@ class Columns:
     """Where each of them is among the schema's."""
 
     @classmethod
-    def of(cls, parts: Sequence[pa.Table], names: Container[str], schema: Schema, front: int = 0) -> Columns:
+    def of(cls, parts: Sequence[pa.Table], names: Container[str], schema: Schema, front: int = 0) -> PackedRows:
         """The features `names` of tables one after another; `front` columns are left free before the ids."""
         sparse = [feature.name for feature in schema.sparse if feature.name in names]
         lists = [name for name in sparse if pa.types.is_list(parts[0][name].type)]
@@ -58,7 +58,7 @@ class Columns:
         )
 
     @classmethod
-    def of_lists(cls, name: str, lists: Lists) -> Columns:
+    def of_lists(cls, name: str, lists: Lists) -> PackedRows:
         """One feature of several ids."""
         size = len(lists.start)
         return cls(
@@ -77,7 +77,7 @@ class Table:
 
     runs: NDArray[np.int64]
     """Samples that point elsewhere than the one before them, or begin a row group."""
-    columns: Columns
+    columns: PackedRows
     place: NDArray[np.int32]
     """Scratch of `number_pointers`; the one thread that makes batches uses it."""
 
@@ -86,7 +86,7 @@ class Table:
 class ShuffleBuffer:
     """Samples of some row groups, their tables, and the order of samples."""
 
-    samples: Columns
+    samples: PackedRows
     """The features that are in no table. In front of the ids stand the user (two words, where there is one), the bits
     of each label and of the weight (where there is one) as float32, and a pointer into each of `tables`."""
     users: bool
@@ -104,7 +104,7 @@ class ShuffleBuffer:
         users = SESSIONS in row_groups[0].tables or USER in parts[0].column_names
         marks = [*label_names(len(dataset.schema.label_columns)), *([WEIGHT] if dataset.schema.weight else [])]
         front = 2 * users + len(marks) + len(columns)
-        samples = Columns.of(parts, set(parts[0].column_names), dataset.schema, front)
+        samples = PackedRows.of(parts, set(parts[0].column_names), dataset.schema, front)
         if users:
             _set_users(samples.ids, row_groups)
         for place, name in enumerate(marks, 2 * users):
@@ -138,10 +138,10 @@ def _as_floats(mark: NDArray[Any]) -> NDArray[np.float32]:
     return found
 
 
-def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, Columns]:
+def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, PackedRows]:
     """The rows of each group's table, then of each history's."""
     groups = {
-        name: Columns.of([row_group.tables[name] for row_group in row_groups], keys, dataset.schema)
+        name: PackedRows.of([row_group.tables[name] for row_group in row_groups], keys, dataset.schema)
         for name, keys in dataset.groups.items()
     }
     return {**groups, **{name: _histories(name, row_groups) for name in dataset.windows}}
@@ -193,7 +193,9 @@ def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np
     return np.arange(size) if first is None else np.flatnonzero(first)
 
 
-def _table(name: str, row_groups: Sequence[RowGroup], columns: Columns, words: NDArray[np.int32], place: int) -> Table:
+def _table(
+    name: str, row_groups: Sequence[RowGroup], columns: PackedRows, words: NDArray[np.int32], place: int
+) -> Table:
     """A table; pointers to it become the column `place` of `words`."""
     runs = [row_group.tables[pointer(name)] for row_group in row_groups]
     sizes = np.concatenate([part["samples"].to_numpy() for part in runs])
@@ -209,14 +211,14 @@ def _starts(sizes: NDArray[Any]) -> NDArray[np.int64]:
     return starts
 
 
-def _histories(name: str, row_groups: Sequence[RowGroup]) -> Columns:
+def _histories(name: str, row_groups: Sequence[RowGroup]) -> PackedRows:
     start, shift = [], 0
     for row_group in row_groups:
         start.append(row_group.tables[name]["start"].to_numpy().astype(np.int64) + shift)
         shift += row_group.tables[events(name)].num_rows
     length = np.concatenate([row_group.tables[name]["length"].to_numpy() for row_group in row_groups]).astype(np.int64)
     values = np.concatenate([row_group.tables[events(name)]["id"].to_numpy() for row_group in row_groups])
-    return Columns.of_lists(name, Lists(start=np.concatenate(start), length=length, values=values))
+    return PackedRows.of_lists(name, Lists(start=np.concatenate(start), length=length, values=values))
 
 
 def _matrix(parts: Sequence[pa.Table], names: Sequence[str], kind: np.dtype[Any], front: int = 0) -> NDArray[Any]:
