@@ -14,7 +14,7 @@ from stratarec.errors import DataError
 _TEXT, _UNSIGNED, _OTHER = "text", "unsigned", "other"
 
 
-class Columns:
+class ColumnTypes:
     """What each wanted column is, by the first file in which it has a type.
 
     Parameters

@@ -22,7 +22,7 @@ from stratarec.config.units import readable
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, View, set_size
 from stratarec.data.sources.blocks import BadRows
-from stratarec.data.sources.columns import Columns
+from stratarec.data.sources.columns import ColumnTypes
 from stratarec.data.sources.files import InputFile, expand, fingerprint
 from stratarec.data.sources.typed import Converter
 from stratarec.errors import DataError
@@ -124,7 +124,7 @@ def parquet_pieces(
 ) -> Iterator[Piece]:
     """Row groups of every file, large ones cut; those that the share has not are not read."""
     index, before = 0, 0
-    checked = Columns(columns, lambda number: _schemas(files[number:]))
+    checked = ColumnTypes(columns, lambda number: _schemas(files[number:]))
     for number, file in enumerate(files):
         with file.open() as raw:
             reader = open_parquet(raw, file)
@@ -156,7 +156,7 @@ def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
             yield file.path, open_parquet(raw, file).schema_arrow
 
 
-def _read(groups: RowGroups, group: int, checked: Columns) -> pa.Table:
+def _read(groups: RowGroups, group: int, checked: ColumnTypes) -> pa.Table:
     table = groups.read(group)
     try:
         return _without_notes(checked.typed(table))
