@@ -14,7 +14,7 @@ from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.simd.prefetch import U, prefetch
 from stratarec.kernels.simd.vector import blocks
 from stratarec.kernels.update.lists import batch_of, part_of
-from stratarec.kernels.update.rules import Course, catch_up, compiled, rule_of
+from stratarec.kernels.update.rules import MissedSteps, catch_up, compiled, rule_of
 from stratarec.kernels.update.workspace import NOTHING, Tasks, kept_for
 
 # Lookups ahead of the one in use whose clock is asked for.
@@ -24,7 +24,7 @@ _NO_PACES = np.empty((0, 3), dtype=np.float32)
 
 
 def course_of(missed, width):
-    """`Course`, as kernels take it; of no steps where nothing is ever missed."""
+    """`MissedSteps`, as kernels take it; of no steps where nothing is ever missed."""
     still = _still(width)
     return (0, _NO_PACES, still) if missed is None else (missed.steps, missed.paces, still)
 
@@ -83,12 +83,12 @@ def kernels(lanes, whole):
     @njit(nogil=True, cache=True)
     def run_catch_up(team, width, slots, batch, tasks, rule, course):
         tasks = Tasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2])
-        given = (lanes, whole, tasks, width, slots, batch_of(batch), rule_of(rule), Course(*course))
+        given = (lanes, whole, tasks, width, slots, batch_of(batch), rule_of(rule), MissedSteps(*course))
         run_team(team, catch_up_tables, given)
 
     @njit(nogil=True, cache=True)
     def run_settle(team, width, slots, first, last, rule, course):
-        given = (lanes, whole, np.zeros(1, np.int64), width, slots, first, last, rule_of(rule), Course(*course))
+        given = (lanes, whole, np.zeros(1, np.int64), width, slots, first, last, rule_of(rule), MissedSteps(*course))
         run_team(team, settle_chunks, given)
 
     return SimpleNamespace(catch_up=run_catch_up, settle=run_settle)

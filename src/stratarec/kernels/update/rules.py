@@ -51,7 +51,7 @@ class Pace(NamedTuple):
     sharp: np.float32
 
 
-class Course(NamedTuple):
+class MissedSteps(NamedTuple):
     """Steps that rows may have missed: how many there were, the `Pace` of each, and the gradient of a missed step."""
 
     steps: int
@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
     rule: Rule
     pace: Pace
-    course: Course
+    course: MissedSteps
 
 
 def compiled(rule):
