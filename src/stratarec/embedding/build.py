@@ -9,7 +9,7 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.step_clock import Course
+from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.dram import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
@@ -30,7 +30,7 @@ Shared = tuple[int, HomeKind, CodecConfig]
 def build_tables(
     configs: Sequence[EmbeddingBagConfig],
     columns: Mapping[str, int],
-    course: Course,
+    course: StepClock,
     seed: int,
     tiers: TierConfig,
     health: Health,
@@ -63,7 +63,7 @@ def build_tables(
 def _cached_tables(
     members: Mapping[Shared, Configs],
     columns: Mapping[str, int],
-    course: Course,
+    course: StepClock,
     seed: int,
     tiers: TierConfig,
     health: Health,

@@ -31,7 +31,7 @@ from stratarec.embedding.config import EmbeddingBagConfig, check_tables
 from stratarec.embedding.handle import Prepared
 from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.step_clock import Course
+from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tables.base import Moment, Tables
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
@@ -309,7 +309,7 @@ class Engine(LookupEngine[Prepared]):
         if not self._fresh:
             raise CheckpointError(f"these tables were trained; let new ones begin with those in {directory}")
         manifest = checked(directory, manifest)
-        ended = Course(optimizer)
+        ended = StepClock(optimizer)
         ended.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
         begin_tables(self.tables, directory, manifest["groups"], moved, seed, ended.missed, health=self.health)
         self.course.go_on(0, manifest["earlier"] + manifest["step"], ())

@@ -18,7 +18,7 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.handle import Flight, Handle
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.step_clock import Course
+from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tiers import TierConfig
 
 Held = TypeVar("Held", bound=Handle)
@@ -60,7 +60,7 @@ class LookupEngine(ABC, Generic[Held]):
         self.dims = tuple(table.embedding_dim for table in asked for _ in table.feature_names)
         self.sequence_keys = tuple(name for table in asked for name in table.sequence_features)
         self.health: Health = Health() if own is None else own.health
-        self.course: Course = Course(optimizer) if own is None else own.course
+        self.course: StepClock = StepClock(optimizer) if own is None else own.course
         self.flight: Flight = Flight() if own is None else own.flight
         self.batches = 0
         """How many were ever prepared, for the noise of rounding."""

@@ -20,7 +20,7 @@ Change = tuple[int, float]
 """A step, and what the rate of it and later ones is multiplied by."""
 
 
-class Course:
+class StepClock:
     """The steps of a collection's tables.
 
     Parameters

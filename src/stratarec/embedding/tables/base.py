@@ -20,7 +20,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.slots import SlotMemory
-from stratarec.embedding.step_clock import Course
+from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
@@ -109,7 +109,7 @@ class Tables(ABC):
         memory: SlotMemory,
         first_slot: Sequence[int],
         slots: Sequence[int],
-        course: Course,
+        course: StepClock,
     ) -> None:
         self.configs, self.memory, self.course = tuple(configs), memory, course
         self.width = memory.width

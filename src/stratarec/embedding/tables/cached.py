@@ -24,7 +24,7 @@ from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.health import Health
 from stratarec.embedding.slots import CpuSlots, SlotMemory
-from stratarec.embedding.step_clock import Course
+from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.base import Moment, Tables
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
@@ -58,7 +58,7 @@ class CachedTables(Tables):
         directory: Directory,
         codec: RecordCodec,
         store: RecordStore,
-        course: Course,
+        course: StepClock,
         health: Health,
         scratch: Scratchpad | None = None,
     ) -> None:

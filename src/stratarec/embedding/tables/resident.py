@@ -13,7 +13,7 @@ from torch import Tensor
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.slots import CpuSlots
-from stratarec.embedding.step_clock import Course
+from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
 from stratarec.embedding.tables.base import Moment, Tables
@@ -37,7 +37,7 @@ class ResidentTables(Tables):
         self,
         configs: Sequence[EmbeddingBagConfig],
         columns: Mapping[str, int],
-        course: Course,
+        course: StepClock,
         seed: int,
         scratch: Scratchpad | None = None,
     ) -> None:
