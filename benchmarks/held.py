@@ -24,7 +24,7 @@ from benchmarks.towers import HOSTS, RANKS_A_HOST
 from benchmarks.towers_ranks import DENSE, plan
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Cluster, Exchange, MeasuredCosts, Workload, step_time, traffic
+from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, Workload, step_time, traffic
 from stratarec.models import DLRMConfig, TowersConfig, build_network
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.memories import measure_tiers
@@ -67,13 +67,13 @@ def predictable(row: dict[str, Any]) -> bool:
     return bool(row["contender"] == "flat, bags" or row["contender"].startswith(("sptt", "towers")))
 
 
-def exchange_of(row: dict[str, Any]) -> Exchange:
+def exchange_of(row: dict[str, Any]) -> ExchangeModel:
     """How rows travel in a cell."""
     name, _, wire = row["contender"].partition(", ")
     if name == "flat":
-        return Exchange()
+        return ExchangeModel()
     ratio = float(name.removeprefix("towers ")) if name.startswith("towers ") else 1.0
-    return Exchange(kind="sptt", wire=wire or "fp32", compression=ratio)
+    return ExchangeModel(kind="sptt", wire=wire or "fp32", compression=ratio)
 
 
 def flops_at_hand() -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.held import held
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Cluster, Exchange, MeasuredCosts, Workload, step_time
+from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, Workload, step_time
 from stratarec.distributed.wire import WireKind
 
 GPUS = (16, 32, 64, 128, 256, 512, 1024)
@@ -108,9 +108,9 @@ class Model:
 def line(model: Model, generation: Generation, gpus: int, compression: float, wire: WireKind) -> dict[str, Any]:
     """Parts of a step with towers, beside the flat exchange on the same wire."""
     cluster, calibration = generation.cluster(gpus), generation.calibration
-    flat = step_time(cluster, model.workload(1.0), Exchange(wire=wire), calibration)
-    alone = step_time(cluster, model.workload(1.0), Exchange(kind="sptt", wire=wire), calibration)
-    exchange = Exchange(kind="sptt", wire=wire, compression=compression)
+    flat = step_time(cluster, model.workload(1.0), ExchangeModel(wire=wire), calibration)
+    alone = step_time(cluster, model.workload(1.0), ExchangeModel(kind="sptt", wire=wire), calibration)
+    exchange = ExchangeModel(kind="sptt", wire=wire, compression=compression)
     towers = step_time(cluster, model.workload(compression), exchange, calibration)
     return {
         "gpu": generation.name, "gpus": gpus, "wire": wire, "ratio": compression,

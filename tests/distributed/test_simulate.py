@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stratarec.config.units import parse_rate
 from stratarec.distributed.measure import Collective, NetworkFigures
-from stratarec.distributed.simulate import Cluster, Exchange, MeasuredCosts, Workload, step_time, traffic
+from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, Workload, step_time, traffic
 from stratarec.errors import ConfigError
 
 CLUSTER = Cluster(hosts=4, ranks=8, inside_bytes_per_second=1e11, between_bytes_per_second=1e10)
@@ -19,7 +19,7 @@ CALIBRATION = MeasuredCosts(
     flops_per_second=1e12, row_bytes_per_second=1e11, inside=Collective(alpha=1e-5, alpha_peer=1e-6),
     between=Collective(alpha=1e-5, alpha_peer=1e-6),
 )  # fmt: skip
-FLAT, SPTT = Exchange(), Exchange(kind="sptt")
+FLAT, SPTT = ExchangeModel(), ExchangeModel(kind="sptt")
 
 clusters = st.builds(
     Cluster, hosts=st.integers(1, 200), ranks=st.integers(1, 16), inside_bytes_per_second=st.just(1e11),
@@ -67,7 +67,7 @@ def test_towers_divide_the_rows_between_hosts_by_their_compression(cluster: Clus
 
 @given(clusters, wires, st.sampled_from(["flat", "sptt"]))
 def test_more_to_do_takes_longer_and_faster_machines_less(cluster: Cluster, wire: str, kind: str) -> None:
-    exchange = Exchange(kind=kind, wire=wire)  # type: ignore[arg-type]
+    exchange = ExchangeModel(kind=kind, wire=wire)  # type: ignore[arg-type]
 
     def seconds(work: Workload = WORK, where: Cluster = cluster, rates: MeasuredCosts = CALIBRATION) -> float:
         return step_time(where, work, exchange, rates).total
@@ -100,7 +100,7 @@ def test_figures_that_cannot_be_are_refused() -> None:
         with pytest.raises(ConfigError, match="expected"):
             replace(config, **{name: value})  # type: ignore[type-var]
     with pytest.raises(ConfigError, match="wire is 'fp8', expected"):
-        traffic(CLUSTER, WORK, Exchange(wire="fp8"))  # type: ignore[arg-type]
+        traffic(CLUSTER, WORK, ExchangeModel(wire="fp8"))  # type: ignore[arg-type]
 
 
 def test_a_network_that_was_measured_predicts_what_it_measured() -> None:

@@ -110,7 +110,7 @@ class MeasuredCosts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class ExchangeModel:
     """How pooled rows and their gradients travel."""
 
     kind: Literal["flat", "sptt"] = "flat"
@@ -162,7 +162,7 @@ _ID_BYTES = 4  # of tables of less than 2^31 rows
 _TOUCHES = 3
 
 
-def traffic(cluster: Cluster, workload: Workload, exchange: Exchange) -> Traffic:
+def traffic(cluster: Cluster, workload: Workload, exchange: ExchangeModel) -> Traffic:
     """What travels in a step; see the head of this module."""
     hosts, ranks, everyone = cluster.hosts, cluster.ranks, cluster.all_ranks
     ids = workload.batch * workload.lookups * _ID_BYTES
@@ -186,7 +186,7 @@ def traffic(cluster: Cluster, workload: Workload, exchange: Exchange) -> Traffic
     )
 
 
-def step_time(cluster: Cluster, workload: Workload, exchange: Exchange, calibration: MeasuredCosts) -> StepTime:
+def step_time(cluster: Cluster, workload: Workload, exchange: ExchangeModel, calibration: MeasuredCosts) -> StepTime:
     """Seconds of the parts of a step.
 
     Parameters

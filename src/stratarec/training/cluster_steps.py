@@ -15,7 +15,7 @@ from torch import nn
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Cluster, Exchange, MeasuredCosts, StepTime, Workload, step_time
+from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, StepTime, Workload, step_time
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
 from stratarec.kernels.runtime.threads import use_torch_threads
@@ -34,7 +34,7 @@ RATIOS = (2.0, 4.0, 8.0, 16.0)
 class Prediction:
     """A way to train, and its step."""
 
-    exchange: Exchange
+    exchange: ExchangeModel
     towers: int
     """0 where the model has none."""
     step: StepTime
@@ -67,7 +67,7 @@ def predictions(recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration:
             f"{cluster.all_ranks} ranks"
         )
     bare = workload(recipe, dataset, None, cluster.all_ranks)
-    exchanges = [Exchange(kind=kind, wire=wire) for kind in ("flat", "sptt") for wire in WIRES]
+    exchanges = [ExchangeModel(kind=kind, wire=wire) for kind in ("flat", "sptt") for wire in WIRES]
     found = [
         Prediction(exchange=each, towers=0, step=step_time(cluster, bare, each, calibration)) for each in exchanges
     ]
@@ -78,7 +78,7 @@ def predictions(recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration:
         except ConfigError:  # of a tower too small for the ratio nothing is left
             continue
         for wire in WIRES:
-            exchange = Exchange(kind="sptt", wire=wire, compression=towers.compression)
+            exchange = ExchangeModel(kind="sptt", wire=wire, compression=towers.compression)
             step = step_time(cluster, with_towers, exchange, calibration)
             found.append(Prediction(exchange=exchange, towers=cluster.hosts, step=step))
     return found
