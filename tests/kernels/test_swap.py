@@ -9,7 +9,7 @@ from interpreted import sized
 from stratarec.kernels import bit_rows, cache, codec
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec.kinds import KINDS
-from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.random import RowNoise, table_key
 from stratarec.kernels.swap import swap
 
@@ -50,7 +50,7 @@ def group_of(width: int) -> GroupLayout:
 class Side:
     """Level 0 and the home under it."""
 
-    def __init__(self, form: Layout) -> None:
+    def __init__(self, form: RecordLayout) -> None:
         sizes = (form.width, 1, form.width * form.full_state)
         floats = (np.zeros(2 * SLOTS * size, np.float32) for size in sizes)
         self.slots = (*floats, np.zeros(2 * SLOTS * form.clock, np.int32))
@@ -59,7 +59,7 @@ class Side:
 
 
 def move_plainly(
-    place: cache.CacheLayout, moves: tuple[cache.Moves, cache.Moves], form: Layout, side: Side, write: int
+    place: cache.CacheLayout, moves: tuple[cache.Moves, cache.Moves], form: RecordLayout, side: Side, write: int
 ):
     (outgoing, incoming), (home, written, changed) = moves, side.home
     assert codec.encode(form, side.slots, outgoing.slots, home, outgoing.rows, outgoing.keys, write) < 0
@@ -74,8 +74,8 @@ def nothing_of(moves: cache.Moves) -> cache.Moves:
     return cache.Moves(rows=moves.rows[:0], slots=moves.slots[:0], tables=moves.tables[:0], keys=moves.keys[:0])
 
 
-def form_of(kind: str, width: int, full_state: int) -> Layout:
-    return Layout(
+def form_of(kind: str, width: int, full_state: int) -> RecordLayout:
+    return RecordLayout(
         kind=KINDS[kind], stochastic=True, wide_parameters=False, wide_state=False, width=width, row_state=True,
         full_state=full_state, clock=full_state == 2,
     )  # fmt: skip

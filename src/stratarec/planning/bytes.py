@@ -36,7 +36,7 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log.layout import LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
-from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.runtime.memory import buffer_bytes
 from stratarec.kernels.update import scratch_bytes
 
@@ -101,7 +101,7 @@ class RowShape:
         return 4 * (self.state_floats + self.clock)
 
 
-def _record(codec: CodecConfig, shape: RowShape) -> Layout:
+def _record(codec: CodecConfig, shape: RowShape) -> RecordLayout:
     made = RecordCodec(
         codec, width=shape.width, row_state=shape.row_state, full_state=shape.full_state, clock=shape.clock
     )

@@ -16,7 +16,7 @@ from stratarec.embedding.tables.base import features_of, group_layout
 from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec import decode
-from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.pooling import gather, pool
 from stratarec.models.history import History, Windows
 
@@ -44,7 +44,7 @@ class FloatTables:
 class EncodedTable:
     """A table of which each row is a record, but for some in float32."""
 
-    layout: Layout
+    layout: RecordLayout
     records: Records
     """``[rows, record_bytes]``."""
     kept: Indices
@@ -152,7 +152,7 @@ def _float_group(
     return features_of(configs), layout, floats.weights[start:]
 
 
-def _decode(layout: Layout, records: Records, places: Indices, out: Floats) -> None:
+def _decode(layout: RecordLayout, records: Records, places: Indices, out: Floats) -> None:
     slots = np.arange(len(places), dtype=np.int64)
     decode(layout, records, places, FloatRows.bare(out.reshape(-1), layout.width).parts, slots)
 

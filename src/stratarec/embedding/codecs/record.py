@@ -14,7 +14,7 @@ from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import codec as kernels
 from stratarec.kernels.codec.kinds import KINDS
-from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.codec.layout import RecordLayout
 
 if TYPE_CHECKING:
     CodecKind: TypeAlias = str
@@ -103,7 +103,7 @@ class RecordCodec:
         if width < 1:
             raise ConfigError(f"a record of width {width}: expected at least 1")
         self.config = config
-        self.layout = Layout(
+        self.layout = RecordLayout(
             kind=KINDS[config.kind],
             stochastic=config.rounding == "stochastic",
             wide_parameters=config.parameters == "fp32",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.codec import cpu
-from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads
 
@@ -22,7 +22,7 @@ _CHUNKS_PER_THREAD = 4
 
 
 def encode(
-    layout: Layout, level: Level, slots: Indices, records: NDArray[np.uint8], places: Indices,
+    layout: RecordLayout, level: Level, slots: Indices, records: NDArray[np.uint8], places: Indices,
     keys: NDArray[np.uint64], write: int,
 ) -> int:  # fmt: skip
     """``records[places[i]] = encoded slots[i]``; -1, or the first entry that the layout cannot hold.
@@ -47,7 +47,7 @@ def encode(
     return int(bad) if bad < len(slots) else -1
 
 
-def decode(layout: Layout, records: NDArray[np.uint8], places: Indices, level: Level, slots: Indices) -> None:
+def decode(layout: RecordLayout, records: NDArray[np.uint8], places: Indices, level: Level, slots: Indices) -> None:
     """``slots[i] = decoded records[places[i]]``; shapes as `encode`, slots are distinct."""
     threads = team_threads()
     chunks = threads * _CHUNKS_PER_THREAD

@@ -14,7 +14,7 @@ from stratarec.kernels.codec.kinds import KINDS, Form, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class RecordLayout:
     """The bytes of a record and how they are rounded."""
 
     kind: Kind

@@ -10,7 +10,7 @@ import numpy as np
 
 from stratarec.kernels.codec.kinds.base import Floats, noise
 from stratarec.kernels.codec.kinds.fp import from_bf16, from_fp32, plain_bf16, plain_fp32
-from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.codec.layout import RecordLayout
 
 
 def encode(
@@ -19,7 +19,7 @@ def encode(
     full_state: Floats,
     key: int,
     write: int,
-    layout: Layout,
+    layout: RecordLayout,
     clock: int = 0,
 ) -> bytes | None:
     """The record of one row, or None when it holds a number that the codec cannot hold."""
@@ -41,7 +41,7 @@ def encode(
     return b"".join(held) if len(held) == len(parts) else None
 
 
-def decode(record: bytes, layout: Layout) -> tuple[Floats, Floats, Floats]:
+def decode(record: bytes, layout: RecordLayout) -> tuple[Floats, Floats, Floats]:
     """``(weights [D], row state [0 or 1], full state [0, D or 2 D])`` of one record, without its clock."""
     state = from_fp32 if layout.wide_state else from_bf16
     return (

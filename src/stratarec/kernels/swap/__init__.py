@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.cache import CacheLayout, StageWorkspace, Staging
-from stratarec.kernels.codec.layout import Layout
+from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads
 from stratarec.kernels.swap import cpu
@@ -23,7 +23,7 @@ def swap(
     layout: CacheLayout,
     staging: Staging,
     workspace: StageWorkspace,
-    codec: Layout,
+    codec: RecordLayout,
     slots: tuple[Floats, Floats, Floats, NDArray[np.int32]],
     home: tuple[Bytes, ...],
     write: int,
