@@ -48,7 +48,7 @@ class LogConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class BlockLayout:
     """A layout that `plan_layout` chose; the same numbers mean the same bytes."""
 
     rows: int
@@ -99,7 +99,7 @@ class Layout:
         """Of all records, each once."""
         return -(-self.rows // self.per_block)
 
-    def adopting(self, manifest: Mapping[str, Any], config: LogConfig) -> Layout:
+    def adopting(self, manifest: Mapping[str, Any], config: LogConfig) -> BlockLayout:
         """This layout with the segments of a checkpoint: a budget decides their length, and may change.
 
         Raises
@@ -134,7 +134,7 @@ def _narrow(segment_blocks: int, per_block: int) -> int:
     return (2**32 - 2) // (segment_blocks * per_block)
 
 
-def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> Layout:
+def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
     """The layout of a store of `rows` records.
 
     Raises
@@ -166,7 +166,7 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> Layout:
             f"log.budget_bytes is {config.budget_bytes}, expected at least three segments of "
             f"{segment_blocks * block_bytes} bytes; raise it or lower log.buffer_bytes and log.segment_bytes"
         )
-    return Layout(
+    return BlockLayout(
         rows=rows,
         record_bytes=record_bytes,
         tag_bytes=tag_bytes,
@@ -188,7 +188,7 @@ class Locations:
     checkpoint; pages of rows that were never written do not exist.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: BlockLayout) -> None:
         self._layout = layout
         self.of_row: NDArray[np.unsignedinteger[Any]] = self._new()
         self.changed = allocate_bits(layout.rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from stratarec.embedding.stores.dram import allocate_bytes
-from stratarec.embedding.stores.log.layout import Layout
+from stratarec.embedding.stores.log.layout import BlockLayout
 from stratarec.kernels.blocks import ReadBuffers, Wanted, aio, as_bytes, as_tags, cpu, reads
 
 # Neighbouring blocks are read by one call up to so many bytes.
@@ -28,7 +28,7 @@ class Reader:
         Reads under way, each with a buffer of its own.
     """
 
-    def __init__(self, layout: Layout, depth: int) -> None:
+    def __init__(self, layout: BlockLayout, depth: int) -> None:
         self._layout = layout
         size = max(_BUFFER_BYTES // layout.block_bytes, 1) * layout.block_bytes
         self.scratch = allocate_bytes(size * depth).view(np.uint64)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.embedding.stores.log.layout import Layout
+from stratarec.embedding.stores.log.layout import BlockLayout
 from stratarec.embedding.stores.row_file import link_or_copy
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import make_directory, storage_error
@@ -53,7 +53,7 @@ class Segments:
     that a file removed under a running read stays open until the read is over (`retired`).
     """
 
-    def __init__(self, directory: Path, layout: Layout, budget_bytes: int) -> None:
+    def __init__(self, directory: Path, layout: BlockLayout, budget_bytes: int) -> None:
         self.directory, self.layout, self.budget_bytes = directory, layout, budget_bytes
         self.descriptors = np.full(layout.slots, -1, np.int32)
         self.sequences = np.zeros(layout.slots, np.uint64)

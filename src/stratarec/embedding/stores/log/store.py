@@ -22,7 +22,7 @@ from stratarec.embedding.stores.deltas import Chain, require_same
 from stratarec.embedding.stores.dram import resident_bytes
 from stratarec.embedding.stores.log.appender import Appender
 from stratarec.embedding.stores.log.compaction import Background, Compactor, background_due, dead_weight
-from stratarec.embedding.stores.log.layout import Layout, Locations, LogConfig, plan_layout
+from stratarec.embedding.stores.log.layout import BlockLayout, Locations, LogConfig, plan_layout
 from stratarec.embedding.stores.log.reader import Reader
 from stratarec.embedding.stores.log.segments import NoRoom, Segments, check_segments, keep_segments
 from stratarec.embedding.stores.scratch import hold
@@ -68,7 +68,7 @@ class LogRecords:
         self._chain = Chain()
         self._background = Background(self._compact_quietly)
 
-    def _lay_out(self, directory: Path, layout: Layout) -> None:
+    def _lay_out(self, directory: Path, layout: BlockLayout) -> None:
         """Begin empty, with segments of `layout`."""
         self.layout = layout
         self.segments = Segments(directory, layout, self.config.budget_bytes)
