@@ -14,7 +14,7 @@ import pytest
 from recipes import tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
-from stratarec.data.dataset.stored_columns import Layout
+from stratarec.data.dataset.stored_columns import ShardLayout
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import DataError
@@ -162,7 +162,7 @@ def test_a_stored_sequence_with_lists_of_unequal_lengths_is_damage(tmp_path: Pat
     write_log(tmp_path)
     dataset = prepare(recipe(tmp_path, groups="none").data)
     group = dataset.row_group("train", 0, 0)
-    layout = Layout.of(dataset.manifest)
+    layout = ShardLayout.of(dataset.manifest)
     assert not list(layout.faults(group))
     place = group.samples.column_names.index("last")
     wrong = group.samples.set_column(place, "last", pa.array([[0]] * group.samples.num_rows, pa.list_(pa.int32())))

@@ -22,7 +22,7 @@ from stratarec.batch.jagged import JaggedTensor, KeyedJagged, offsets_of
 from stratarec.data.column_names import weights_of
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
-from stratarec.data.dataset.stored_columns import Layout
+from stratarec.data.dataset.stored_columns import ShardLayout
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
@@ -301,7 +301,7 @@ def test_values_without_a_usable_weight_are_bad_rows(tmp_path: Path, log: str, w
 def test_stored_weights_that_are_none_are_damage(tmp_path: Path) -> None:
     write_log(tmp_path)
     dataset = prepare(recipe(tmp_path).data)
-    group, layout = dataset.row_group("train", 0, 0), Layout.of(dataset.manifest)
+    group, layout = dataset.row_group("train", 0, 0), ShardLayout.of(dataset.manifest)
     name, size = weights_of("tags"), group.samples.num_rows
     assert not list(layout.faults(group))
     lists = group.samples[name].combine_chunks()

@@ -29,7 +29,7 @@ from stratarec.data.column_names import ROW, SESSION, TIME, USER, WEIGHT, label_
 from stratarec.data.dataset.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
 from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.dataset.row_group_reader import RowGroupReader
-from stratarec.data.dataset.stored_columns import Layout
+from stratarec.data.dataset.stored_columns import ShardLayout
 from stratarec.data.splits import SPLITS
 from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import DatasetError
@@ -234,7 +234,7 @@ class Dataset:
         if split in self._untouched:
             raise DatasetError(f"{self.path} was opened without its split {split!r}: open it anew to read that")
         self._require(self.manifest.files(split))
-        return RowGroupReader(self.path, shards, Layout.of(self.manifest), unused=unused)
+        return RowGroupReader(self.path, shards, ShardLayout.of(self.manifest), unused=unused)
 
     def row_group(self, split: str, shard: int, group: int) -> RowGroup:
         """One row group with its tables; see `RowGroupReader.read`."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stratarec.data.column_names import ROW, SESSION, SESSIONS, TIME, from_stored
 from stratarec.data.dataset.manifest import ADVICE, Shard
 from stratarec.data.dataset.row_group import RowGroup, row_numbers
-from stratarec.data.dataset.stored_columns import Layout, file_faults
+from stratarec.data.dataset.stored_columns import ShardLayout, file_faults
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reading
 
@@ -38,7 +38,7 @@ class RowGroupReader:
         Read what training makes no use of too.
     """
 
-    def __init__(self, root: Path, shards: Sequence[Shard], layout: Layout, *, unused: bool) -> None:
+    def __init__(self, root: Path, shards: Sequence[Shard], layout: ShardLayout, *, unused: bool) -> None:
         self._root, self._shards, self._layout = root, shards, layout
         self._without = () if unused else _UNUSED
         self._open: OrderedDict[str, tuple[pq.ParquetFile, list[str]]] = OrderedDict()

@@ -40,7 +40,7 @@ Columns = Mapping[str, pa.DataType]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ShardLayout:
     """What must be in a shard's two files."""
 
     samples: Columns
@@ -62,7 +62,7 @@ class Layout:
     """Columns of the weights of values."""
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Layout:
+    def of(cls, manifest: Manifest) -> ShardLayout:
         schema, groups = manifest.columns, manifest.groups
         features = _features(manifest)
         histories = [feature.name for feature in schema.histories]
