@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.column_names import ROW, SESSION, TIME, USER, WEIGHT, label_names, weights_of
-from stratarec.data.dataset.manifest import ADVICE, DATASET, MANIFEST, Manifest, Shard, StoredFile
+from stratarec.data.dataset.manifest import ADVICE, DATASET, MANIFEST, DatasetManifest, Shard, StoredFile
 from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.dataset.stored_columns import ShardLayout
@@ -51,7 +51,7 @@ class Dataset:
     Use `Dataset.open`.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, untouched: Collection[str] = ()) -> None:
+    def __init__(self, path: Path, manifest: DatasetManifest, untouched: Collection[str] = ()) -> None:
         self.path, self.manifest, self._untouched = path, manifest, untouched
         self.name, self.schema, self.about = manifest.name, manifest.columns, manifest.about
         self.deduplicated = manifest.deduplicated
@@ -98,7 +98,7 @@ class Dataset:
             if path.exists():
                 what = f"it is a {kind_of(path)}" if kind_of(path) else f"it has no {MANIFEST}"
             raise DatasetError(f"{path} is no prepared data set: {what}; run `stratarec prepare` first")
-        dataset = cls(path, Manifest.read(path), untouched)
+        dataset = cls(path, DatasetManifest.read(path), untouched)
         if kind_of(path) != DATASET.name:
             raise DatasetError(f"{path / MARKER} is missing or damaged; {ADVICE}")
         left_out = {entry.path for split in untouched for entry in dataset.manifest.files(split)}
@@ -121,7 +121,7 @@ class Dataset:
             When it was, since it was opened, by one that holds something else.
         """
         with held(self.path, shared=True):
-            if Manifest.read(self.path).fingerprint != self.fingerprint:
+            if DatasetManifest.read(self.path).fingerprint != self.fingerprint:
                 raise DatasetError(f"{self.path} was prepared anew while it was opened; start again")
             yield
 

@@ -226,7 +226,7 @@ class Provenance(Model):
     rows: RowsInfo
 
 
-class Manifest(Model):
+class DatasetManifest(Model):
     """All of ``dataset.json`` but its seal."""
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
@@ -245,7 +245,7 @@ class Manifest(Model):
     about: Provenance
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> Manifest:
+    def _check(self) -> DatasetManifest:
         for fault in (*self._counts(), *self._names(), *self._files()):
             raise ValueError(fault)
         return self
@@ -333,7 +333,7 @@ class Manifest(Model):
         return digest({key: content[key] for key in content if key not in ("name", "about")})
 
     @classmethod
-    def read(cls, root: Path) -> Manifest:
+    def read(cls, root: Path) -> DatasetManifest:
         """The manifest of the data set in `root`; `DatasetError` names what is wrong with it."""
         return read_sealed(root / MANIFEST, cls, ADVICE, DatasetError)
 

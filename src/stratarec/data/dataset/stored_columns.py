@@ -27,7 +27,7 @@ from stratarec.data.column_names import (
     stored_name,
     weights_of,
 )
-from stratarec.data.dataset.manifest import Manifest, Shard
+from stratarec.data.dataset.manifest import DatasetManifest, Shard
 from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.schema import UNKNOWN
 from stratarec.kernels.collate import least_and_total, outside, outside_windows
@@ -62,7 +62,7 @@ class ShardLayout:
     """Columns of the weights of values."""
 
     @classmethod
-    def of(cls, manifest: Manifest) -> ShardLayout:
+    def of(cls, manifest: DatasetManifest) -> ShardLayout:
         schema, groups = manifest.columns, manifest.groups
         features = _features(manifest)
         histories = [feature.name for feature in schema.histories]
@@ -168,7 +168,7 @@ class ShardLayout:
             yield from _miscounted(row_group.tables[SESSIONS], row_group.samples.num_rows, "its sessions have")
 
 
-def _features(manifest: Manifest) -> dict[str, pa.DataType]:
+def _features(manifest: DatasetManifest) -> dict[str, pa.DataType]:
     """Type of each feature's column."""
     schema = manifest.columns
     found: dict[str, pa.DataType] = {feature.name: _FLOATS for feature in schema.dense}

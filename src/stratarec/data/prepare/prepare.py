@@ -21,7 +21,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import (
     DATASET,
     MANIFEST,
-    Manifest,
+    DatasetManifest,
     Origin,
 )
 from stratarec.data.prepare.base_dataset import Base
@@ -192,7 +192,7 @@ class _Run:
     def _estimate_partitions(self) -> int:
         return max(round(self.source.estimate_rows() / self.config.shard_samples), 1)
 
-    def _publish(self, manifest: Manifest) -> None:
+    def _publish(self, manifest: DatasetManifest) -> None:
         """Rename what was written to where it belongs, in place of an earlier data set."""
         output, about = self.workspace.output, manifest.about
         remove_leftovers(output)  # of tasks that died elsewhere

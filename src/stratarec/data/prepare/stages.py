@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from stratarec.data.dataset.manifest import (
+    DatasetManifest,
     LabelCount,
-    Manifest,
     MomentsInfo,
     Origin,
     Provenance,
@@ -66,7 +66,7 @@ class Making:
         self._schema, self._base = source.schema, base
         executor.begin(workspace.root, source.files if source.divisible else ())
 
-    def manifest(self, name: str, origin: Origin) -> Manifest:
+    def manifest(self, name: str, origin: Origin) -> DatasetManifest:
         """What ``dataset.json`` is to say of the output, after every stage: each from where it stopped before."""
         workspace, config = self._workspace, self._config
         partitions = self._partitions()
@@ -91,7 +91,7 @@ class Making:
         self._check_splits(partitions, shards, labels["train"])
         if not counts.weight():
             raise DataError(f"column {self._schema.weight!r}: every weight of the training split is 0, expected others")
-        return Manifest(
+        return DatasetManifest(
             name=name,
             columns=self._schema,
             groups=None if groups is None else {group: tuple(features) for group, features in groups.items()},
