@@ -27,7 +27,7 @@ from benchmarks.timing import alternate
 from stratarec import Scorer
 from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
-from stratarec.serving.export_manifest import PROGRAM, TABLES, Manifest
+from stratarec.serving.export_manifest import PROGRAM, TABLES, ExportManifest
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
@@ -79,7 +79,7 @@ def make_export(root: Path, steps: int) -> Path:
 class Plain:
     """Raw columns -> features by dictionaries, then a network: what the peers do."""
 
-    def __init__(self, folder: Path, manifest: Manifest, network: Network) -> None:
+    def __init__(self, folder: Path, manifest: ExportManifest, network: Network) -> None:
         self._network, self._schema = network, manifest.columns
         self._tables = load_file(folder / TABLES)
         self._ids: dict[str, dict[Any, int]] = {}

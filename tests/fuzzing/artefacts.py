@@ -22,7 +22,7 @@ from stratarec.planning.plan import Plan
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.export_files import check_files
-from stratarec.serving.export_manifest import Manifest as ExportManifest
+from stratarec.serving.export_manifest import ExportManifest as ExportManifest
 from stratarec.serving.scorer import Scorer
 from stratarec.training.evaluation.evaluate import evaluate_split
 from stratarec.training.evaluation.metrics import figures

@@ -32,7 +32,7 @@ from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed
 from stratarec.recipe import Recipe
 from stratarec.serving.export_files import check_files
-from stratarec.serving.export_manifest import Manifest
+from stratarec.serving.export_manifest import ExportManifest
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
@@ -123,14 +123,14 @@ def test_an_export_is_data_and_its_manifest_names_every_file(whole: Path, tmp_pa
     names = [path.relative_to(plain).as_posix() for path in files(plain)]
     vocabularies = ["vocabulary/0000-city.parquet", "vocabulary/0001-item.parquet"]
     assert names == ["README.txt", "manifest.json", "network.safetensors", "tables.safetensors", *vocabularies]
-    assert set(Manifest.read(plain).files) == set(names) - {"manifest.json"}
-    assert set(Manifest.read(whole).files) == (set(names) | {"program.pt2"}) - {"manifest.json"}
+    assert set(ExportManifest.read(plain).files) == set(names) - {"manifest.json"}
+    assert set(ExportManifest.read(whole).files) == (set(names) | {"program.pt2"}) - {"manifest.json"}
     assert "RUNS CODE" in (whole / "README.txt").read_text()
     assert "program" not in (plain / "README.txt").read_text()
     # The files are what other readers of their formats take them for.
     assert safetensors.numpy.load_file(plain / "tables.safetensors")["item"].shape == (30 + 16, 4)
     for folder in (plain, whole):
-        check_files(folder, Manifest.read(folder))
+        check_files(folder, ExportManifest.read(folder))
 
 
 def test_the_program_gives_the_same_scores(whole: Path, scores: np.ndarray[Any, Any]) -> None:
@@ -153,7 +153,7 @@ def test_onnx_gives_the_same_scores(whole: Path, tmp_path: Path, scores: np.ndar
     content = (folder / "network.onnx").read_bytes()
     assert (again / "network.onnx").read_bytes() == content
     assert b"stratarec" not in content, "names and places of code"
-    assert "network.onnx" in Manifest.read(folder).files
+    assert "network.onnx" in ExportManifest.read(folder).files
     dense, sparse = Scorer.open(folder)._encoder.encode(FRAME)
     pooled, (history,) = Scorer.open(folder)._tables.look_up(sparse)
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -239,7 +239,7 @@ def test_a_flipped_byte_is_refused_or_harmless(copy: Path, scores: np.ndarray[An
                 refusals[path.name] += str(path) in str(error)
             if path.name != "manifest.json":
                 with pytest.raises(ExportError, match=r"hash does not match|has \d+ bytes|is missing"):
-                    check_files(copy, Manifest.read(copy))
+                    check_files(copy, ExportManifest.read(copy))
             content[place] = kept
         path.write_bytes(content)
     for name, count in refusals.items():
@@ -505,8 +505,8 @@ def encoded(whole: Path) -> Path:
 )
 def test_encoded_tables_that_are_none_are_refused(encoded: Path, tmp_path: Path, change: Any, message: str) -> None:
     folder = Path(shutil.copytree(encoded, tmp_path / "copy"))
-    assert Manifest.read(folder).tables["item"].float32_rows > 1
-    assert Manifest.read(folder).tables["item"].codec == "int8"
+    assert ExportManifest.read(folder).tables["item"].float32_rows > 1
+    assert ExportManifest.read(folder).tables["item"].codec == "int8"
     change_weights(folder, "tables.safetensors", change)
     assert message in refused(folder)
 

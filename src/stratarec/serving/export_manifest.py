@@ -120,7 +120,7 @@ class SequenceInput(Model):
     table: str
 
 
-class Manifest(Model):
+class ExportManifest(Model):
     """All of ``manifest.json`` but its seal."""
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
@@ -145,7 +145,7 @@ class Manifest(Model):
     """All but this one, by path."""
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> Manifest:
+    def _check(self) -> ExportManifest:
         for fault in chain(self._sizes(), self._names(), self._inputs(), self._files()):
             raise ValueError(fault)
         return self
@@ -198,7 +198,7 @@ class Manifest(Model):
         return build_tables(self.model, self.columns, {name: table.rows for name, table in self.tables.items()})
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path) -> ExportManifest:
         """The manifest of the export in `folder`; `ExportError` names what is wrong with it."""
         if not (folder / MANIFEST).exists():
             what = f"it has no {MANIFEST}" if folder.exists() else "it does not exist"

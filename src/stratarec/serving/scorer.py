@@ -21,7 +21,7 @@ from stratarec.models.base import Network, autocast, probabilities
 from stratarec.models.calibration import Calibration
 from stratarec.models.request import averaged
 from stratarec.serving.export_files import MappedTensors, map_file, map_tensors
-from stratarec.serving.export_manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, Manifest
+from stratarec.serving.export_manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, ExportManifest
 from stratarec.serving.features import FeatureEncoder
 from stratarec.serving.mapped_tables import EncodedTable, FloatTables, ReadOnlyTables
 
@@ -39,7 +39,9 @@ class Scorer:
     must not change while the scorer is in use.
     """
 
-    def __init__(self, manifest: Manifest, encoder: FeatureEncoder, tables: ReadOnlyTables, network: Network) -> None:
+    def __init__(
+        self, manifest: ExportManifest, encoder: FeatureEncoder, tables: ReadOnlyTables, network: Network
+    ) -> None:
         self.manifest = manifest
         self.labels = manifest.columns.label_columns
         """What scores are of, by the columns of the log that it was in."""
@@ -58,7 +60,7 @@ class Scorer:
             Where a file is missing, a link, damaged, of another export, or not what the manifest says.
         """
         folder = Path(folder)
-        manifest = Manifest.read(folder)
+        manifest = ExportManifest.read(folder)
         network = _network(folder, manifest)
         vocabularies = {name: _vocabulary(folder, manifest, name) for name in manifest.vocabularies}
         encoder = FeatureEncoder(manifest.columns, manifest.moments, vocabularies)
@@ -110,7 +112,7 @@ def _batches(dense: Tensor, sparse: KeyedJagged) -> Iterator[tuple[Tensor, Keyed
         yield dense[chosen], sparse.take(chosen)
 
 
-def _network(folder: Path, manifest: Manifest) -> Network:
+def _network(folder: Path, manifest: ExportManifest) -> Network:
     """The network with its weights; nothing is allocated before the file is known to hold them."""
     pooled_keys = tuple(entry.feature for entry in manifest.pooled)
     try:
@@ -128,7 +130,7 @@ def _network(folder: Path, manifest: Manifest) -> Network:
     return network.eval().requires_grad_(False)
 
 
-def _tables(folder: Path, manifest: Manifest, histories: Sequence[str]) -> ReadOnlyTables:
+def _tables(folder: Path, manifest: ExportManifest, histories: Sequence[str]) -> ReadOnlyTables:
     specs = {key: spec for name, table in manifest.tables.items() for key, spec in table.tensors(name).items()}
     found = map_tensors(folder, TABLES, manifest.files[TABLES], specs)
     flat, places = found.all_floats()
@@ -150,7 +152,7 @@ def _encoded(table: ExportedTable, name: str, found: MappedTensors) -> EncodedTa
     )
 
 
-def _vocabulary(folder: Path, manifest: Manifest, name: str) -> Vocabulary:
+def _vocabulary(folder: Path, manifest: ExportManifest, name: str) -> Vocabulary:
     entry = manifest.vocabularies[name]
     content = map_file(folder, entry.path, manifest.files[entry.path])
     try:

@@ -33,7 +33,7 @@ from stratarec.serving.export_manifest import (
     ExportedFile,
     ExportedMoments,
     ExportedVocabulary,
-    Manifest,
+    ExportManifest,
     inputs,
 )
 from stratarec.training.export.program import check_onnx, onnx_bytes, program_bytes
@@ -109,7 +109,7 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) ->
     (folder / README).write_text(page(program=program, onnx=onnx), encoding="utf-8")
     try:
         tables = {name: table.about for name, table in writers.items()}
-        manifest = Manifest(**_describe(trained), tables=tables, vocabularies=vocabularies, files=_files(folder))
+        manifest = ExportManifest(**_describe(trained), tables=tables, vocabularies=vocabularies, files=_files(folder))
     except pydantic.ValidationError as error:
         raise CheckpointError(f"{trained.checkpoint} cannot be exported: {describe(error)}") from error
     manifest.write(folder)
