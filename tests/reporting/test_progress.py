@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from stratarec.config.units import readable_seconds
-from stratarec.reporting.progress_bar import LineProgress, Pace
+from stratarec.reporting.progress_bar import LineProgress, TaskSpeed
 
 
 def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
-    pace = Pace()
+    pace = TaskSpeed()
     # Nothing before the first unit counts: the clock of a pace starts there.
     pace.add(20.0, 1)
     assert pace.left(100) is None
@@ -22,7 +22,7 @@ def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
 
 
 def test_the_time_left_follows_the_last_minute() -> None:
-    pace = Pace()
+    pace = TaskSpeed()
     for step in range(100):
         pace.add(10.0 * step, step)
     for step in range(7000):
@@ -32,7 +32,7 @@ def test_the_time_left_follows_the_last_minute() -> None:
 
 
 def test_a_resumed_task_counts_only_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
-    pace = Pace()
+    pace = TaskSpeed()
     pace.add(0.0, 1_000_001)
     pace.add(1.0, 1_000_003)
     assert pace.left(10) == pytest.approx(5.0)

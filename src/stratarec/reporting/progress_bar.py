@@ -55,7 +55,7 @@ class TerminalProgress:
         self._console.print(visible(message))
 
 
-class Pace:
+class TaskSpeed:
     """How fast a task goes: over its last minute, and not counting what came before its first unit was done."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class LineProgress:
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
         self._name, self._total, self._done = task, total, done
-        self._pace, self._shown = Pace(), time.monotonic()
+        self._pace, self._shown = TaskSpeed(), time.monotonic()
         self.say(f"{task}: {total:,} {unit}")
 
     def advance(self, amount: int, note: str = "") -> None:
