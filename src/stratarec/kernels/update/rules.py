@@ -40,7 +40,7 @@ class Rule(NamedTuple):
     rest2: np.float32
 
 
-class Pace(NamedTuple):
+class StepNumbers(NamedTuple):
     """A step's own numbers.
 
     `stride` is the rate over Adam's first correction 1 - beta1^t, `sharp` one over the root of the second 1 - beta2^t.
@@ -52,7 +52,7 @@ class Pace(NamedTuple):
 
 
 class MissedSteps(NamedTuple):
-    """Steps that rows may have missed: how many there were, the `Pace` of each, and the gradient of a missed step."""
+    """Steps that rows may have missed: how many there were, the `StepNumbers` of each, and the gradient of a missed step."""
 
     steps: int
     paces: NDArray[np.float32]
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     """All that a row's step takes but its gradient."""
 
     rule: Rule
-    pace: Pace
+    pace: StepNumbers
     course: MissedSteps
 
 
@@ -92,9 +92,9 @@ def rule_of(given):
 
 @njit(**BODY)
 def pace_in(given):
-    """`Pace`, likewise."""
+    """`StepNumbers`, likewise."""
     rate, stride, sharp = given
-    return Pace(np.float32(rate), np.float32(stride), np.float32(sharp))
+    return StepNumbers(np.float32(rate), np.float32(stride), np.float32(sharp))
 
 
 @njit(**BODY)
@@ -200,7 +200,7 @@ def catch_up(lanes, rule, course, slots, row, D):
     literally(lanes)
     clock = slots[3]
     for missed in range(U(clock[row]), U(course.steps)):
-        pace = Pace(course.paces[missed, U(0)], course.paces[missed, U(1)], course.paces[missed, U(2)])
+        pace = StepNumbers(course.paces[missed, U(0)], course.paces[missed, U(1)], course.paces[missed, U(2)])
         update_row(lanes, rule, pace, slots, row, D, course.still, U(0))
     clock[row] = course.steps
 
