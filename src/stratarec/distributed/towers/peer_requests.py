@@ -21,7 +21,7 @@ from stratarec.models.request import Request
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TowerRequest:
     """What one peer asks of one tower.
 
     Parameters
@@ -60,7 +60,7 @@ class Part:
         return packed(note, arrays)
 
     @classmethod
-    def of(cls, message: Tensor) -> Part:
+    def of(cls, message: Tensor) -> TowerRequest:
         """What a message says."""
         note, (ids, *arrays) = unpacked(message)
         found = iter(arrays)
@@ -74,7 +74,7 @@ class Part:
             asked=asked, samples=note["samples"], runs=runs, shared=frozenset(note["shared"]), windows=windows
         )  # fmt: skip
 
-    def by_sample(self, streams: Sequence[Stream]) -> Part:
+    def by_sample(self, streams: Sequence[Stream]) -> TowerRequest:
         """The same, asked for sample by sample."""
         if self.runs is None:
             return self
@@ -95,7 +95,7 @@ def _repeated(asked: RowRequest, times: Tensor) -> RowRequest:
     return RowRequest(bags=len(lengths), ids=asked.ids[slice_places(start, lengths)[0]], lengths=lengths)
 
 
-def join(parts: Sequence[Part], streams: Sequence[Stream]) -> Request:
+def join(parts: Sequence[TowerRequest], streams: Sequence[Stream]) -> Request:
     """One request of the samples of all parts, one after another."""
     shared = frozenset[str]().union(*(part.shared for part in parts))
     if any(part.runs is not None and part.shared != shared for part in parts):
@@ -137,7 +137,7 @@ def messages(request: Request, samples: int, requests: Requests) -> list[Tensor]
     for streams, part in zip(requests.streams, asked, strict=True):
         windows = {stream.key: _windows(request, stream.key) for stream in streams if stream.kind == "sequence"}
         shared = request.shared & {stream.key for stream in streams}
-        mine = Part(asked=part, samples=samples, runs=runs if shared else None, shared=shared, windows=windows)
+        mine = TowerRequest(asked=part, samples=samples, runs=runs if shared else None, shared=shared, windows=windows)
         found.append(mine.message(requests.message(part)))
     return found
 

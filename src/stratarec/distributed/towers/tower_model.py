@@ -27,7 +27,7 @@ from stratarec.distributed.exchange.input_dist import Requests
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Place, Sharding
 from stratarec.distributed.towers.peer_exchange import Hop, Told, send_requests
-from stratarec.distributed.towers.peer_requests import Part, join, messages
+from stratarec.distributed.towers.peer_requests import TowerRequest, join, messages
 from stratarec.distributed.wire import Wire
 from stratarec.embedding import EmbeddingBagConfig, Handle
 from stratarec.embedding.check_features import Validator
@@ -112,7 +112,7 @@ class DisaggregatedModel(CTRModel):
         except StrataError as error:
             failed = error
         channels = (self._peers.ids, self._mesh.ids) if ahead else (self._peers.rows, self._mesh.rows)
-        parts = [Part.of(part) for part in send_requests(mine, failed, *channels, self._ranks, stopped)]
+        parts = [TowerRequest.of(part) for part in send_requests(mine, failed, *channels, self._ranks, stopped)]
         found = join(parts, self._requests.streams[self._peers.rank])
         request.arrived.append(Arrived(found, [part.samples for part in parts]))
         return found.features
