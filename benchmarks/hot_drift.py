@@ -27,7 +27,7 @@ from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.hot.calibrator import calibrate
 from stratarec.hot.classifier import classify
 from stratarec.hot.profile import HotProfile
-from stratarec.hot.table_parts import Part, parts_of, row_bytes_of
+from stratarec.hot.table_parts import RowRange, parts_of, row_bytes_of
 from stratarec.recipe import Recipe
 
 DAYS, QUICK_DAYS = 6, 3
@@ -44,7 +44,7 @@ def some_users(config: ClicksConfig, folder: Path) -> ClicksConfig:
     return replace(config, paths=(str(path),))
 
 
-def parts(made: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[Part]]:
+def parts(made: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[RowRange]]:
     """Bytes of a row of each table, and the parts."""
     (width,) = {made.model.table_width(name) for name in dataset.vocabularies}
     row_bytes = row_bytes_of(dataset, width, made.train.embedding)

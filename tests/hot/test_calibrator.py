@@ -17,7 +17,7 @@ from stratarec.hot.calibrator import calibrate, estimate, passed_over, without_s
 from stratarec.hot.classifier import Classification, are_hot, classify
 from stratarec.hot.profile import HotProfile
 from stratarec.hot.selection import hottest_rows, most_inputs
-from stratarec.hot.table_parts import Part, parts_of, used_bytes
+from stratarec.hot.table_parts import RowRange, parts_of, used_bytes
 from stratarec.io.sealed import write_sealed
 
 
@@ -27,9 +27,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return prepared(tmp_path_factory.mktemp("hot"), "auto")
 
 
-def part(counts: list[int], whole: bool = False, inherited: bool = False, row_bytes: int = 1) -> Part:
+def part(counts: list[int], whole: bool = False, inherited: bool = False, row_bytes: int = 1) -> RowRange:
     """A part with these counts."""
-    return Part(
+    return RowRange(
         table="t",
         first=0,
         rows=len(counts),
@@ -44,7 +44,7 @@ def bytes_of(dataset: Dataset) -> dict[str, int]:
     return dict.fromkeys(dataset.vocabularies, ROW_BYTES)
 
 
-def rows_of(dataset: Dataset, profile: HotProfile) -> tuple[list[Part], np.ndarray]:
+def rows_of(dataset: Dataset, profile: HotProfile) -> tuple[list[RowRange], np.ndarray]:
     """Parts, and their hot rows."""
     parts = parts_of(dataset, bytes_of(dataset))
     return parts, profile.hot(parts)

@@ -16,7 +16,7 @@ from stratarec.hot.classifier import classify
 from stratarec.hot.hot_loader import HotLoader
 from stratarec.hot.schedule import batches_of, evenly, in_turns, kinds_of, rate_after, validation_losses
 from stratarec.hot.selection import hottest_rows
-from stratarec.hot.table_parts import Counts, Part, parts_of
+from stratarec.hot.table_parts import Counts, RowRange, parts_of
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +26,20 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def rows(dataset: Dataset) -> tuple[list[Part], Counts]:
+def rows(dataset: Dataset) -> tuple[list[RowRange], Counts]:
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, ROW_BYTES))
     return parts, hottest_rows(parts, 200 * ROW_BYTES)
 
 
-def loader(dataset: Dataset, rows: tuple[list[Part], Counts], rate: float | None = None, **config: object) -> HotLoader:
+def loader(
+    dataset: Dataset, rows: tuple[list[RowRange], Counts], rate: float | None = None, **config: object
+) -> HotLoader:
     options = {"batch_size": 64, "shuffle_row_groups": 2, "seed": 3, "expand": True, **config}
     counts = classify(dataset, *rows, "train").shards
     return HotLoader(dataset, "train", LoaderConfig(**options), *rows, counts, lambda epoch: rate)
 
 
-def is_hot(batch: Batch, parts: list[Part], hot: Counts, dataset: Dataset) -> np.ndarray:
+def is_hot(batch: Batch, parts: list[RowRange], hot: Counts, dataset: Dataset) -> np.ndarray:
     """``[B]``, by a loop over its bags."""
     found = np.ones(batch.size, dtype=bool)
     for feature in dataset.schema.sparse:

@@ -10,17 +10,17 @@ from hot.popular import ROW_BYTES, prepared
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.hot.classifier import NeedsReader, are_hot, bag_needs
-from stratarec.hot.table_parts import Part, parts_of
+from stratarec.hot.table_parts import RowRange, parts_of
 
 
-def part(rows: int, first: int = 0, whole: bool = False) -> Part:
+def part(rows: int, first: int = 0, whole: bool = False) -> RowRange:
     """A part of a table that nobody looks up."""
-    return Part(
+    return RowRange(
         table="t", first=first, rows=rows, row_bytes=4, whole=whole, counts=np.zeros(1, dtype=np.int64)
     )  # fmt: skip
 
 
-def expected(dataset: Dataset, parts: list[Part]) -> np.ndarray:
+def expected(dataset: Dataset, parts: list[RowRange]) -> np.ndarray:
     """By expanding every sample."""
     found = []
     for number, shard in enumerate(dataset.shards("train")):

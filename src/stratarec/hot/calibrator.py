@@ -23,7 +23,7 @@ from stratarec.errors import ConfigError
 from stratarec.hot.classifier import Needs, NeedsReader, are_hot
 from stratarec.hot.profile import HotProfile, HotTable, InputShare, Method, Point
 from stratarec.hot.selection import hottest_rows, most_inputs
-from stratarec.hot.table_parts import Counts, Part, parts_of, share_of_accesses, used_bytes
+from stratarec.hot.table_parts import Counts, RowRange, parts_of, share_of_accesses, used_bytes
 
 CONFIDENCE = 0.99
 """Of every interval: the chance that it holds the true share."""
@@ -60,7 +60,7 @@ class Sample:
         return estimate(np.bincount(self.chunks, found) / np.bincount(self.chunks))
 
 
-def draw(dataset: Dataset, parts: Sequence[Part], split: str, seed: int) -> Sample:
+def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> Sample:
     """What the inputs of up to 16 row groups need, drawn at random; half of them are for judging.
 
     Notes
@@ -152,7 +152,7 @@ def calibrate(
     )
 
 
-def _choose(parts: Sequence[Part], budget: int, sample: Sample) -> tuple[Counts, Method, Point]:
+def _choose(parts: Sequence[RowRange], budget: int, sample: Sample) -> tuple[Counts, Method, Point]:
     """Hot rows of each part, how they were chosen, and what they are worth."""
     counted, complete = hottest_rows(parts, budget), most_inputs(parts, budget, sample.choosing)
     by_count, by_input = sample.judge(counted), sample.judge(complete)
@@ -168,7 +168,7 @@ def _choose(parts: Sequence[Part], budget: int, sample: Sample) -> tuple[Counts,
     return hot, "inputs" if better else "accesses", point
 
 
-def _tables(dataset: Dataset, parts: Sequence[Part], hot: Counts) -> tuple[HotTable, ...]:
+def _tables(dataset: Dataset, parts: Sequence[RowRange], hot: Counts) -> tuple[HotTable, ...]:
     found = []
     for name, rows in dataset.table_rows().items():
         own = [(part, int(taken)) for part, taken in zip(parts, hot, strict=True) if part.table == name]

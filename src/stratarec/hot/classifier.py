@@ -25,7 +25,7 @@ from stratarec.data.column_names import events
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
 from stratarec.errors import ConfigError
-from stratarec.hot.table_parts import Counts, Part
+from stratarec.hot.table_parts import Counts, RowRange
 from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
 from stratarec.progress import Progress, SilentProgress
 
@@ -42,7 +42,7 @@ class NeedsReader:
         Of its tables.
     """
 
-    def __init__(self, dataset: Dataset, parts: Sequence[Part]) -> None:
+    def __init__(self, dataset: Dataset, parts: Sequence[RowRange]) -> None:
         self._parts, self._windows = parts, dataset.windows
         self._tables = {feature.name: feature.vocabulary for feature in dataset.schema.sparse}
         self._groups = {name: group for group, names in dataset.groups.items() for name in names}
@@ -67,7 +67,7 @@ class NeedsReader:
 
 
 def bag_needs(
-    values: NDArray[np.int32], start: NDArray[np.int64] | None, length: NDArray[np.int64] | None, part: Part
+    values: NDArray[np.int32], start: NDArray[np.int64] | None, length: NDArray[np.int64] | None, part: RowRange
 ) -> Needs:
     """What each bag ``values[start[i]:start[i] + length[i]]`` needs of a part; bags may overlap.
 
@@ -128,7 +128,7 @@ class Classification(Model):
 
 def classify(
     dataset: Dataset,
-    parts: Sequence[Part],
+    parts: Sequence[RowRange],
     hot: Counts,
     split: str,
     path: Path | None = None,
@@ -180,7 +180,7 @@ def _begun(path: Path | None, key: str) -> dict[str, tuple[int, ...]]:
     return dict(kept.shards) if kept.key == key else {}
 
 
-def _counts(dataset: Dataset, parts: Sequence[Part], hot: Counts, split: str, number: int) -> tuple[int, ...]:
+def _counts(dataset: Dataset, parts: Sequence[RowRange], hot: Counts, split: str, number: int) -> tuple[int, ...]:
     reader = NeedsReader(dataset, parts)
     with dataset.reader(split, unused=False) as files:
         groups = range(len(dataset.shards(split)[number].row_groups))

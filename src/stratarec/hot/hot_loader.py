@@ -22,7 +22,7 @@ from stratarec.data.loading.shuffle_buffer import ShuffleBuffer
 from stratarec.errors import ConfigError
 from stratarec.hot.classifier import NeedsReader, are_hot
 from stratarec.hot.schedule import Kinds, kinds_of
-from stratarec.hot.table_parts import Counts, Part
+from stratarec.hot.table_parts import Counts, RowRange
 
 Group = tuple[int, int, int]
 """Shard, row group, samples."""
@@ -56,7 +56,7 @@ class HotLoader(Loader):
         dataset: Dataset,
         split: str,
         config: LoaderConfig,
-        parts: Sequence[Part],
+        parts: Sequence[RowRange],
         hot: Counts,
         counts: Mapping[str, Sequence[int]],
         rate: Rate,

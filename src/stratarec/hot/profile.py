@@ -11,7 +11,7 @@ import pydantic
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
-from stratarec.hot.table_parts import Counts, Part
+from stratarec.hot.table_parts import Counts, RowRange
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 
 ADVICE = "make it anew with `stratarec profile DATASET --hot BYTES`"
@@ -114,7 +114,7 @@ class HotProfile(Model):
         """Table -> weights and optimizer state of a row."""
         return {table.name: table.row_bytes for table in self.tables}
 
-    def hot(self, parts: Sequence[Part]) -> Counts:
+    def hot(self, parts: Sequence[RowRange]) -> Counts:
         """``[parts]`` hot rows of each part of the data set's tables."""
         tables = {table.name: table for table in self.tables}
         return np.array(

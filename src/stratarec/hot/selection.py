@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.hot.classifier import Needs
-from stratarec.hot.table_parts import Counts, Part, used_bytes
+from stratarec.hot.table_parts import Counts, RowRange, used_bytes
 
 # Halvings of the least lookups per byte; enough to tell any two counts apart.
 _HALVINGS = 100
 
 
-def hottest_rows(parts: Sequence[Part], budget: int, floor: Counts | None = None) -> Counts:
+def hottest_rows(parts: Sequence[RowRange], budget: int, floor: Counts | None = None) -> Counts:
     """``[parts]`` first rows of each part with most lookups per byte that fit into `budget` bytes together.
 
     Parameters
@@ -54,14 +54,14 @@ def hottest_rows(parts: Sequence[Part], budget: int, floor: Counts | None = None
     return _fill(parts, hot(high), budget)
 
 
-def _falling(part: Part) -> Counts:
+def _falling(part: RowRange) -> Counts:
     """Counts that fall with the row: a row in front of a popular one goes with it, a part that is whole is one mean."""
     if part.whole:
         return np.full(part.rows, -(-int(part.counts.sum()) // part.rows), dtype=np.int64)
     return np.maximum.accumulate(part.counts[::-1])[::-1] if part.inherited else part.counts
 
 
-def _fill(parts: Sequence[Part], hot: Counts, budget: int) -> Counts:
+def _fill(parts: Sequence[RowRange], hot: Counts, budget: int) -> Counts:
     """Rows as popular as those that just fitted, then any, part by part where they fit; smallest rest first."""
     found = hot.copy()
     spare = budget - used_bytes(parts, found)
@@ -84,7 +84,7 @@ _SMALL_SHARE = 0.01
 _ROUNDS = 64
 
 
-def thresholds(part: Part) -> Counts:
+def thresholds(part: RowRange) -> Counts:
     """The numbers of first rows at which a part may be cut, rising from 0 to all of them."""
     if part.whole:
         return np.array([0, part.rows], dtype=np.int64)
@@ -93,7 +93,7 @@ def thresholds(part: Part) -> Counts:
     return np.unique(np.concatenate([[0, 1, part.rows], wide]))
 
 
-def most_inputs(parts: Sequence[Part], budget: int, needs: Needs) -> Counts:
+def most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:
     """``[parts]`` first rows of each part that fit into `budget` bytes and make many inputs hot.
 
     Parameters
@@ -115,14 +115,14 @@ def most_inputs(parts: Sequence[Part], budget: int, needs: Needs) -> Counts:
     return hottest_rows(parts, budget, hot)
 
 
-def fitting_whole(parts: Sequence[Part], budget: int) -> list[int]:
+def fitting_whole(parts: Sequence[RowRange], budget: int) -> list[int]:
     """The smallest parts, which take a hundredth of the budget together: nothing is gained by cutting them."""
     order = sorted(range(len(parts)), key=lambda place: parts[place].nbytes)
     taken = np.cumsum([parts[place].nbytes for place in order])
     return order[: int(np.searchsorted(taken, budget * _SMALL_SHARE, side="right"))]
 
 
-def _most_inputs(parts: Sequence[Part], budget: int, needs: Needs) -> Counts:
+def _most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:
     cuts = [thresholds(part) for part in parts]
     levels = np.stack([np.searchsorted(cut, needs[:, place]) for place, cut in enumerate(cuts)], axis=1)
     peel = _Peel(parts, cuts, levels.astype(np.int16))
@@ -135,7 +135,7 @@ def _most_inputs(parts: Sequence[Part], budget: int, needs: Needs) -> Counts:
 class _Peel:
     """Thresholds that fall."""
 
-    def __init__(self, parts: Sequence[Part], cuts: Sequence[Counts], levels: NDArray[np.int16]) -> None:
+    def __init__(self, parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int16]) -> None:
         widest = max(map(len, cuts))
         self._levels = levels
         # Bytes up to each threshold; behind the last one there is nothing more.
@@ -175,7 +175,7 @@ class _Peel:
 
 
 def _complete(
-    parts: Sequence[Part], cuts: Sequence[Counts], levels: NDArray[np.int64], level: NDArray[np.int64], budget: int
+    parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int64], level: NDArray[np.int64], budget: int
 ) -> NDArray[np.int64]:
     """Raise thresholds while what is left pays for inputs that lack rows of one part alone."""
     found, reach = level.copy(), np.arange(max(map(len, cuts)))

@@ -22,7 +22,7 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class RowRange:
     """Rows ``first`` to ``first + rows`` of a table."""
 
     table: str
@@ -51,7 +51,7 @@ def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) ->
     return dict.fromkeys(dataset.vocabularies, record.record_bytes)
 
 
-def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[Part]:
+def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:
     """The parts of all tables, those of a table side by side; parts without rows are left out."""
     found = []
     for name, info in dataset.vocabularies.items():
@@ -59,7 +59,7 @@ def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[Part]:
         for first, rows, whole in ((0, info.values, False), (info.values, info.tail_buckets, True)):
             if rows:
                 found.append(
-                    Part(
+                    RowRange(
                         table=name,
                         first=first,
                         rows=rows,
@@ -72,12 +72,12 @@ def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[Part]:
     return found
 
 
-def used_bytes(parts: Sequence[Part], hot: Counts) -> int:
+def used_bytes(parts: Sequence[RowRange], hot: Counts) -> int:
     """Bytes of the first ``hot[i]`` rows of each part."""
     return sum(part.row_bytes * int(rows) for part, rows in zip(parts, hot, strict=True))
 
 
-def share_of_accesses(parts: Sequence[Part], hot: Counts) -> float:
+def share_of_accesses(parts: Sequence[RowRange], hot: Counts) -> float:
     """Share of all training lookups that go to hot rows."""
     total = sum(int(part.counts.sum()) for part in parts)
     taken = sum(int(part.counts[: int(rows)].sum()) for part, rows in zip(parts, hot, strict=True))

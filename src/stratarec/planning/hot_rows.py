@@ -17,7 +17,7 @@ from stratarec.hot.calibrator import calibrate, passed_over
 from stratarec.hot.config import HotConfig
 from stratarec.hot.profile import HotProfile
 from stratarec.hot.selection import hottest_rows
-from stratarec.hot.table_parts import Counts, Part, parts_of, share_of_accesses, used_bytes
+from stratarec.hot.table_parts import Counts, RowRange, parts_of, share_of_accesses, used_bytes
 from stratarec.planning.bytes import Parts, add_parts
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.memories import Tiers
@@ -72,7 +72,7 @@ def make_hot_plan(
         whole &= _whole(plan)
 
 
-def _with_copies(plan: Plan, parts: Sequence[Part], budget: int) -> Plan:
+def _with_copies(plan: Plan, parts: Sequence[RowRange], budget: int) -> Plan:
     """The plan of several processes, each with copies of the rows that are looked up most for their bytes."""
     most = np.array([part.rows for part in parts])
     rows = hottest_rows(parts, budget) if budget < used_bytes(parts, most) else most
@@ -103,7 +103,7 @@ def _row_bytes(table: EmbeddingBagConfig, optimizer: RowOptimizerConfig) -> int:
     return RecordCodec.of(CodecConfig(), table.embedding_dim, optimizer).record_bytes
 
 
-def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[Part], Counts]:
+def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[RowRange], Counts]:
     """The parts of the tables, and how many first rows of each are hot or lie whole in level 0."""
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, 1))
     rows = [
