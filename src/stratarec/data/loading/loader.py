@@ -21,7 +21,7 @@ from stratarec.config.validate import check_seed
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.loading.collate import assemble, empty
-from stratarec.data.loading.portions import Piece, Rows, Share, batches, between, bounds, count, cut, parts
+from stratarec.data.loading.portions import RowGroupSlice, Rows, Share, batches, between, bounds, count, cut, parts
 from stratarec.data.loading.shuffle_buffer import ShuffleBuffer, Unit
 from stratarec.errors import ConfigError, DatasetError
 
@@ -150,7 +150,9 @@ class Loader:
         entropy = [self.config.seed, epoch, 1, number, *([portion] if portion else [])]
         return np.random.default_rng(entropy) if self.config.shuffle else None
 
-    def _read(self, files: RowGroupReader, pieces: Sequence[Piece], draws: np.random.Generator | None) -> ShuffleBuffer:
+    def _read(
+        self, files: RowGroupReader, pieces: Sequence[RowGroupSlice], draws: np.random.Generator | None
+    ) -> ShuffleBuffer:
         row_groups = [files.read(piece.shard, piece.row_group) for piece in pieces]
         whole = ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit)
         return whole.only(

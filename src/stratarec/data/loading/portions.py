@@ -42,7 +42,7 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class RowGroupSlice:
     """Samples of a row group, in the order of storage."""
 
     shard: int
@@ -52,13 +52,13 @@ class Piece:
     """Not included."""
 
 
-def cut(row_groups: Sequence[tuple[int, int, int]], first: int, last: int) -> list[Piece]:
+def cut(row_groups: Sequence[tuple[int, int, int]], first: int, last: int) -> list[RowGroupSlice]:
     """Samples `first` to `last` (not included) of row groups ``(shard, row group, samples)`` one after another."""
     found, begin = [], 0
     for shard, row_group, samples in row_groups:
         low, high = max(first - begin, 0), min(last - begin, samples)
         if low < high:
-            found.append(Piece(shard=shard, row_group=row_group, first=low, last=high))
+            found.append(RowGroupSlice(shard=shard, row_group=row_group, first=low, last=high))
         begin += samples
     return found
 
@@ -77,7 +77,7 @@ Rows: TypeAlias = list[tuple[ShuffleBuffer, NDArray[np.int32]]]
 
 
 def parts(
-    buffers: Sequence[Sequence[Piece]],
+    buffers: Sequence[Sequence[RowGroupSlice]],
     read: Callable[[int], ShuffleBuffer],
     thread: Executor,
     *,
