@@ -91,7 +91,7 @@ class ParquetSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class FileSlice:
     """Some rows of one file."""
 
     index: int
@@ -121,7 +121,7 @@ def count_rows(files: tuple[InputFile, ...]) -> int:
 
 def parquet_pieces(
     files: tuple[InputFile, ...], columns: list[str], most_bytes: int, share: Share = WHOLE
-) -> Iterator[Piece]:
+) -> Iterator[FileSlice]:
     """Row groups of every file, large ones cut; those that the share has not are not read."""
     index, before = 0, 0
     checked = ColumnTypes(columns, lambda number: _schemas(files[number:]))
@@ -144,7 +144,9 @@ def parquet_pieces(
                         frame = pl.from_arrow(table.slice(first, last - first))
                         assert isinstance(frame, pl.DataFrame)
                         done = before + int(file.size * (row + last) / total)
-                        yield Piece(index=index, file=number, first_row=row + first + 1, frame=frame, bytes_done=done)
+                        yield FileSlice(
+                            index=index, file=number, first_row=row + first + 1, frame=frame, bytes_done=done
+                        )
                     index += 1
                 row += size
         before += file.size
