@@ -15,8 +15,8 @@ from stratarec.embedding.stores.dram import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.embedding.stores.victim_cache import VictimCache
 from stratarec.errors import ConfigError, StorageError
-from stratarec.kernels.lru_map import RecencyMap
-from stratarec.kernels.lru_map.reference import RecencyMap as Plain
+from stratarec.kernels.lru_map import LruMap
+from stratarec.kernels.lru_map.reference import LruMap as Plain
 
 
 def over_log(directory: Path, rows: int, record_bytes: int, capacity: int) -> RecordStore:
@@ -42,7 +42,7 @@ TestCachedMachine.settings = settings(max_examples=20, stateful_step_count=20, d
 @settings(deadline=None, max_examples=30)
 @given(batches=st.lists(st.lists(st.integers(0, 40), unique=True, max_size=12), max_size=12))
 def test_the_map_keeps_the_order_of_an_ordered_dict(batches: list[list[int]]) -> None:
-    ours, plain = RecencyMap(16), Plain()
+    ours, plain = LruMap(16), Plain()
     for batch in batches:
         rows = np.array(batch, np.int64)
         slots = ours.find(rows)

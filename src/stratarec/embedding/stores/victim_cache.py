@@ -15,7 +15,7 @@ from stratarec.embedding.stores.base import Manifest, RecordStore, StoreBytes, c
 from stratarec.embedding.stores.dram import allocate_bytes, resident_bytes
 from stratarec.errors import ConfigError
 from stratarec.kernels import bit_rows as kernels
-from stratarec.kernels.lru_map import RecencyMap
+from stratarec.kernels.lru_map import LruMap
 
 # The least that is evicted at once: large batches fill the store's blocks and its writes.
 _BATCHES = 64
@@ -44,7 +44,7 @@ class VictimCache:
         self.array: NDArray[np.uint8] | None = None
         self.bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
         self._records = allocate_bytes(capacity_rows * self.record_bytes).reshape(capacity_rows, self.record_bytes)
-        self._map = RecencyMap(capacity_rows)
+        self._map = LruMap(capacity_rows)
         self._dirty = np.zeros(capacity_rows, np.bool_)
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -121,7 +121,7 @@ class VictimCache:
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
         self.inner.restore(directory, manifest)
-        self._map = RecencyMap(self.capacity)
+        self._map = LruMap(self.capacity)
         self._dirty[:] = False
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ from stratarec.kernels.lru_map import cpu
 _Slots = NDArray[np.int32]
 
 
-class RecencyMap:
+class LruMap:
     """At most `capacity` rows, each in a slot of its own in 0..capacity-1."""
 
     def __init__(self, capacity: int) -> None:
