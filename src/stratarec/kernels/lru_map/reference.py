@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 
-class RecencyMap:
+class LruMap:
     """Rows in the order of their last write, oldest first."""
 
     def __init__(self) -> None:
