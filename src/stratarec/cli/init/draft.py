@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from stratarec.cli.init.guess import Guess, Guesses, Role, guess
-from stratarec.cli.init.sample import CODEC_NAMES, Sample, read_sample
+from stratarec.cli.init.sample import CODEC_NAMES, LogSample, read_sample
 from stratarec.cli.init.shipped import check_absent
 from stratarec.config.units import readable
 from stratarec.data.durations import PER_SECOND
@@ -26,7 +26,7 @@ _STATE_FLOATS, _SHARE = 1, 0.25
 _WIDTHS = (16, 8)
 
 
-def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple[Path, Sample, Guesses]:
+def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple[Path, LogSample, Guesses]:
     """Write a recipe for the log in `paths` to `output`, by default a file here that is called like the log.
 
     Raises
@@ -55,7 +55,7 @@ def _name(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", bare).strip("-") or "log"
 
 
-def _recipe(name: str, path: Path, sample: Sample, guesses: Guesses) -> Iterator[str]:
+def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Iterator[str]:
     looked = "all of it" if sample.whole else f"{sample.frame.height:,} rows of about {sample.total:,}"
     yield f"# Drafted by `stratarec init` from {looked}. Guesses say why; check label, time and user first."
     yield f"#   stratarec prepare {_plain(path)}"
@@ -143,7 +143,7 @@ def _seconds(guesses: Guesses) -> int:
     return 0 if span is None else (span.last - span.first) // PER_SECOND[span.unit]
 
 
-def _split(sample: Sample, guesses: Guesses) -> Iterator[str]:
+def _split(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     if not _by_time(guesses):
         whole = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
         yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # {whole} at random"
@@ -154,7 +154,7 @@ def _split(sample: Sample, guesses: Guesses) -> Iterator[str]:
     yield f"  split: {{by: time, valid: {length}, test: {length}}}  # the last fifth of {seen}, as in use"
 
 
-def _training(sample: Sample, guesses: Guesses) -> Iterator[str]:
+def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     rows = sum(each.values for each in (*guesses.of("sparse"), *guesses.of("list")))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     budget = int(memory * _SHARE)

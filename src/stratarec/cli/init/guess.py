@@ -9,7 +9,7 @@ from typing import Literal
 
 import polars as pl
 
-from stratarec.cli.init.sample import Sample, growth
+from stratarec.cli.init.sample import LogSample, growth
 from stratarec.data.column_names import check_name
 from stratarec.data.schema import LabelRule, TimeUnit
 from stratarec.data.sources.parse import read_times
@@ -82,7 +82,7 @@ class Guesses:
         return max(named, key=lambda guess: guess.values, default=None)
 
 
-def guess(sample: Sample, label: str = "") -> Guesses:
+def guess(sample: LogSample, label: str = "") -> Guesses:
     """Roles of the columns of `sample`; `label` names the label's column where it is known.
 
     Raises
@@ -219,7 +219,7 @@ def _key(frame: pl.DataFrame, names: Sequence[str], words: Sequence[str], role: 
     return None
 
 
-def _feature(column: pl.Series, sample: Sample) -> Guess:
+def _feature(column: pl.Series, sample: LogSample) -> Guess:
     rows, total = len(column), sample.total
     kind = column.dtype
 
@@ -260,7 +260,7 @@ def _feature(column: pl.Series, sample: Sample) -> Guess:
     )
 
 
-def _text_feature(column: pl.Series, sample: Sample, distinct: int, made: Callable[..., Guess]) -> Guess:
+def _text_feature(column: pl.Series, sample: LogSample, distinct: int, made: Callable[..., Guess]) -> Guess:
     rows = len(column)
     separator = _separator(column, distinct)
     if separator:

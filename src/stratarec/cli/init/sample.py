@@ -27,7 +27,7 @@ CODEC_NAMES = frozenset({*CODECS, *_JSON, ".csv", ".tsv", ".tab", ".txt", ".parq
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class LogSample:
     """What was looked at."""
 
     paths: tuple[str, ...]
@@ -46,7 +46,7 @@ class Sample:
         return self.frame.height >= self.total
 
 
-def read_sample(paths: tuple[str, ...]) -> Sample:
+def read_sample(paths: tuple[str, ...]) -> LogSample:
     """Rows of the log in `paths`.
 
     Raises
@@ -63,7 +63,7 @@ def read_sample(paths: tuple[str, ...]) -> Sample:
     return sample
 
 
-def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> Sample:
+def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     frames, total = [], count_rows(files)
     for file in dict.fromkeys((files[0], files[-1])):
         with file.open() as raw:
@@ -77,10 +77,10 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> Sample:
                 if first is not None:
                     frames.append(pl.from_arrow(first))
     frame = pl.concat(frames, how="vertical_relaxed") if frames else pl.DataFrame()  # type: ignore[type-var]
-    return Sample(paths=paths, kind="parquet", frame=frame, total=max(total, 0))  # type: ignore[arg-type]
+    return LogSample(paths=paths, kind="parquet", frame=frame, total=max(total, 0))  # type: ignore[arg-type]
 
 
-def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> Sample:
+def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     file = files[0]
     block = next(blocks(files[:1], _HEAD_BYTES, _LONGEST_LINE))
     head = block.content.removeprefix(b"\xef\xbb\xbf")
@@ -105,7 +105,7 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> Sample:
         tail = b"" if whole else _tail(files[-1])
         frame = _delimited([head[skipped:], tail], columns, mark, file)
     total = frame.height if whole else max(estimate_rows(files, _LONGEST_LINE), frame.height)
-    return Sample(paths=paths, kind="csv", options=options, frame=frame, total=total)
+    return LogSample(paths=paths, kind="csv", options=options, frame=frame, total=total)
 
 
 def _bare(file: InputFile) -> str:
