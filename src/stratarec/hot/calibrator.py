@@ -44,7 +44,7 @@ def estimate(shares: NDArray[np.float64]) -> InputShare:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sample:
+class InputSample:
     """Inputs of some row groups."""
 
     choosing: Needs
@@ -60,7 +60,7 @@ class Sample:
         return estimate(np.bincount(self.chunks, found) / np.bincount(self.chunks))
 
 
-def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> Sample:
+def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> InputSample:
     """What the inputs of up to 16 row groups need, drawn at random; half of them are for judging.
 
     Notes
@@ -88,7 +88,7 @@ def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> 
     if len(choosing) > _CHOOSING:
         choosing = choosing[draws.permutation(len(choosing))[:_CHOOSING]]
     judging = np.concatenate([needs[odd] for needs, odd in zip(found, judged, strict=True)])
-    return Sample(
+    return InputSample(
         choosing=choosing,
         judging=judging if len(judging) else choosing,
         chunks=np.unique(np.concatenate(chunks), return_inverse=True)[1]
@@ -152,7 +152,7 @@ def calibrate(
     )
 
 
-def _choose(parts: Sequence[RowRange], budget: int, sample: Sample) -> tuple[Counts, Method, Point]:
+def _choose(parts: Sequence[RowRange], budget: int, sample: InputSample) -> tuple[Counts, Method, Point]:
     """Hot rows of each part, how they were chosen, and what they are worth."""
     counted, complete = hottest_rows(parts, budget), most_inputs(parts, budget, sample.choosing)
     by_count, by_input = sample.judge(counted), sample.judge(complete)
