@@ -27,7 +27,7 @@ from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch_row
 from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, total
 from stratarec.kernels.update.lists import (
     Given,
-    Scratch,
+    MemberScratch,
     batch_of,
     group,
     is_simple,
@@ -130,7 +130,7 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
 @njit(**BODY)
 def own_part(work, m):
     """A member's row of every array of the workspace."""
-    return Scratch(
+    return MemberScratch(
         work.index_of[m], work.slot_of[m], work.listed[m], work.source_of[m], work.scale_of[m], work.order[m],
         work.row_of[m], work.count_of[m], work.row_sum[m], work.dense[m], work.touched[m],
     )  # fmt: skip
@@ -219,14 +219,14 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
         (rule, pace), course = step
         given = (
             lanes, whole, Tasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, slots, batch_of(batch),
-            Given(*gradients), Scratch(*work), Step(rule_of(rule), pace_in(pace), MissedSteps(*course)),
+            Given(*gradients), MemberScratch(*work), Step(rule_of(rule), pace_in(pace), MissedSteps(*course)),
         )  # fmt: skip
         run_team(team, update_tables, given)
 
     @njit(nogil=True, cache=True)
     def run_norms(team, width, batch, gradients, work, out):
         counter = np.zeros(1, np.int64)
-        given = (lanes, whole, counter, width, batch_of(batch), Given(*gradients), Scratch(*work), out)
+        given = (lanes, whole, counter, width, batch_of(batch), Given(*gradients), MemberScratch(*work), out)
         run_team(team, norm_tables, given)
 
     return SimpleNamespace(update=run_update, norms=run_norms)

@@ -32,7 +32,7 @@ class Given(NamedTuple):
     start: NDArray[np.int64]
 
 
-class Scratch(NamedTuple):
+class MemberScratch(NamedTuple):
     """What a member works on; the arrays of all members have one row for each."""
 
     index_of: NDArray[np.int32]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, lookups_by_table
 from stratarec.kernels.runtime.memory import allocate
-from stratarec.kernels.update.lists import Scratch
+from stratarec.kernels.update.lists import MemberScratch
 
 DENSE_FLOATS = 1 << 17
 """Floats of a member's dense sums; half of a second cache of 1 MiB, the rows themselves being the other half."""
@@ -94,10 +94,10 @@ class Arrays:
     def __init__(self) -> None:
         self._threads = self._lookups = self._capacity = self._width = 0
         # By the type of the ids that are listed, which lie in the same memory.
-        self._made: dict[Any, Scratch] = {}
+        self._made: dict[Any, MemberScratch] = {}
         self.nbytes = 0
 
-    def fit(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> Scratch:
+    def fit(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> MemberScratch:
         """Arrays for `threads` threads and up to `lookups` lookups of a table, whose ids are of type `ids`."""
         if threads > self._threads or lookups > self._capacity or width > self._width:
             self._made = {}
@@ -115,7 +115,7 @@ class Arrays:
             else np.empty((threads, size), kind)
             for name, (size, kind) in shapes(lookups, width).items()
         }
-        made = Scratch(**arrays)
+        made = MemberScratch(**arrays)
         made.index_of.fill(-1)
         made.dense.fill(NOTHING)
         made.touched.fill(0)
