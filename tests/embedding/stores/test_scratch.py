@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from stratarec.embedding.stores.scratch import Scratch
+from stratarec.embedding.stores.scratch import ScratchDirectory
 
 
 def made(folder: Path, age: float) -> Path:
@@ -21,15 +21,15 @@ def test_what_was_never_finished_is_removed_once_it_is_old(tmp_path: Path) -> No
     old, new, other = (
         made(tmp_path / f".making-{name}", age) for name, age in (("a-1", 3600), ("a-2", 0), ("b-1", 3600))
     )
-    with Scratch(tmp_path, "a-") as path:
+    with ScratchDirectory(tmp_path, "a-") as path:
         assert sorted(tmp_path.iterdir()) == sorted([new, other, path])
     assert not old.exists()
 
 
 def test_a_living_one_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None:
     left = made(tmp_path / "a-dead", 0)
-    with Scratch(tmp_path, "a-") as first:
+    with ScratchDirectory(tmp_path, "a-") as first:
         assert not left.exists()
-        with Scratch(tmp_path, "a-") as second:
+        with ScratchDirectory(tmp_path, "a-") as second:
             assert sorted(tmp_path.iterdir()) == sorted([first, second])
     assert not list(tmp_path.iterdir())

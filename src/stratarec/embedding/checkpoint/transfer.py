@@ -21,7 +21,7 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.stores.dram import allocate_bits
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.row_file import read_rows, verify_file
-from stratarec.embedding.stores.scratch import Scratch
+from stratarec.embedding.stores.scratch import ScratchDirectory
 from stratarec.embedding.tables.base import Tables
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.kernels.bit_rows import set_bits, test_bits
@@ -184,7 +184,7 @@ def _chain_records(
 
 def _log_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
     rows, size = int(manifest["rows"]), int(manifest["record_bytes"])
-    opened = Scratch(directory.parent, ".reading-")
+    opened = ScratchDirectory(directory.parent, ".reading-")
     with opened as scratch, closing(LogRecords(scratch, rows=rows, record_bytes=size)) as store:
         store.restore(directory, dict(manifest))
         for first in range(0, store.rows, _CHUNK_ROWS):

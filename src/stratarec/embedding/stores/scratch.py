@@ -20,7 +20,7 @@ _OWNER = ".owner"
 _MAKING_SECONDS = 60
 
 
-class Scratch:
+class ScratchDirectory:
     """A new directory ``<parent>/<prefix><token>``, locked until it is closed and then removed.
 
     The system lets go of a lock when its process ends, however it ends: what carries the prefix and is not locked is

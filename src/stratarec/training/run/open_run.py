@@ -18,7 +18,7 @@ from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.loading.portions import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.towers.tower_model import DisaggregatedModel
-from stratarec.embedding.stores.scratch import Scratch
+from stratarec.embedding.stores.scratch import ScratchDirectory
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.owned_directory import kind_of
 from stratarec.models import CTRModel, build_model
@@ -266,7 +266,7 @@ def temporary_model(
     prefix, token = f"{recipe.place}-reading-", uuid.uuid4().hex[:12]
     with ExitStack() as stack:
         for place in _store_paths(recipe, plan):
-            stack.enter_context(Scratch(place, prefix, token))
+            stack.enter_context(ScratchDirectory(place, prefix, token))
         model = new_model(recipe, dataset, plan, prefix + token, mesh)
         stack.callback(model.embeddings.close)
         yield model
