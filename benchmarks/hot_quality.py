@@ -26,7 +26,7 @@ from benchmarks.sessions import recipe as shipped
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
-from stratarec.data.loading.portions import Share
+from stratarec.data.loading.portions import BatchShare
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksConfig
@@ -97,7 +97,7 @@ class OrderedTrainer(Trainer):
         self._order, self._bytes_share = order, share
         super().__init__(recipe, dataset)
 
-    def _new_loader(self, share: Share) -> Loader:
+    def _new_loader(self, share: BatchShare) -> Loader:
         made = super()._new_loader(share)
         if self._order == "without":
             return made

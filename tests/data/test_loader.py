@@ -18,7 +18,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.loading.portions import Share
+from stratarec.data.loading.portions import BatchShare
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
@@ -104,7 +104,7 @@ def test_shares_of_any_number_of_ranks_make_the_batches_of_one_process(
 ) -> None:
     config = LoaderConfig(batch_size=size, shuffle_row_groups=window, shuffle=shuffle, portions=portions)
     whole = Loader(data, "train", config).batches(0)
-    shares = [Loader(data, "train", config, Share(rank=rank, ranks=ranks)).batches(0) for rank in range(ranks)]
+    shares = [Loader(data, "train", config, BatchShare(rank=rank, ranks=ranks)).batches(0) for rank in range(ranks)]
     for batch, *parts in itertools.islice(zip(whole, *shares, strict=True), 0, None, 3):
         assert [part.size for part in parts if part.size] or not batch.size
         assert rows_of(batch) == [row for part in parts for row in rows_of(part)]
@@ -137,7 +137,7 @@ def test_ranks_of_as_many_portions_read_no_row_group_but_their_own(
     config = LoaderConfig(batch_size=64, portions=4)
     for rank in range(4):
         read.clear()
-        list(Loader(data, "train", config, Share(rank=rank, ranks=4)).batches(0))
+        list(Loader(data, "train", config, BatchShare(rank=rank, ranks=4)).batches(0))
         assert len(read) == len(set(read)) <= groups // 4 + 2, "its own, and those at the two cuts"
 
 
@@ -153,7 +153,7 @@ def test_every_sample_comes_once_in_every_epoch(data: Dataset) -> None:
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_dense_values_begin_where_those_of_torch_do(data: Dataset, rank: int) -> None:
     """Products of the same values have the same bits then, whatever memory they are given."""
-    for batch in Loader(data, "train", LoaderConfig(batch_size=118), Share(rank=rank, ranks=3)).epoch(0):
+    for batch in Loader(data, "train", LoaderConfig(batch_size=118), BatchShare(rank=rank, ranks=3)).epoch(0):
         assert batch.dense.data_ptr() % 64 == 0
 
 

@@ -15,7 +15,7 @@ from stratarec.batch.batch import Batch
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.loading.portions import Share
+from stratarec.data.loading.portions import BatchShare
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import SharedEngine
 from stratarec.distributed.towers.tower_model import DisaggregatedModel
@@ -108,7 +108,7 @@ class Trainer:
         self._identity = identity(recipe, dataset)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
-        self.loader = self._new_loader(Share(rank=self.mesh.place, ranks=self.mesh.ranks))
+        self.loader = self._new_loader(BatchShare(rank=self.mesh.place, ranks=self.mesh.ranks))
         self._together: Together | None = None
         if self.mesh.ranks > 1:
             engine = self.model.embeddings.engine
@@ -144,7 +144,7 @@ class Trainer:
         content = mesh.first(made)
         return None if content is None else Plan.from_dict(content)
 
-    def _new_loader(self, share: Share) -> Loader:
+    def _new_loader(self, share: BatchShare) -> Loader:
         config = _loader_config(self.config)
         if share.ranks > 1 or not self.recipe.hot.apart:
             return Loader(self.dataset, "train", config, share)

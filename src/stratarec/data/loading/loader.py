@@ -21,7 +21,7 @@ from stratarec.config.validate import check_seed
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.loading.collate import assemble, empty
-from stratarec.data.loading.portions import RowGroupSlice, Rows, Share, batches, between, bounds, count, cut, parts
+from stratarec.data.loading.portions import BatchShare, RowGroupSlice, Rows, batches, between, bounds, count, cut, parts
 from stratarec.data.loading.shuffle_buffer import ShuffleBuffer, Unit
 from stratarec.errors import ConfigError, DatasetError
 
@@ -85,9 +85,9 @@ class Loader:
     raised in the consumer.
     """
 
-    def __init__(self, dataset: Dataset, split: str, config: LoaderConfig, share: Share | None = None) -> None:
+    def __init__(self, dataset: Dataset, split: str, config: LoaderConfig, share: BatchShare | None = None) -> None:
         self.dataset, self.split, self.config = dataset, split, config
-        self._share = share or Share()
+        self._share = share or BatchShare()
         self.samples = dataset.samples(split)
         self._sparse = [feature.name for feature in dataset.schema.sparse]
         if not self.samples:

@@ -23,7 +23,7 @@ def bounds(total: int, parts: int, place: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class BatchShare:
     """Which part of every batch a process reads: samples of rank r of N follow those of the ranks before it."""
 
     rank: int = 0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.loading.portions import Share
+from stratarec.data.loading.portions import BatchShare
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
@@ -57,7 +57,7 @@ def logits(
     by itself, and a rank reads only those that it scores.
     """
     mesh = mesh or Mesh.alone()
-    share = Share(rank=mesh.place, ranks=mesh.ranks)
+    share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
     loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, portions=portions), share)
     training = model.training
     model.eval()
