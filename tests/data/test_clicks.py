@@ -11,7 +11,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from stratarec.data.sources import clicks
-from stratarec.data.sources.base import Share
+from stratarec.data.sources.base import ChunkShare
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import ConfigError, DataError
@@ -40,7 +40,7 @@ def click_log(path: Path, clicks: int = 300) -> pl.DataFrame:
 def samples(path: Path, workspace: Path, start: int = 0, dense: tuple[str, ...] | None = None) -> list[pl.DataFrame]:
     config = ClicksConfig(paths=(str(path),), contexts=("device",), negatives=2, memory="3h", dense=dense)
     source = ClicksSource(config, "error", SplitConfig(by="time", valid="2h", test="2h"))
-    return [chunk.frame for chunk in source.chunks(workspace, Share(done=frozenset(range(start))))]
+    return [chunk.frame for chunk in source.chunks(workspace, ChunkShare(done=frozenset(range(start))))]
 
 
 def test_dense_features_are_those_of_earlier_clicks(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
-from stratarec.data.sources.base import OnBadRow, Share
+from stratarec.data.sources.base import ChunkShare, OnBadRow
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import ConfigError, DataError
@@ -184,7 +184,7 @@ def test_chunks_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert len(chunks) > 5
     assert chunks[-1].bytes_done == found.total_bytes
     for start in (0, 1, 4, len(chunks)):
-        again = list(found.chunks(tmp_path, Share(done=frozenset(range(start)))))
+        again = list(found.chunks(tmp_path, ChunkShare(done=frozenset(range(start)))))
         assert (
             [(each.index, each.rows.tolist()) for each in again]
             == [  # type: ignore[union-attr]

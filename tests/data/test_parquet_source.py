@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources import parquet
-from stratarec.data.sources.base import OnBadRow, Share
+from stratarec.data.sources.base import ChunkShare, OnBadRow
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError, StrataError
 
@@ -446,7 +446,7 @@ def test_files_must_agree_on_what_is_text(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"c\.parquet: column 'c' is string, but int16 in .*a\.parquet"):
         read(tmp_path / "*.parquet", schema)
     with pytest.raises(DataError, match=r"c\.parquet: column 'c' is string, but int16 in .*a\.parquet"):
-        list(source(tmp_path / "*.parquet", schema).chunks(tmp_path, Share(done=frozenset(range(2)))))
+        list(source(tmp_path / "*.parquet", schema).chunks(tmp_path, ChunkShare(done=frozenset(range(2)))))
 
 
 @settings(deadline=None, max_examples=50)

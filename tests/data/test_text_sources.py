@@ -22,7 +22,7 @@ from polars.testing import assert_frame_equal
 from stratarec.data.dataset.compatibility import settings as settings_of
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.sources import blocks as text
-from stratarec.data.sources.base import OnBadRow, Share
+from stratarec.data.sources.base import ChunkShare, OnBadRow
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.csv import CsvSource
 from stratarec.data.sources.files import expand
@@ -144,10 +144,10 @@ def test_compressed_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> Non
     assert_frame_equal(pl.concat([chunk.frame for chunk in chunks]), whole)
     assert chunks[-1].bytes_done == path.stat().st_size
     for start in range(1, len(chunks)):
-        later = list(avazu(path, block_bytes=3000).chunks(Path(), Share(done=frozenset(range(start)))))
+        later = list(avazu(path, block_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(start)))))
         assert [chunk.index for chunk in later] == list(range(start, len(chunks)))
         assert_frame_equal(later[0].frame, chunks[start].frame)
-    assert not list(avazu(path, block_bytes=3000).chunks(Path(), Share(done=frozenset(range(len(chunks))))))
+    assert not list(avazu(path, block_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(len(chunks))))))
 
 
 @pytest.mark.parametrize("ending", PACKED)

@@ -10,7 +10,7 @@ from pathlib import Path
 from stratarec.data.prepare.executor import Executor, SerialExecutor
 from stratarec.data.prepare.spill import Spill, SpilledChunk
 from stratarec.data.sources import Source
-from stratarec.data.sources.base import WHOLE, Share
+from stratarec.data.sources.base import WHOLE, ChunkShare
 from stratarec.errors import DataError
 from stratarec.progress import Progress
 
@@ -30,12 +30,12 @@ class Dealing:
     folder: Path
     """The source's own directory."""
     spill: Spill
-    shares: tuple[Share, ...] = ()
+    shares: tuple[ChunkShare, ...] = ()
 
     def __call__(self, number: int) -> Iterator[int]:
         return self._share(self.shares[number]) if self.shares else self._in_order()
 
-    def _share(self, share: Share) -> Iterator[int]:
+    def _share(self, share: ChunkShare) -> Iterator[int]:
         for chunk in self.source.chunks(self.folder, replace(share, done=self.spill.indexes())):
             self.spill.add(chunk, 0)  # rows of a divisible source are not counted from the first file on
             yield 0
@@ -44,7 +44,7 @@ class Dealing:
     def _in_order(self) -> Iterator[int]:
         done = self.spill.done()
         before, rows = _bytes(done), sum(chunk.rows for chunk in done)
-        for chunk in self.source.chunks(self.folder, Share(done=frozenset(known.index for known in done))):
+        for chunk in self.source.chunks(self.folder, ChunkShare(done=frozenset(known.index for known in done))):
             self.spill.add(chunk, rows)
             rows += chunk.frame.height
             yield max(chunk.bytes_done - before, 0)
@@ -71,7 +71,7 @@ class Dealing:
         return self.spill.done()
 
 
-def shares_of(source: Source, readers: int) -> tuple[Share, ...]:
+def shares_of(source: Source, readers: int) -> tuple[ChunkShare, ...]:
     """The shares of a log for so many readers; none where one reads it in order."""
     count = len(source.files)
     if readers == 1 or not source.divisible:

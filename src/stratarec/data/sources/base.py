@@ -72,7 +72,7 @@ _FILE_CHUNKS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class ChunkShare:
     """Which chunks of a source are wanted: those of some files, or every so manieth of these, and not those that are
     there already."""
 
@@ -93,7 +93,7 @@ class Share:
         return self.has_file(file) and piece % self.stripes == self.stripe and index not in self.done
 
 
-WHOLE = Share()
+WHOLE = ChunkShare()
 
 
 def chunk_index(file: int, piece: int) -> int:
@@ -134,7 +134,7 @@ class Source(Protocol):
         it."""
         ...
 
-    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+    def chunks(self, workspace: Path, share: ChunkShare = WHOLE) -> Iterator[Chunk]:
         """The chunks of a share in order; where the source is not divisible, a share of all files. A source may spool
         into `workspace`, its own directory, which survives an interruption and is removed when `prepare` is done."""
         ...

@@ -31,7 +31,7 @@ from stratarec.data.column_names import FILE, column
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, set_size
+from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, set_size
 from stratarec.data.sources.blocks import BadRows
 from stratarec.data.sources.files import expand, fingerprint
 from stratarec.data.sources.parquet import count_rows, parquet_pieces
@@ -157,7 +157,7 @@ class ClicksSource:
         config = replace(self._config, paths=(), max_row_group_bytes=ClicksConfig.max_row_group_bytes)
         return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(config)}
 
-    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+    def chunks(self, workspace: Path, share: ChunkShare = WHOLE) -> Iterator[Chunk]:
         bad = self._spool(workspace)
         buckets = sorted(int(path.name.removeprefix("bucket=")) for path in workspace.glob("bucket=*"))
         if not buckets:
@@ -226,7 +226,7 @@ class ClicksSource:
         columns = list(dict.fromkeys(columns + ([config.session] if config.session else [])))
         make_directory(workspace / "done")
         done = frozenset(int(path.stem) for path in (workspace / "done").glob("*.json"))
-        for piece in parquet_pieces(self._files, columns, config.max_row_group_bytes, Share(done=done)):
+        for piece in parquet_pieces(self._files, columns, config.max_row_group_bytes, ChunkShare(done=done)):
             bad = BadRows(self._on_bad_row)
             frame = self._typed(piece.frame, self._files[piece.file].path, piece.first_row, bad)
             frame = frame.with_columns(pl.lit(piece.file, dtype=pl.Int32).alias(FILE))

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import polars as pl
 
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, View, chunk_index, set_size
+from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, View, chunk_index, set_size
 from stratarec.data.sources.blocks import BLOCK_BYTES, CODECS, BadRows, blocks, estimate_rows
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.delimited import Delimited, Parsed, read_header
@@ -103,18 +103,18 @@ class CsvSource:
     def fingerprint(self) -> dict[str, object]:
         return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}
 
-    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+    def chunks(self, workspace: Path, share: ChunkShare = WHOLE) -> Iterator[Chunk]:
         """A chunk a block; of files in the share, blocks that are not wanted are read but not parsed."""
         return in_order(self._tasks(share), self._chunk)
 
-    def _tasks(self, share: Share) -> Iterator[_Task]:
+    def _tasks(self, share: ChunkShare) -> Iterator[_Task]:
         before = 0
         for number, file in enumerate(self._files):
             if share.has_file(number):
                 yield from self._tasks_of(share, number, file, before)
             before += file.size
 
-    def _tasks_of(self, share: Share, number: int, file: InputFile, before: int) -> Iterator[_Task]:
+    def _tasks_of(self, share: ChunkShare, number: int, file: InputFile, before: int) -> Iterator[_Task]:
         """Blocks of a file, without its header."""
         reader: Delimited | JsonLines | None = None
         rows = False

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from stratarec.config.units import readable
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share, Size, View, set_size
+from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, View, set_size
 from stratarec.data.sources.blocks import BadRows
 from stratarec.data.sources.columns import ColumnTypes
 from stratarec.data.sources.files import InputFile, expand, fingerprint
@@ -73,7 +73,7 @@ class ParquetSource:
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "parquet", "files": fingerprint(self._files), "schema": repr(self.schema)}
 
-    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+    def chunks(self, workspace: Path, share: ChunkShare = WHOLE) -> Iterator[Chunk]:
         for piece in parquet_pieces(self._files, self._columns, self._most_bytes, share):
             bad = BadRows(self._on_bad_row)
             rows = piece.first_row + np.arange(piece.frame.height, dtype=np.int64)
@@ -120,7 +120,7 @@ def count_rows(files: tuple[InputFile, ...]) -> int:
 
 
 def parquet_pieces(
-    files: tuple[InputFile, ...], columns: list[str], most_bytes: int, share: Share = WHOLE
+    files: tuple[InputFile, ...], columns: list[str], most_bytes: int, share: ChunkShare = WHOLE
 ) -> Iterator[FileSlice]:
     """Row groups of every file, large ones cut; those that the share has not are not read."""
     index, before = 0, 0

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stratarec.config.validate import check_finite, check_seed
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.base import WHOLE, Chunk, OnBadRow, Share
+from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow
 from stratarec.errors import ConfigError
 from stratarec.kernels.random.vector import mix_array
 
@@ -130,7 +130,7 @@ class SyntheticSource:
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "synthetic", "config": repr(self._config), "version": 1}
 
-    def chunks(self, workspace: Path, share: Share = WHOLE) -> Iterator[Chunk]:
+    def chunks(self, workspace: Path, share: ChunkShare = WHOLE) -> Iterator[Chunk]:
         for index in range(-(-self._config.samples // _CHUNK)):
             if index in share.done:
                 continue
