@@ -11,7 +11,7 @@ from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.planning.bytes import (
     Parts,
     RowShape,
-    Slots,
+    SlotSplit,
     Traffic,
     add_parts,
     cached_bytes,
@@ -143,15 +143,15 @@ def test_sums_go_part_by_part_and_leave_zeros_out() -> None:
 
 @given(rows=st.integers(1, 1 << 40), ways=st.integers(1, 256))
 def test_slots_hold_the_rows_and_a_sixteenth_more(rows: int, ways: int) -> None:
-    slots = Slots.holding(rows, ways)
+    slots = SlotSplit.holding(rows, ways)
     assert rows <= slots.in_sets < rows + ways
     assert slots.overflow % ways == 0
     assert slots.overflow == pytest.approx(slots.total / 16, abs=ways)
-    assert Slots.within(slots.total, ways) == slots
+    assert SlotSplit.within(slots.total, ways) == slots
 
 
 @given(total=st.integers(1, 1 << 40), ways=st.integers(1, 256))
 def test_slots_within_a_number_are_the_most_that_fit(total: int, ways: int) -> None:
-    slots = Slots.within(total, ways)
+    slots = SlotSplit.within(total, ways)
     assert slots.total <= total or slots.sets == 1
-    assert Slots.holding(slots.in_sets + 1, ways).total > total
+    assert SlotSplit.holding(slots.in_sets + 1, ways).total > total

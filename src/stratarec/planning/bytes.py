@@ -114,7 +114,7 @@ def record_bytes(codec: CodecConfig, shape: RowShape) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slots:
+class SlotSplit:
     """How the cache slots of a table divide."""
 
     sets: int
@@ -123,13 +123,13 @@ class Slots:
     """Slots behind the sets, for rows whose set is full of pinned ones."""
 
     @classmethod
-    def holding(cls, rows: int, ways: int) -> Slots:
+    def holding(cls, rows: int, ways: int) -> SlotSplit:
         """The fewest slots whose sets hold `rows`."""
         sets = max(1, -(-rows // ways))
         return cls(sets=sets, ways=ways, overflow=max(sets // (OVERFLOW_SHARE - 1), 1) * ways)
 
     @classmethod
-    def within(cls, total: int, ways: int) -> Slots:
+    def within(cls, total: int, ways: int) -> SlotSplit:
         """What the cache makes of `total` slots: no more than those, but at least one set and one overflow set."""
         sets, overflow_sets = cache_sets(total, ways)
         return cls(sets=sets, ways=ways, overflow=overflow_sets * ways)

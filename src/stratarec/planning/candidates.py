@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stratarec.embedding.codecs import KINDS, CodecConfig
-from stratarec.planning.bytes import MEMORIES, Home, RowShape, Slots, Traffic, cached_bytes, in_memory
+from stratarec.planning.bytes import MEMORIES, Home, RowShape, SlotSplit, Traffic, cached_bytes, in_memory
 from stratarec.planning.bytes import level0_bytes as whole_bytes
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.cost import PENALTY, Demand, cached_seconds, level0_seconds
@@ -101,23 +101,23 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
     return _undominated([whole, *smaller] if "fp32" in kinds or not smaller else smaller)
 
 
-def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[Slots]:
+def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[SlotSplit]:
     """Cache sizes to try, ascending: from the pinned rows to three quarters of the table, in equal ratios.
 
     Empty where no cache smaller than the table holds the pinned rows.
     """
     ways = memory.cache.ways
-    least = Slots.holding(table.pinned(memory.lookahead), ways)
+    least = SlotSplit.holding(table.pinned(memory.lookahead), ways)
     fraction = memory.cache.fraction
     if fraction is None and memory.dram is None:
         fraction = DEFAULT_FRACTION
     if least.total >= table.rows:
         return []
     if fraction is not None:
-        asked = Slots.within(max(least.total, round(fraction * table.rows)), ways)
+        asked = SlotSplit.within(max(least.total, round(fraction * table.rows)), ways)
         return [asked] if asked.total < table.rows else []
     largest = max(least.total, _LARGEST_FRACTION * table.rows)
-    grid = {Slots.within(round(total), ways) for total in np.geomspace(least.total, largest, _GRID)}
+    grid = {SlotSplit.within(round(total), ways) for total in np.geomspace(least.total, largest, _GRID)}
     return sorted({least, *grid}, key=lambda slots: slots.total)
 
 
@@ -138,7 +138,7 @@ class _Misses:
     level1: int = 0
 
 
-def _misses(table: TableSpec, memory: MemoryConfig, slots: Slots, level1: int = 0) -> _Misses:
+def _misses(table: TableSpec, memory: MemoryConfig, slots: SlotSplit, level1: int = 0) -> _Misses:
     demand = CacheDemand(
         lookups=table.lookups, slots=slots.in_sets, policy=memory.cache.policy, lookahead=memory.lookahead
     )
@@ -149,7 +149,7 @@ def _misses(table: TableSpec, memory: MemoryConfig, slots: Slots, level1: int = 
     return _Misses(level0=first, device=min(first, both), level1=level1)
 
 
-def _second_levels(table: TableSpec, sizes: list[Slots]) -> Iterator[tuple[Slots, int]]:
+def _second_levels(table: TableSpec, sizes: list[SlotSplit]) -> Iterator[tuple[SlotSplit, int]]:
     """Pairs of a cache and a second level that are together smaller than the table, on a coarser grid."""
     for slots in sizes[::_SECOND_STRIDE]:
         for size in np.geomspace(slots.total, max(slots.total, _LARGEST_FRACTION * table.rows), _SECOND_GRID):
@@ -169,7 +169,13 @@ def _whole(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> Candidate:
 
 
 def _cached(
-    table: TableSpec, memory: MemoryConfig, tiers: Tiers, home: Home, codec: CodecConfig, slots: Slots, misses: _Misses
+    table: TableSpec,
+    memory: MemoryConfig,
+    tiers: Tiers,
+    home: Home,
+    codec: CodecConfig,
+    slots: SlotSplit,
+    misses: _Misses,
 ) -> Candidate:
     seconds = cached_seconds(
         table.shape, table.demand, tiers,

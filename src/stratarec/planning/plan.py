@@ -15,7 +15,7 @@ from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.sealed import Count, describe, unsealed, write_sealed
-from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Home, Memory, Parts, Slots, add_parts, in_memory
+from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Home, Memory, Parts, SlotSplit, add_parts, in_memory
 from stratarec.planning.config import MOST_AHEAD, MemoryConfig, Policy
 
 FORMAT = 1
@@ -131,9 +131,9 @@ class TablePlacement:
         return Log(width=self.width, codec=self.codec) if self.tier == "log" else None
 
     @property
-    def slots(self) -> Slots | None:
+    def slots(self) -> SlotSplit | None:
         """Sets, ways and overflow of a cached table; None for ``level0``."""
-        return Slots.within(self.cache_rows, self.ways) if self.ways else None
+        return SlotSplit.within(self.cache_rows, self.ways) if self.ways else None
 
     @property
     def all_slots(self) -> int:
