@@ -43,7 +43,7 @@ class Lookback:
     """
 
     def __init__(self, *, recent: int, window: int, memory: int, second: int, contexts: int) -> None:
-        self._spans, self._contexts = cpu.Spans(recent, window, memory, second), contexts
+        self._spans, self._contexts = cpu.LookbackSpans(recent, window, memory, second), contexts
         self._fresh, self._short, self._long = _queue(1), _queue(cpu.SHORT_KEYS + contexts), _queue(cpu.LONG_KEYS)
         self._keys, self._counts = np.zeros(_SMALLEST, np.uint64), np.zeros(_SMALLEST, np.int32)
         self._last = _last_table(_SMALLEST)

@@ -58,7 +58,7 @@ class Queue(NamedTuple):
     start: int
 
 
-class Spans(NamedTuple):
+class LookbackSpans(NamedTuple):
     """How far back is looked, and a second, all in the unit of the times."""
 
     recent: int
