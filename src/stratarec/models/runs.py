@@ -42,7 +42,7 @@ class Runs:
         """``[B, F, D]`` of which every vector is its sample's; the memory of `vectors` may be overwritten."""
         width = vectors.shape[2]
         spans = [(place * width, width) for place, shared in enumerate(self.shared) if shared]
-        columns = runs.Spans(vectors[0].numel(), spans, self.starts)
+        columns = runs.RunColumns(vectors[0].numel(), spans, self.starts)
         out: Tensor = _Expand.apply(vectors.flatten(1), columns)  # type: ignore[no-untyped-call]
         return out.view(vectors.shape)
 
@@ -62,7 +62,7 @@ class Runs:
 
 class _Expand(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pooled: Tensor, spans: runs.Spans) -> Tensor:
+    def forward(ctx: Any, pooled: Tensor, spans: runs.RunColumns) -> Tensor:
         ctx.spans = spans
         # Overwritten memory under a new tensor: autograd refuses an output of a function that is changed in place, and
         # the lookup keeps nothing of it for its backward.

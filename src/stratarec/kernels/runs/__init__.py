@@ -31,7 +31,7 @@ def find_runs(inverse: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.in
     return found[: cpu.find_runs(inverse, starts, found)]
 
 
-class Spans:
+class RunColumns:
     """Which columns of a pooled buffer hold one row a run of samples instead of one a sample.
 
     Parameters
