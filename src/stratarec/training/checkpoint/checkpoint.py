@@ -38,7 +38,7 @@ from stratarec.io.opening import open_regular, temporary_name
 from stratarec.io.sealed import read_sealed, write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
-from stratarec.training.checkpoint.state_schema import FORMAT, NETWORK, OPTIMIZER, State
+from stratarec.training.checkpoint.state_schema import FORMAT, NETWORK, OPTIMIZER, TrainingState
 
 WEIGHTS = "weights/"
 """Before the names of a network's weights among the optimizer's tensors, where the network's file has their average."""
@@ -141,10 +141,10 @@ def load(path: Path) -> Checkpoint:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """``state.json`` of a checkpoint, each field of which is what `State` says."""
+    """``state.json`` of a checkpoint, each field of which is what `TrainingState` says."""
     if path.is_symlink():
         raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
-    found = read_sealed(path / _STATE, State, _ADVICE, CheckpointError)
+    found = read_sealed(path / _STATE, TrainingState, _ADVICE, CheckpointError)
     if of_step(path.parent, found.step) != path:
         raise CheckpointError(f"{path} is the checkpoint of step {found.step}; {_ADVICE}")
     return found.model_dump(mode="json", exclude_unset=True)

@@ -102,7 +102,7 @@ class PositionState(Model):
         return value
 
 
-class State(Model):
+class TrainingState(Model):
     """All of ``state.json`` but its seal."""
 
     format: Literal[6]
@@ -113,7 +113,7 @@ class State(Model):
     identity: Identity
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> State:
+    def _check(self) -> TrainingState:
         if set(self.hashes) != {NETWORK, OPTIMIZER}:
             raise ValueError(f"hashes of {sorted(self.hashes)}, expected of {NETWORK} and {OPTIMIZER}")
         if self.position.step != self.step:
