@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from stratarec.distributed.failures import RollCall
-from stratarec.embedding.handle import Stopped
+from stratarec.embedding.handle import WaitAbandoned
 from stratarec.errors import RankError, StrataError
 
 # A wait that may be given up looks again after this share of what it has waited, within limits: on few cores every look
@@ -117,7 +117,7 @@ class Channel:
             began, (least, most) = time.perf_counter(), _POLL_SECONDS
             while not work.is_completed():
                 if stopped() or self._group is None:
-                    raise Stopped
+                    raise WaitAbandoned
                 if self._watch is not None:
                     self._watch()
                 time.sleep(min(max((time.perf_counter() - began) * _POLL_SHARE, least), most))

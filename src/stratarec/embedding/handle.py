@@ -12,7 +12,7 @@ from stratarec.errors import TrainingError
 from stratarec.kernels.bags import BagBatch
 
 
-class Stopped(Exception):
+class WaitAbandoned(Exception):
     """A wait was given up: whoever waited is to end."""
 
 
@@ -199,7 +199,7 @@ class Flight:
             finally:
                 self.waiting_for = None
             if given_up():
-                raise Stopped
+                raise WaitAbandoned
 
     def blocked(self) -> int | None:
         """The batch that somebody in `wait_for` waits for, if there is one."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding.handle import Handle, Stopped
+from stratarec.embedding.handle import Handle, WaitAbandoned
 from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
@@ -28,7 +28,7 @@ class Prefetcher(Generic[Item]):
     source : iterator
         Read on the thread, so that loading overlaps with training too.
     features : callable
-        What of an item the collection looks up; its second argument says whether it may end waiting by `Stopped`.
+        What of an item the collection looks up; its second argument says whether it may end waiting by `WaitAbandoned`.
     depth : int
         With 0 there is no thread: an item is prepared when it is asked for.
     pause_after : callable
@@ -146,7 +146,7 @@ class Prefetcher(Generic[Item]):
                 if not self._may_prepare(last=self._pause_after(place)):
                     return
                 self._hand_over(self._prepare(item))
-        except Stopped:
+        except WaitAbandoned:
             pass
         except BaseException as error:
             self._error = error
