@@ -64,7 +64,7 @@ class FinalMLPConfig(VectorsConfig):
         return self.embedding_dim * (2 if self.gate_vectors == "own" else 1)
 
 
-class Stream(nn.Module):
+class GatedStream(nn.Module):
     """deep(g * V) with g = 2 sigmoid(gate(the gate's features)); without a gate, deep(V) (section 3.2)."""
 
     def __init__(self, config: FinalMLPConfig, fields: int, sizes: tuple[int, ...], gated_by: int) -> None:
@@ -98,7 +98,7 @@ class FinalMLPScore(Score):
         self._dense, self._places = dense, [[0] * len(names) for names in config.gate_features]
         gated_by = [len(names) for names in config.gate_features] or [0, 0]
         self.streams = nn.ModuleList(
-            Stream(config, self.fields.count, sizes, given)
+            GatedStream(config, self.fields.count, sizes, given)
             for sizes, given in zip((config.first_mlp, config.second_mlp), gated_by, strict=True)
         )
         first, second = config.first_mlp[-1], config.second_mlp[-1]
