@@ -46,7 +46,7 @@ def rows_key(table: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
+class IdStream:
     """One kind of ids that a rank is asked for: of a pooled feature, of a sequence, or distinct rows of a table."""
 
     key: str
@@ -119,17 +119,17 @@ class Sharding:
         part = RowPart(first=rank - place.first, stride=place.ranks, rows=table.num_embeddings)
         return replace(table, num_embeddings=rows, part=part)
 
-    def streams(self, rank: int) -> list[Stream]:
+    def streams(self, rank: int) -> list[IdStream]:
         """What a rank is asked for, in the order in which it travels."""
         found = []
         for table in self.tables:
             if not self.held(table, rank):
                 continue
             if self.places[table.name].travel == "rows":
-                found.append(Stream(key=rows_key(table.name), table=table, kind="rows"))
+                found.append(IdStream(key=rows_key(table.name), table=table, kind="rows"))
                 continue
-            found += [Stream(key=key, table=table, kind="pooled") for key in table.feature_names]
-            found += [Stream(key=key, table=table, kind="sequence") for key in table.sequence_features]
+            found += [IdStream(key=key, table=table, kind="pooled") for key in table.feature_names]
+            found += [IdStream(key=key, table=table, kind="sequence") for key in table.sequence_features]
         return found
 
     def within(self, first: int, ranks: int) -> Sharding:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged, offsets_of
 from stratarec.distributed.hot_replicas import Replicas
-from stratarec.distributed.sharding import Rows, Sharding, Stream
+from stratarec.distributed.sharding import IdStream, Rows, Sharding
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.collate import outside
@@ -119,7 +119,7 @@ class Requests:
         return asked, distinct
 
     def _asked(
-        self, features: KeyedJagged, stream: Stream, distinct: dict[str, DistinctRows], rank: int
+        self, features: KeyedJagged, stream: IdStream, distinct: dict[str, DistinctRows], rank: int
     ) -> RowRequest:  # fmt: skip
         if stream.kind == "rows":
             place = self._sharding.places[stream.table.name]
@@ -161,7 +161,7 @@ class Requests:
         return torch.cat([part.to(self.ids) for part in parts]) if parts else torch.empty(0, dtype=self.ids)
 
 
-def joined(streams: Sequence[Stream], asked: Sequence[Sequence[RowRequest]], least: int = 0) -> KeyedJagged:
+def joined(streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], least: int = 0) -> KeyedJagged:
     """The batch that an owner looks up: for every stream the bags of all ranks, in their order.
 
     Parameters
@@ -191,7 +191,7 @@ def joined(streams: Sequence[Stream], asked: Sequence[Sequence[RowRequest]], lea
     )  # fmt: skip
 
 
-def _bags(stream: Stream, asked: Sequence[RowRequest]) -> Tensor:
+def _bags(stream: IdStream, asked: Sequence[RowRequest]) -> Tensor:
     """Lengths of a stream's bags at its owner; what is not pooled is one bag."""
     if stream.kind != "pooled":
         return torch.tensor([sum(each.ids.numel() for each in asked)])

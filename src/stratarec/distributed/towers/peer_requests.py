@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stratarec.batch.jagged import offsets_of, slice_places
 from stratarec.distributed.exchange.input_dist import Requests, RowRequest, bags_of, joined, read
-from stratarec.distributed.sharding import Stream
+from stratarec.distributed.sharding import IdStream
 from stratarec.distributed.towers.peer_exchange import packed, unpacked
 from stratarec.models.history import Windows
 from stratarec.models.request import Request
@@ -74,7 +74,7 @@ class TowerRequest:
             asked=asked, samples=note["samples"], runs=runs, shared=frozenset(note["shared"]), windows=windows
         )  # fmt: skip
 
-    def by_sample(self, streams: Sequence[Stream]) -> TowerRequest:
+    def by_sample(self, streams: Sequence[IdStream]) -> TowerRequest:
         """The same, asked for sample by sample."""
         if self.runs is None:
             return self
@@ -95,7 +95,7 @@ def _repeated(asked: RowRequest, times: Tensor) -> RowRequest:
     return RowRequest(bags=len(lengths), ids=asked.ids[slice_places(start, lengths)[0]], lengths=lengths)
 
 
-def join(parts: Sequence[TowerRequest], streams: Sequence[Stream]) -> Request:
+def join(parts: Sequence[TowerRequest], streams: Sequence[IdStream]) -> Request:
     """One request of the samples of all parts, one after another."""
     shared = frozenset[str]().union(*(part.shared for part in parts))
     if any(part.runs is not None and part.shared != shared for part in parts):
