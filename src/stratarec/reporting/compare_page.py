@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from stratarec.config.units import readable
 from stratarec.io.names import visible
-from stratarec.reporting.html import LINE, Chart, Table, new_axes, write_html
+from stratarec.reporting.html import LINE, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.metric_names import LABELS, by_label, show
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -53,8 +53,8 @@ def write_contest(path: Path, content: Content, losses: Courses, validations: Co
         title="Runs side by side",
         lead=", ".join(run["run"] for run in content["runs"]),
         charts=[chart for chart in charts if chart is not None],
-        figures=Table(heads=("", *heads), rows=figures(content)),
-        fields=Table(heads=("recipe", *heads), rows=fields(content)),
+        figures=ShownTable(heads=("", *heads), rows=figures(content)),
+        fields=ShownTable(heads=("recipe", *heads), rows=fields(content)),
         notes=remarks(content),
     )
 

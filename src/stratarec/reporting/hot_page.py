@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stratarec.config.units import readable
 from stratarec.hot.calibrator import without_skew
 from stratarec.hot.profile import HotProfile, Point
-from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes
+from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 _TABLE_HEADS = ("table", "rows", "hot", "of them tail", "hot bytes", "accesses")
@@ -40,7 +40,7 @@ def about_hot(profile: HotProfile) -> list[str]:
     return [*said, f"note: {remark}"] if remark else said
 
 
-def hot_tables(profile: HotProfile) -> list[Table]:
+def hot_tables(profile: HotProfile) -> list[ShownTable]:
     """Hot rows of each table, and what other budgets are worth."""
     rows = [
         (
@@ -57,7 +57,7 @@ def hot_tables(profile: HotProfile) -> list[Table]:
         )
         for point in points
     ]  # fmt: skip
-    return [Table(heads=_TABLE_HEADS, rows=rows), Table(heads=_POINT_HEADS, rows=curve)]
+    return [ShownTable(heads=_TABLE_HEADS, rows=rows), ShownTable(heads=_POINT_HEADS, rows=curve)]
 
 
 def hot_curve(profile: HotProfile) -> Chart:

@@ -52,7 +52,7 @@ class Chart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class ShownTable:
     """What a table shows."""
 
     heads: Sequence[str]

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 
 from stratarec.config.units import readable
 from stratarec.io.names import visible
-from stratarec.reporting.html import TEXT, Chart, Table, new_axes, write_html
+from stratarec.reporting.html import TEXT, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
@@ -87,8 +87,8 @@ def write_plan_report(path: Path, name: str, content: Content) -> None:
         cards=[(f"{label} {note}".rstrip(), value) for label, value, note in _figures(content)],
         charts=[_bars(content)],
         notes=content["notes"],
-        tables=Table(heads=_HEADS, rows=table_rows(content)),
-        memories=Table(heads=_TOTALS, rows=total_rows(content)),
+        tables=ShownTable(heads=_HEADS, rows=table_rows(content)),
+        memories=ShownTable(heads=_TOTALS, rows=total_rows(content)),
         text=_TEXT,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, Table, new_axes
+from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes
 from stratarec.reporting.metric_names import INTERVAL, by_label, interval, show
 
 Splits = Mapping[str, Mapping[str, Any]]
@@ -54,7 +54,7 @@ def _chart(label: str, lines: list[tuple[str, Mapping[str, Any]]]) -> Chart:
     return Chart(title=title, note="intervals of 95 %", figure=figure, legend=legend)
 
 
-def table(splits: Splits) -> Table:
+def table(splits: Splits) -> ShownTable:
     """All bins in numbers."""
     rows = [
         (
@@ -65,4 +65,4 @@ def table(splits: Splits) -> Table:
         for name, figures in by_label(split, found)
         for number, each in enumerate(figures.get("reliability") or (), 1)
     ]  # fmt: skip
-    return Table(heads=HEADS, rows=rows)
+    return ShownTable(heads=HEADS, rows=rows)

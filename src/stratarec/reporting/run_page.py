@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.reporting import reliability_chart
-from stratarec.reporting.html import ACCENT, LINE, SECOND, Chart, Table, new_axes, write_html
+from stratarec.reporting.html import ACCENT, LINE, SECOND, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.metric_names import LABELS, by_label, show, shown
 from stratarec.reporting.plan_page import COMPARED, comparison_rows
 
@@ -53,12 +53,12 @@ def write_report(
         notes=list(_notes(recipe, position, result)),
         evaluations=_evaluations(position, result),
         reliability=reliability_chart.table(splits),
-        splits=Table(
+        splits=ShownTable(
             heads=("split", "samples", " and ".join(_rates(dataset)), "shards"),
             rows=[_split(dataset, n) for n in dataset.splits],
         ),
         vocabularies=f"{len(dataset.vocabularies)} tables, {sum(dataset.table_rows().values()):,} rows",
-        memory=Table(heads=COMPARED, rows=comparison_rows(result["memory"])),
+        memory=ShownTable(heads=COMPARED, rows=comparison_rows(result["memory"])),
         recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True),
     )
 
@@ -95,12 +95,12 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         )
 
 
-def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
+def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
     found = [("validation", entry["step"], entry) for entry in position["evaluations"]]
     found += [(split, result["steps"], entry) for split, entry in _outcome(result).items()]
     rows = [(name, step, figures) for split, step, entry in found for name, figures in by_label(split, entry)]
     names = shown(figures for _, _, figures in rows)
-    return Table(
+    return ShownTable(
         heads=("split", "step", *(LABELS[name] for name in names)),
         rows=[(split, f"{step:,}", *(show(figures.get(name), 5) for name in names)) for split, step, figures in rows],
     )

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from stratarec.config.units import readable
 from stratarec.io.names import visible
-from stratarec.reporting.html import TEXT, Chart, Table, new_axes, write_html
+from stratarec.reporting.html import TEXT, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
@@ -63,8 +63,8 @@ def write_towers_report(path: Path, name: str, content: Content, source: str) ->
         lead=source,
         cards=cards,
         charts=[_matrix(content)],
-        towers=Table(heads=_HEADS, rows=_rows(content)),
-        members=Table(heads=("tower", "its features"), rows=named),
+        towers=ShownTable(heads=_HEADS, rows=_rows(content)),
+        members=ShownTable(heads=("tower", "its features"), rows=named),
         text=("its features",),
     )
 
