@@ -17,7 +17,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.inverse import InverseJagged, JaggedWindows
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.shuffle_buffer import ShuffleBuffer, Table
+from stratarec.data.loading.shuffle_buffer import GroupValues, ShuffleBuffer
 from stratarec.kernels.collate import (
     end_bags,
     join_windows,
@@ -114,14 +114,14 @@ def _keyed(
     )
 
 
-def _group(table: Table, pointers: NDArray[np.int32]) -> InverseJagged:
+def _group(table: GroupValues, pointers: NDArray[np.int32]) -> InverseJagged:
     """The group of samples that have these pointers, which are overwritten."""
     used = number_pointers(pointers, table.place)
     unique = _keyed(table.columns.sparse, *take_bags(table.columns.ids, table.columns.lists, used), len(used))
     return InverseJagged(unique=unique, inverse=torch.from_numpy(pointers))
 
 
-def _history(name: str, table: Table, pointers: NDArray[np.int32]) -> InverseJagged:
+def _history(name: str, table: GroupValues, pointers: NDArray[np.int32]) -> InverseJagged:
     used = number_pointers(pointers, table.place)
     start, length, values = (torch.from_numpy(part) for part in join_windows(table.columns.lists[0], used))
     unique = JaggedWindows(key=name, values=values, start=start, length=length)

@@ -72,7 +72,7 @@ class PackedRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class GroupValues:
     """The distinct values of a group in all row groups of a shuffle buffer."""
 
     runs: NDArray[np.int64]
@@ -91,7 +91,7 @@ class ShuffleBuffer:
     of each label and of the weight (where there is one) as float32, and a pointer into each of `tables`."""
     users: bool
     """Whether samples have a user."""
-    tables: dict[str, Table]
+    tables: dict[str, GroupValues]
     """Groups, then histories: tables of one list column, whose rows may overlap."""
     order: NDArray[np.int32]
 
@@ -195,14 +195,14 @@ def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np
 
 def _table(
     name: str, row_groups: Sequence[RowGroup], columns: PackedRows, words: NDArray[np.int32], place: int
-) -> Table:
+) -> GroupValues:
     """A table; pointers to it become the column `place` of `words`."""
     runs = [row_group.tables[pointer(name)] for row_group in row_groups]
     sizes = np.concatenate([part["samples"].to_numpy() for part in runs])
     shift = np.cumsum([0, *(row_group.tables[name].num_rows for row_group in row_groups)])
     rows = [part["row"].to_numpy() + np.int32(first) for part, first in zip(runs, shift, strict=False)]
     fill_runs(words, place, np.concatenate(rows), sizes)
-    return Table(runs=_starts(sizes), columns=columns, place=np.full(shift[-1], -1, dtype=np.int32))
+    return GroupValues(runs=_starts(sizes), columns=columns, place=np.full(shift[-1], -1, dtype=np.int32))
 
 
 def _starts(sizes: NDArray[Any]) -> NDArray[np.int64]:
