@@ -36,7 +36,7 @@ from stratarec.kernels.update.lists import (
 )
 from stratarec.kernels.update.missed import course_of
 from stratarec.kernels.update.rules import MissedSteps, Step, compiled, pace_in, prefetch_state, rule_of, train_row
-from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, Tasks, kept_for
+from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, UpdateTasks, kept_for
 
 
 class Sources(NamedTuple):
@@ -218,7 +218,7 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     def run_update(team, width, slots, batch, tasks, gradients, work, step):
         (rule, pace), course = step
         given = (
-            lanes, whole, Tasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, slots, batch_of(batch),
+            lanes, whole, UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, slots, batch_of(batch),
             Given(*gradients), MemberScratch(*work), Step(rule_of(rule), pace_in(pace), MissedSteps(*course)),
         )  # fmt: skip
         run_team(team, update_tables, given)

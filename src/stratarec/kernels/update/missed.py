@@ -15,7 +15,7 @@ from stratarec.kernels.simd.prefetch import U, prefetch
 from stratarec.kernels.simd.vector import blocks
 from stratarec.kernels.update.lists import batch_of, part_of
 from stratarec.kernels.update.rules import MissedSteps, catch_up, compiled, rule_of
-from stratarec.kernels.update.workspace import NOTHING, Tasks, kept_for
+from stratarec.kernels.update.workspace import NOTHING, UpdateTasks, kept_for
 
 # Lookups ahead of the one in use whose clock is asked for.
 AHEAD = 16
@@ -82,7 +82,7 @@ def kernels(lanes, whole):
 
     @njit(nogil=True, cache=True)
     def run_catch_up(team, width, slots, batch, tasks, rule, course):
-        tasks = Tasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2])
+        tasks = UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2])
         given = (lanes, whole, tasks, width, slots, batch_of(batch), rule_of(rule), MissedSteps(*course))
         run_team(team, catch_up_tables, given)
 

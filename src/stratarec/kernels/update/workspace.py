@@ -18,7 +18,7 @@ NOTHING = np.float32(-0.0)
 _PAGE_FLOATS = 1024
 
 
-class Tasks(NamedTuple):
+class UpdateTasks(NamedTuple):
     """The next task, and table, part and number of parts of each, in the order in which threads take them."""
 
     counter: NDArray[np.int64]
@@ -28,7 +28,7 @@ class Tasks(NamedTuple):
 
 
 def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
-    """`Tasks` but for the counter: tables in descending order of cost; large ones are cut into parts by row."""
+    """`UpdateTasks` but for the counter: tables in descending order of cost; large ones are cut into parts by row."""
     fair = sum(costs) / max(threads, 1)
     tasks = []
     for table, cost in enumerate(costs):
