@@ -166,13 +166,13 @@ def _portable(error: Exception) -> Exception:
 
 
 @contextmanager
-def on_ray(address: str) -> Iterator[Tasks]:
+def on_ray(address: str) -> Iterator[RayExecutor]:
     """An `Executor` whose pieces are tasks of a Ray cluster; see `connecting.joined`."""
     with joined(address) as ray:
-        yield Tasks(ray)
+        yield RayExecutor(ray)
 
 
-class Tasks:
+class RayExecutor:
     """An `Executor`. Several tasks share a machine as far as its processors and its memory go.
 
     Parameters
