@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stratarec.planning.towers.bounds import Item, TowerBounds, check_bounds, tightest
 from stratarec.planning.towers.clustering import Floats, balanced_clusters, embed
-from stratarec.planning.towers.tower_plan import Tower, TowerPlan
+from stratarec.planning.towers.tower_plan import PlannedTower, TowerPlan
 
 
 def partition(
@@ -43,7 +43,7 @@ def partition(
     members = [[item for item, label in zip(items, labels, strict=True) if label == k] for k in range(bounds.towers)]
     order = {item.features[0]: place for place, item in enumerate(items)}
     towers = (
-        Tower(
+        PlannedTower(
             features=tuple(name for item in member for name in item.features),
             bytes=sum(item.bytes for item in member),
             lookups=sum(item.lookups for item in member),

@@ -12,7 +12,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tower:
+class PlannedTower:
     """The features of a tower, and what they cost its host."""
 
     features: tuple[str, ...]
@@ -24,7 +24,7 @@ class Tower:
 class TowerPlan:
     """Towers, in the order of their first features in the schema, and how their features interact."""
 
-    towers: tuple[Tower, ...]
+    towers: tuple[PlannedTower, ...]
     features: tuple[str, ...]
     """In the order of `interaction`."""
     interaction: tuple[tuple[float, ...], ...]
