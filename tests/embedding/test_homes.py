@@ -13,7 +13,7 @@ from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.planning.bytes import RowShape, Traffic, cached_bytes
+from stratarec.planning.bytes import BatchDemand, RowShape, cached_bytes
 
 
 def logs_of(module: TieredEmbeddingBagCollection) -> list[LogRecords]:
@@ -33,7 +33,7 @@ def test_tables_of_a_billion_rows_take_the_locations_that_were_planned(tmp_path:
     shape = RowShape.of(16, optimizer)
     planned = cached_bytes(
         shape, rows, home="log", codec=codec, slots=64, level1_rows=0, counters=False,
-        traffic=Traffic(lookups=0, distinct=0, batches=1),
+        traffic=BatchDemand(lookups=0, distinct=0, batches=1),
     )["dram"]["locations"]  # fmt: skip
     found = sum(store.rows * store.layout.location_type.itemsize for store in logs_of(module))
     assert found == 4 * planned == 16 * 10**9

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from stratarec.embedding.codecs import KINDS, CodecConfig, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.planning.bytes import (
+    BatchDemand,
     Parts,
     RowShape,
     SlotSplit,
-    Traffic,
     add_parts,
     cached_bytes,
     in_memory,
@@ -21,7 +21,7 @@ from stratarec.planning.bytes import (
     record_bytes,
 )
 
-NO_TRAFFIC = Traffic(lookups=0, distinct=0, batches=1)
+NO_TRAFFIC = BatchDemand(lookups=0, distinct=0, batches=1)
 WEIGHTS_ALONE = ("slot weights", "tags", "stamps", "record weights", "record parameters")
 
 
@@ -115,7 +115,7 @@ def test_a_mapped_home_keeps_its_records_out_of_dram() -> None:
 
 
 def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
-    traffic = Traffic(lookups=100, distinct=50, batches=2)
+    traffic = BatchDemand(lookups=100, distinct=50, batches=2)
     found = parts(
         shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", level1_rows=10, traffic=traffic
     )

@@ -146,7 +146,7 @@ class SlotSplit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic:
+class BatchDemand:
     """What a batch asks of a table, as far as staging buffers go."""
 
     lookups: float
@@ -171,7 +171,7 @@ def cached_bytes(
     slots: int,
     level1_rows: int,
     counters: bool,
-    traffic: Traffic,
+    traffic: BatchDemand,
 ) -> Parts:
     """A table of `rows` records at `home` under a cache of `slots`."""
     layout = _record(codec, shape)
@@ -203,7 +203,7 @@ def cached_bytes(
     return add_parts([{"dram": dram}, {memory: at_home}])
 
 
-def staging_bytes(record: int, home: Home, slots: int, traffic: Traffic) -> int:
+def staging_bytes(record: int, home: Home, slots: int, traffic: BatchDemand) -> int:
     """Slots of the batches in flight; what one batch moves, overflow included; its records, where they pass through."""
     lists = LIST_BYTES * (traffic.lookups + slots / OVERFLOW_SHARE)
     records = 1.25 * record * traffic.distinct if home == "log" else 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stratarec.embedding.codecs import KINDS, CodecConfig
-from stratarec.planning.bytes import MEMORIES, Home, RowShape, SlotSplit, Traffic, cached_bytes, in_memory
+from stratarec.planning.bytes import MEMORIES, BatchDemand, Home, RowShape, SlotSplit, cached_bytes, in_memory
 from stratarec.planning.bytes import level0_bytes as whole_bytes
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.cost import PENALTY, Demand, cached_seconds, level0_seconds
@@ -181,7 +181,7 @@ def _cached(
         table.shape, table.demand, tiers,
         home=home, codec=codec, ways=slots.ways, misses=misses.level0, device_misses=misses.device,
     )  # fmt: skip
-    traffic = Traffic(
+    traffic = BatchDemand(
         lookups=table.lookups,
         distinct=min(table.rows, PIN_MARGIN * table.demand.distinct),
         batches=memory.lookahead + 1,
