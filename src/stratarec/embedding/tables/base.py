@@ -52,7 +52,7 @@ class Moment(NamedTuple):
 
 
 @dataclass
-class Traffic:
+class RowTraffic:
     """Rows that came into slots and that went home, so far."""
 
     rows_in: int = 0
@@ -113,7 +113,7 @@ class Tables(ABC):
     ) -> None:
         self.configs, self.memory, self.course = tuple(configs), memory, course
         self.width = memory.width
-        self.traffic = Traffic()
+        self.traffic = RowTraffic()
         self.features = features_of(configs)
         self.sequence_keys = tuple(name for table in configs for name in table.sequence_features)
         self.layout = group_layout(configs, columns, first_slot, slots)
