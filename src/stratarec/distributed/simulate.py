@@ -129,7 +129,7 @@ class ExchangeModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic:
+class StepBytes:
     """Bytes a step that a rank sends, which are as many as it receives."""
 
     inside: float
@@ -162,7 +162,7 @@ _ID_BYTES = 4  # of tables of less than 2^31 rows
 _TOUCHES = 3
 
 
-def traffic(cluster: Cluster, workload: Workload, exchange: ExchangeModel) -> Traffic:
+def traffic(cluster: Cluster, workload: Workload, exchange: ExchangeModel) -> StepBytes:
     """What travels in a step; see the head of this module."""
     hosts, ranks, everyone = cluster.hosts, cluster.ranks, cluster.all_ranks
     ids = workload.batch * workload.lookups * _ID_BYTES
@@ -172,13 +172,13 @@ def traffic(cluster: Cluster, workload: Workload, exchange: ExchangeModel) -> Tr
     inside, between = ids * (ranks - 1) / everyone, ids * away
     if exchange.kind == "flat":
         peers = (everyone - 1,) * 3  # ids, rows, gradients
-        return Traffic(
+        return StepBytes(
             inside=inside + rows * (ranks - 1) / everyone,
             between=between + rows * away,
             inside_peers=() if hosts > 1 else peers,
             between_peers=peers if hosts > 1 else (),
         )
-    return Traffic(
+    return StepBytes(
         inside=inside + rows * (ranks - 1) / ranks,
         between=between + rows * away / exchange.compression,
         inside_peers=(ranks - 1,) * (2 if hosts > 1 else 3),
