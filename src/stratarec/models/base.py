@@ -19,7 +19,7 @@ from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
 from stratarec.models.calibration import Calibration
 from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
-from stratarec.models.history import History, Windows
+from stratarec.models.history import History, HistoryWindows
 from stratarec.models.layers import MLP, Initialization
 from stratarec.models.projections import Projections
 from stratarec.models.request import Request
@@ -324,7 +324,7 @@ class CTRModel(nn.Module):
             bags = found.sequences[key]
             # Behind the batch's samples there may be empty bags.
             offsets = bags.offsets[: size + 1]
-            windows = request.windows.get(key) or Windows(start=offsets[:-1], length=offsets.diff())
+            windows = request.windows.get(key) or HistoryWindows(start=offsets[:-1], length=offsets.diff())
             histories.append(History(rows=bags.values, windows=windows))
         # A group may have more distinct values than there are samples.
         pooled = found.pooled if len(found.pooled) == size else found.pooled[:size]

@@ -18,7 +18,7 @@ from stratarec.kernels.attention import Pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class HistoryWindows:
     """Which rows of an unpooled feature a history is: ``rows[start[u]:start[u] + length[u]]``.
 
     Parameters
@@ -47,7 +47,7 @@ class History:
     """
 
     rows: Tensor
-    windows: Windows
+    windows: HistoryWindows
 
     def padded(self) -> tuple[Tensor, Tensor]:
         """``[U, L, D]`` rows, zeros behind each history, and their mask ``[U, L]``."""

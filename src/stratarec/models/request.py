@@ -21,7 +21,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.inverse import LEAST_RUN, InverseJagged, JaggedWindows
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.kernels import collate, runs
-from stratarec.models.history import Windows
+from stratarec.models.history import HistoryWindows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Request:
     features: KeyedJagged
     starts: Tensor | None = None
     shared: frozenset[str] = frozenset()
-    windows: Mapping[str, Windows]
+    windows: Mapping[str, HistoryWindows]
 
     @classmethod
     def of(cls, batch: Batch, sequences: tuple[str, ...], means: tuple[str, ...] = ()) -> Request:
@@ -103,17 +103,17 @@ def _weighted(features: KeyedJagged, weights: Tensor | None) -> KeyedJagged:
     return replace(features, weights=torch.cat([weights.cpu(), rest]))
 
 
-def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, Windows]:
+def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, HistoryWindows]:
     """The values of an unpooled feature, and which of them its histories are."""
     unique = group.unique
     if isinstance(unique, JaggedWindows):
         # Windows share values: all of them are one bag.
         offsets = torch.tensor([0, unique.values.numel()])
         values = KeyedJagged(keys=unique.keys, values=unique.values, offsets=offsets, batch_size=1)
-        return values, Windows(start=unique.start, length=unique.length, inverse=group.inverse)
+        return values, HistoryWindows(start=unique.start, length=unique.length, inverse=group.inverse)
     bags = unique[key]
     values = KeyedJagged.from_features({key: bags})
-    return values, Windows(start=bags.offsets[:-1], length=bags.lengths(), inverse=group.inverse)
+    return values, HistoryWindows(start=bags.offsets[:-1], length=bags.lengths(), inverse=group.inverse)
 
 
 def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[InverseJagged]]:

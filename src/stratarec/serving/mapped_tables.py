@@ -18,7 +18,7 @@ from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec import decode
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.pooling import gather, pool
-from stratarec.models.history import History, Windows
+from stratarec.models.history import History, HistoryWindows
 
 Floats = NDArray[np.float32]
 Records = NDArray[np.uint8]
@@ -179,4 +179,4 @@ def _read(
 
 def _history(rows: Tensor, features: KeyedJagged, name: str) -> History:
     bags = features[name]
-    return History(rows=rows, windows=Windows(start=bags.offsets[:-1], length=bags.lengths()))
+    return History(rows=rows, windows=HistoryWindows(start=bags.offsets[:-1], length=bags.lengths()))

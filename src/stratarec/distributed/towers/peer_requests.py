@@ -16,7 +16,7 @@ from stratarec.batch.jagged import offsets_of, slice_places
 from stratarec.distributed.exchange.input_dist import Requests, RowRequest, bags_of, joined, read
 from stratarec.distributed.sharding import IdStream
 from stratarec.distributed.towers.peer_exchange import packed, unpacked
-from stratarec.models.history import Windows
+from stratarec.models.history import HistoryWindows
 from stratarec.models.request import Request
 
 
@@ -42,7 +42,7 @@ class TowerRequest:
     samples: int
     runs: Tensor | None
     shared: frozenset[str]
-    windows: Mapping[str, Windows]
+    windows: Mapping[str, HistoryWindows]
 
     def message(self, ids: Tensor) -> Tensor:
         """As it travels; `ids` are the lengths and ids of `asked`."""
@@ -66,7 +66,9 @@ class TowerRequest:
         found = iter(arrays)
         runs = next(found).long() if note["runs"] else None
         windows = {
-            key: Windows(start=next(found).long(), length=next(found).long(), inverse=next(found) if inverse else None)
+            key: HistoryWindows(
+                start=next(found).long(), length=next(found).long(), inverse=next(found) if inverse else None
+            )
             for key, inverse in note["windows"].items()
         }
         asked = read(ids, note["announced"])
@@ -113,14 +115,14 @@ def join(parts: Sequence[TowerRequest], streams: Sequence[IdStream]) -> Request:
     return Request(features=features, starts=starts, shared=shared, windows=windows)
 
 
-def _joined_windows(parts: Sequence[Windows], events: Sequence[int]) -> Windows:
+def _joined_windows(parts: Sequence[HistoryWindows], events: Sequence[int]) -> HistoryWindows:
     firsts, histories = np.cumsum([0, *events]).tolist(), np.cumsum([0, *(len(part.start) for part in parts)]).tolist()
     start = torch.cat([part.start + first for part, first in zip(parts, firsts, strict=False)])
     inverse = None
     if any(part.inverse is not None for part in parts):
         own = [torch.arange(len(part.start)) if part.inverse is None else part.inverse for part in parts]
         inverse = torch.cat([part + first for part, first in zip(own, histories, strict=False)])
-    return Windows(start=start, length=torch.cat([part.length for part in parts]), inverse=inverse)
+    return HistoryWindows(start=start, length=torch.cat([part.length for part in parts]), inverse=inverse)
 
 
 def messages(request: Request, samples: int, requests: Requests) -> list[Tensor]:
@@ -142,7 +144,7 @@ def messages(request: Request, samples: int, requests: Requests) -> list[Tensor]
     return found
 
 
-def _windows(request: Request, key: str) -> Windows:
+def _windows(request: Request, key: str) -> HistoryWindows:
     """Which of a feature's ids the histories are."""
     if key in request.windows:
         return request.windows[key]
@@ -150,4 +152,4 @@ def _windows(request: Request, key: str) -> Windows:
     ids, lengths = bags_of(features, key)
     if lengths is None:
         lengths = torch.ones(ids.numel(), dtype=torch.int64)
-    return Windows(start=offsets_of(lengths)[:-1], length=lengths)
+    return HistoryWindows(start=offsets_of(lengths)[:-1], length=lengths)
