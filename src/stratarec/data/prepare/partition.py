@@ -37,7 +37,7 @@ _PROCESS_BYTES, _COPIES = 300 << 20, 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class EventWindows:
     """Histories of N rows as slices of one event sequence."""
 
     events: pl.Series
@@ -60,7 +60,7 @@ class Partition:
         self.split = self.frame[SPLIT].to_numpy()
         self.windows = {feature.name: self._windows(feature) for feature in schema.histories}
 
-    def _windows(self, feature: SparseFeature) -> Windows:
+    def _windows(self, feature: SparseFeature) -> EventWindows:
         schema, frame = self._schema, self.frame
         user = frame[schema.user].rank("dense").to_numpy().astype(np.int64) - 1
         moment = frame[schema.time].rank("dense").to_numpy().astype(np.int64)
@@ -72,7 +72,7 @@ class Partition:
         positive = positive[np.lexsort((frame[ROW].to_numpy()[positive], place[positive]))]
         before = np.searchsorted(place[positive], place, side="left")
         first = np.searchsorted(place[positive], user * span, side="left")
-        return Windows(
+        return EventWindows(
             events=frame[feature.of][positive],
             start=np.maximum(first, before - feature.max_length),
             stop=before,
@@ -259,7 +259,7 @@ def _ordered(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
     return frame.sort([*keys, column(ROW)]) if keys else frame
 
 
-def _window_counts(windows: Windows, chosen: NDArray[np.bool_]) -> pl.DataFrame:
+def _window_counts(windows: EventWindows, chosen: NDArray[np.bool_]) -> pl.DataFrame:
     """How many chosen rows' windows cover each event, summed by value."""
     edges = np.zeros(len(windows.events) + 1, dtype=np.int64)
     np.add.at(edges, windows.start[chosen], 1)
