@@ -117,7 +117,7 @@ class CpuSlots:
         self._optimizer = optimizer
         self._rows = self._allocate(slots, width)
         self._slots = update.Slots(*self._rows.parts)
-        self._workspace = update.Workspace(scratch)
+        self._workspace = update.UpdateWorkspace(scratch)
         self.slots, self.width = slots, width
 
     def _allocate(self, slots: int, width: int) -> FloatRows:

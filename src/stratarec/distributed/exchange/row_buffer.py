@@ -47,7 +47,7 @@ class RowBuffers:
             (place, key) for place, (table, key) in enumerate(self._features) if key in table.sequence_features
         ]
         """Place among the group's features, and name."""
-        self._workspace = update.Workspace()
+        self._workspace = update.UpdateWorkspace()
 
     def of(self, features: KeyedJagged, distinct: Mapping[str, DistinctRows]) -> Buffer:
         """Where a batch's rows go, and which of them every lookup is."""

@@ -100,7 +100,7 @@ class Scratchpad:
         return 0 if self.kept is None else int(self.kept.nbytes)
 
 
-class Workspace:
+class UpdateWorkspace:
     """What `update` keeps for one group of tables.
 
     Parameters
@@ -126,7 +126,7 @@ def update(
     bags: BagBatch,
     gradients: Gradients,
     rule: RowUpdate,
-    workspace: Workspace,
+    workspace: UpdateWorkspace,
     missed: Missed | None = None,
 ) -> None:
     """One step of the row optimizer, in place; gradients are summed in ascending order of lookup position.
@@ -143,7 +143,9 @@ def update(
     backend(_BACKENDS, gradients.pooled).update(slots, group, bags, gradients, rule, missed, workspace)
 
 
-def square_norms(group: GroupLayout, bags: BagBatch, gradients: Gradients, workspace: Workspace) -> NDArray[np.float64]:
+def square_norms(
+    group: GroupLayout, bags: BagBatch, gradients: Gradients, workspace: UpdateWorkspace
+) -> NDArray[np.float64]:
     """``[tables]`` sum of squares of the summed gradients of a batch's rows, of each table.
 
     Notes
@@ -160,7 +162,7 @@ def pace_of(rule: RowUpdate) -> tuple[float, ...]:
     return tuple(rules.pace_of(rule))  # type: ignore[no-untyped-call]
 
 
-def catch_up(slots: Slots, group: GroupLayout, bags: BagBatch, missed: Missed, workspace: Workspace) -> None:
+def catch_up(slots: Slots, group: GroupLayout, bags: BagBatch, missed: Missed, workspace: UpdateWorkspace) -> None:
     """Let the rows that a batch looks up take the steps that they missed; ids outside their table are passed over.
 
     Notes
