@@ -48,11 +48,11 @@ class Prepared:
 
     __slots__ = ("__weakref__", "_flight", "_generation", "_state", "bags", "features", "number")
 
-    def __init__(self, features: KeyedJagged, bags: tuple[BagBatch, ...], number: int, flight: Flight) -> None:
+    def __init__(self, features: KeyedJagged, bags: tuple[BagBatch, ...], number: int, flight: InFlight) -> None:
         self.features, self.bags, self.number = features, bags, number
         self._flight, self._generation, self._state = flight, flight.generation, "prepared"
 
-    def look_up(self, flight: Flight) -> None:
+    def look_up(self, flight: InFlight) -> None:
         """Note that the batch is looked up now; `TrainingError` where that is not its turn."""
         if flight is not self._flight or self._generation != flight.generation:
             raise TrainingError(
@@ -89,7 +89,7 @@ class Prepared:
             self._flight.drop(self.number, self._generation)
 
 
-class Flight:
+class InFlight:
     """Which batches are under way in one collection.
 
     `generation` counts how often all handles became void, by loading or closing. `changed` is notified whenever a batch

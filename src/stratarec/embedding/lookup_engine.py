@@ -15,7 +15,7 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.handle import Flight, Handle
+from stratarec.embedding.handle import Handle, InFlight
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.step_clock import StepClock
@@ -61,7 +61,7 @@ class LookupEngine(ABC, Generic[Held]):
         self.sequence_keys = tuple(name for table in asked for name in table.sequence_features)
         self.health: Health = Health() if own is None else own.health
         self.course: StepClock = StepClock(optimizer) if own is None else own.course
-        self.flight: Flight = Flight() if own is None else own.flight
+        self.flight: InFlight = InFlight() if own is None else own.flight
         self.batches = 0
         """How many were ever prepared, for the noise of rounding."""
 
