@@ -16,7 +16,7 @@ from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.embedding.stores.log.layout import location_bytes, plan_layout
 from stratarec.embedding.stores.mapped import MappedRecords
 from stratarec.embedding.stores.victim_cache import VictimCache
-from stratarec.embedding.tables.base import Tables
+from stratarec.embedding.tables.base import TableGroup
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.resident import ResidentTables
 from stratarec.embedding.tiers import HomeKind, TierConfig
@@ -35,7 +35,7 @@ def build_tables(
     tiers: TierConfig,
     health: Health,
     scratch: Scratchpad,
-) -> list[Tables]:
+) -> list[TableGroup]:
     """One group for each width of tables that lie whole in level 0, and for each width, home and codec of the others.
 
     Raises
@@ -56,7 +56,7 @@ def build_tables(
             resident.setdefault(table.embedding_dim, []).append(table)
         else:
             cached.setdefault((table.embedding_dim, tier.home, tier.codec), []).append(table)
-    found: list[Tables] = [ResidentTables(mine, columns, course, seed, scratch) for mine in resident.values()]
+    found: list[TableGroup] = [ResidentTables(mine, columns, course, seed, scratch) for mine in resident.values()]
     return found + _cached_tables(cached, columns, course, seed, tiers, health, scratch)
 
 
@@ -68,7 +68,7 @@ def _cached_tables(
     tiers: TierConfig,
     health: Health,
     scratch: Scratchpad,
-) -> list[Tables]:
+) -> list[TableGroup]:
     groups = [(key, mine) for key, all_of in members.items() for mine in _sharing(key, all_of, course.optimizer)]
     codecs = [RecordCodec.of(config, width, course.optimizer) for (width, _, config), _ in groups]
     rows = [_rows(mine) for _, mine in groups]
@@ -76,7 +76,7 @@ def _cached_tables(
         plan_layout(count, codec.record_bytes, LogConfig()).padded_bytes if key[1] == "log" else 0
         for (key, _), codec, count in zip(groups, codecs, rows, strict=True)
     ]
-    found: list[Tables] = []
+    found: list[TableGroup] = []
     try:
         for place, (key, mine) in enumerate(groups):
             # Before the store takes memory or files: what is too large is refused here.

@@ -32,7 +32,7 @@ from stratarec.embedding.handle import Prepared
 from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.step_clock import StepClock
-from stratarec.embedding.tables.base import Moment, Tables
+from stratarec.embedding.tables.base import Moment, TableGroup
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import BagBatch
@@ -67,7 +67,7 @@ class Engine(LookupEngine[Prepared]):
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
         # Groups of tables are updated one after another. What a look-up gives has a gradient of the same size.
         self._scratch, self._output_bytes = Scratchpad(), 0
-        self.tables: tuple[Tables, ...] = tuple(
+        self.tables: tuple[TableGroup, ...] = tuple(
             build_tables(self.configs, columns, self.course, seed, tiers, self.health, self._scratch)
         )
         self.resident = all(tables.resident for tables in self.tables)
@@ -233,7 +233,7 @@ class Engine(LookupEngine[Prepared]):
 
     # Tables by name
 
-    def tables_of(self, name: str) -> Tables:
+    def tables_of(self, name: str) -> TableGroup:
         """The group that holds the table `name`."""
         self.health.require()
         for tables in self.tables:
@@ -361,7 +361,7 @@ class Engine(LookupEngine[Prepared]):
             total.update(parts)
         return dict(total)
 
-    def _bytes(self) -> Iterator[tuple[Tables, dict[str, int]]]:
+    def _bytes(self) -> Iterator[tuple[TableGroup, dict[str, int]]]:
         if self.health.state == "closed":
             self.health.require()
         for tables in self.tables:
@@ -375,7 +375,7 @@ class _Backward(NamedTuple):
     pooled: Tensor
     rows: Sequence[Tensor]
 
-    def by_tables(self, groups: Sequence[Tables]) -> Iterator[tuple[Tables, BagBatch, Gradients]]:
+    def by_tables(self, groups: Sequence[TableGroup]) -> Iterator[tuple[TableGroup, BagBatch, Gradients]]:
         """Each group of tables with its bags and its gradients."""
         start = 0
         for tables, bags in zip(groups, self.prepared.bags, strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 
 from stratarec.embedding.checkpoint.transfer import Renumbering, begin_with, take_over
 from stratarec.embedding.health import Health
-from stratarec.embedding.tables.base import Tables
+from stratarec.embedding.tables.base import TableGroup
 from stratarec.errors import CheckpointError
 from stratarec.kernels.update import Missed
 
@@ -22,7 +22,7 @@ RANK_GROUPS = 1000
 
 
 def save_tables(
-    groups: Sequence[Tables], directory: Path, previous: Path | None, settled: int, rank: int = 0
+    groups: Sequence[TableGroup], directory: Path, previous: Path | None, settled: int, rank: int = 0
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Write every group under `directory`; returns the manifests. `previous` is the last checkpoint's directory."""
     manifests = []
@@ -36,7 +36,7 @@ def _names(groups: int, rank: int) -> list[str]:
     return [f"group-{rank * RANK_GROUPS + number:02d}" for number in range(groups)]
 
 
-def _parts(group: Tables) -> list[list[Any]]:
+def _parts(group: TableGroup) -> list[list[Any]]:
     """As `manifest.TablePart`."""
     return [
         [table.name, table.num_embeddings, part.first, part.stride, part.rows]
@@ -45,7 +45,7 @@ def _parts(group: Tables) -> list[list[Any]]:
     ]
 
 
-def lie_alike(groups: Sequence[Tables], manifests: Sequence[Mapping[str, Any]], rank: int = 0) -> bool:
+def lie_alike(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], rank: int = 0) -> bool:
     """Whether the groups of a process are laid out as the ones that this process, or another one, wrote as `rank`."""
     theirs = [found for found in manifests if int(found["name"].removeprefix("group-")) // RANK_GROUPS == rank]
     names = [found["name"] for found in theirs]
@@ -53,7 +53,7 @@ def lie_alike(groups: Sequence[Tables], manifests: Sequence[Mapping[str, Any]], 
 
 
 def load_tables(
-    groups: Sequence[Tables],
+    groups: Sequence[TableGroup],
     directory: Path,
     manifests: Sequence[Mapping[str, Any]],
     batches: int,
@@ -100,7 +100,7 @@ def load_tables(
 
 
 def begin_tables(
-    groups: Sequence[Tables],
+    groups: Sequence[TableGroup],
     directory: Path,
     manifests: Sequence[Mapping[str, Any]],
     moved: Mapping[str, Renumbering],
@@ -131,13 +131,13 @@ def begin_tables(
         raise
 
 
-def _same_layout(group: Tables, manifest: Mapping[str, Any]) -> bool:
+def _same_layout(group: TableGroup, manifest: Mapping[str, Any]) -> bool:
     tables = [list(part) for part in manifest["tables"]]
     return tables == _parts(group) and group.codec.identity == manifest["codec"] and group.fits(manifest)
 
 
 def _check_tables(
-    groups: Sequence[Tables], manifests: Sequence[Mapping[str, Any]], moved: Mapping[str, Renumbering]
+    groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], moved: Mapping[str, Renumbering]
 ) -> None:  # fmt: skip
     there = {name: rows for manifest in manifests for name, _, _, _, rows in manifest["tables"]}
     for group in groups:

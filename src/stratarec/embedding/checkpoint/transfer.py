@@ -22,7 +22,7 @@ from stratarec.embedding.stores.dram import allocate_bits
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.row_file import read_rows, verify_file
 from stratarec.embedding.stores.scratch import ScratchDirectory
-from stratarec.embedding.tables.base import Tables
+from stratarec.embedding.tables.base import TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.kernels.bit_rows import set_bits, test_bits
 from stratarec.kernels.random import fill_uniform, table_key
@@ -56,7 +56,7 @@ class Renumbering:
 class _Target:
     """A table, or the part of one, that takes rows."""
 
-    group: Tables
+    group: TableGroup
     table: EmbeddingBagConfig
     moved: Renumbering
 
@@ -69,7 +69,7 @@ class _Target:
 
 
 def take_over(
-    groups: Sequence[Tables], directory: Path, manifests: Sequence[Mapping[str, Any]], write: int
+    groups: Sequence[TableGroup], directory: Path, manifests: Sequence[Mapping[str, Any]], write: int
 ) -> None:  # fmt: skip
     """Give every row of a checkpoint to the group that holds its table now."""
     targets = {
@@ -83,7 +83,7 @@ def take_over(
 
 
 def begin_with(
-    groups: Sequence[Tables],
+    groups: Sequence[TableGroup],
     directory: Path,
     manifests: Sequence[Mapping[str, Any]],
     moved: Mapping[str, Renumbering],

@@ -67,7 +67,7 @@ def features_of(configs: Sequence[EmbeddingBagConfig]) -> list[tuple[EmbeddingBa
 def group_layout(
     configs: Sequence[EmbeddingBagConfig], columns: Mapping[str, int], first_slot: Sequence[int], slots: Sequence[int]
 ) -> GroupLayout:
-    """What kernels know of tables of one width; parameters as those of `Tables`."""
+    """What kernels know of tables of one width; parameters as those of `TableGroup`."""
     features = features_of(configs)
     sizes = [len(table.feature_names) + len(table.sequence_features) for table in configs]
     return GroupLayout(
@@ -82,7 +82,7 @@ def group_layout(
     )
 
 
-class Tables(ABC):
+class TableGroup(ABC):
     """Tables of one width, over slots of level 0.
 
     Parameters

@@ -26,7 +26,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.slots import CpuSlots, SlotMemory
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.tables.base import Moment, Tables
+from stratarec.embedding.tables.base import Moment, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.kernels.bags import BagBatch, Ids
@@ -34,7 +34,7 @@ from stratarec.kernels.cache import Staging
 from stratarec.kernels.update import Scratchpad
 
 
-class CachedTables(Tables):
+class CachedTables(TableGroup):
     """Tables under a cache.
 
     Parameters
@@ -79,7 +79,7 @@ class CachedTables(Tables):
             )
 
     def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment) -> BagBatch:
-        """See `Tables.stage`."""
+        """See `TableGroup.stage`."""
         stuck = self._bring_in(bags, out, moment, moment.horizon)
         if stuck >= 0 and moment.horizon < moment.stamp:
             moment.make_room()
@@ -129,7 +129,7 @@ class CachedTables(Tables):
     # Reading
 
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        """See `Tables.read`."""
+        """See `TableGroup.read`."""
         spans = [bags.span(feature) for feature in range(len(self.features))]
         rows = [self._rows_of(feature, bags.values[first:last]) for feature, (first, last) in enumerate(spans)]
         distinct, place = np.unique(np.concatenate(rows), return_inverse=True)
@@ -169,11 +169,11 @@ class CachedTables(Tables):
         return found
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """See `Tables.table`."""
+        """See `TableGroup.table`."""
         return self.part(name, 0, next(table.num_embeddings for table in self.configs if table.name == name))
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """See `Tables.part`; these are copies."""
+        """See `TableGroup.part`; these are copies."""
         start = self.first_row[name]
         return self.copy(np.arange(start + first, start + last, dtype=np.int64)).views(0, last - first)
 
@@ -198,7 +198,7 @@ class CachedTables(Tables):
         return first + np.flatnonzero(self.directory.locate(rows) >= 0)
 
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """See `Tables.put`; rows that are not hot go to the store, under an empty cache."""
+        """See `TableGroup.put`; rows that are not hot go to the store, under an empty cache."""
         slots = self.directory.locate_hot(rows)
         hot = slots >= 0
         self.memory.write(slots[hot], source, places[hot])
@@ -207,7 +207,7 @@ class CachedTables(Tables):
     # Checkpoints
 
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
-        """See `Tables.save`."""
+        """See `TableGroup.save`."""
         home = directory / "home"
         home.mkdir(parents=True)
         with self._moving:
@@ -216,14 +216,14 @@ class CachedTables(Tables):
         return {"home": manifest, "cache": self.directory.shape, "slots": slots}
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
-        """See `Tables.restore`."""
+        """See `TableGroup.restore`."""
         with self._moving:
             self.store.restore(directory / "home", manifest["home"])
             self.directory.clear()
             self._slots.restore(directory, manifest["slots"], stamp)
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        """See `Tables.fits`."""
+        """See `TableGroup.fits`."""
         kinds = {"rows": ("dram", "mapped"), "log": ("log",)}
         same_home = self.store.kind in kinds.get(str(manifest["home"].get("layout", "")), ())
         return same_home and manifest.get("cache") == self.directory.shape
@@ -231,14 +231,14 @@ class CachedTables(Tables):
     # The rest
 
     def shift(self, by: int) -> None:
-        """See `Tables.shift`."""
+        """See `TableGroup.shift`."""
         with self._moving:
             self.directory.shift(by)
             self._slots.shift(by)
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """See `Tables.nbytes`."""
+        """See `TableGroup.nbytes`."""
         home, lists = self.store.memory(), self.directory.workspace.arrays.values()
         return {
             "level0": self.memory.nbytes,
@@ -250,10 +250,10 @@ class CachedTables(Tables):
 
     @property
     def file_memory(self) -> str:
-        """See `Tables.file_memory`."""
+        """See `TableGroup.file_memory`."""
         return "mapped" if self.store.kind == "mapped" else "block"
 
     def close(self) -> None:
-        """See `Tables.close`."""
+        """See `TableGroup.close`."""
         with self._moving:
             self.store.close()

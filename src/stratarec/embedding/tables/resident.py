@@ -16,7 +16,7 @@ from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
-from stratarec.embedding.tables.base import Moment, Tables
+from stratarec.embedding.tables.base import Moment, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
 from stratarec.kernels.bags import BagBatch, mark_rows
@@ -25,7 +25,7 @@ from stratarec.kernels.random import table_key
 from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
 
 
-class ResidentTables(Tables):
+class ResidentTables(TableGroup):
     """Tables whose every row is a slot of its own, in float32.
 
     Initial weights are uniform in +-1/sqrt(rows), a function of (seed, table name, row of the whole table).
@@ -58,20 +58,20 @@ class ResidentTables(Tables):
         return bags
 
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        """See `Tables.read`."""
+        """See `TableGroup.read`."""
         # A row that catches up is none that changed: its last checkpoint says the same of it.
         self.catch_up(bags)
         return self.pool(bags, out)
 
     def update(self, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
-        """See `Tables.update`."""
+        """See `TableGroup.update`."""
         super().update(bags, gradients, rule)
         # Before the first checkpoint there is nothing that changes would be counted from.
         if self._chain.started:
             mark_rows(self.layout, bags, self._changed)
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """See `Tables.table`."""
+        """See `TableGroup.table`."""
         # Whoever holds a view may write it at any time, which nothing here would see: from now on all rows are saved.
         self._viewed = True
         first = self.first_row[name]
@@ -82,16 +82,16 @@ class ResidentTables(Tables):
         return self.memory.views(first, last)
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """See `Tables.part`; these are views."""
+        """See `TableGroup.part`; these are views."""
         return {part: view[first:last] for part, view in self.table(name).items()}
 
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """See `Tables.put`."""
+        """See `TableGroup.put`."""
         self.memory.write(rows, source, places)
         set_bits(self._changed, rows)
 
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
-        """See `Tables.save`."""
+        """See `TableGroup.save`."""
         home = directory / "home"
         home.mkdir(parents=True)
         files = self._chain.save(
@@ -106,7 +106,7 @@ class ResidentTables(Tables):
         return {"home": {"format": 1, "layout": "rows", "rows": self.rows, "record_bytes": record, "files": files}}
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
-        """See `Tables.restore`."""
+        """See `TableGroup.restore`."""
         files = manifest["home"]["files"]
         self._chain.verify(directory / "home", files)
         # Pieces are loaded as they are asked for.
@@ -115,7 +115,7 @@ class ResidentTables(Tables):
         clear_bits(self._changed)
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        """See `Tables.fits`."""
+        """See `TableGroup.fits`."""
         return "cache" not in manifest
 
     def shift(self, by: int) -> None:
@@ -126,7 +126,7 @@ class ResidentTables(Tables):
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """See `Tables.nbytes`."""
+        """See `TableGroup.nbytes`."""
         return {"level0": self.memory.nbytes, "metadata": self._changed.nbytes}
 
 
