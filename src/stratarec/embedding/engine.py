@@ -32,7 +32,7 @@ from stratarec.embedding.handle import Prepared
 from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.step_clock import StepClock
-from stratarec.embedding.tables.base import Moment, TableGroup
+from stratarec.embedding.tables.base import BatchClock, TableGroup
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import BagBatch
@@ -128,7 +128,7 @@ class Engine(LookupEngine[Prepared]):
             self.batches += 1
             try:
                 stamp = self._stamp(number)
-                moment = Moment(stamp, stamp - (number - horizon), number, lambda: make_room(number))
+                moment = BatchClock(stamp, stamp - (number - horizon), number, lambda: make_room(number))
                 slots = _NO_SLOTS if self.resident else _slots_for(features)
                 bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
             except BaseException:

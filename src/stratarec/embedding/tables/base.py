@@ -28,7 +28,7 @@ from stratarec.kernels.runtime.memory import RECYCLER
 from stratarec.kernels.update import Gradients, RowUpdate
 
 
-class Moment(NamedTuple):
+class BatchClock(NamedTuple):
     """When a batch's rows are brought in: two clocks, and what to do when there is no room.
 
     Parameters
@@ -126,7 +126,7 @@ class TableGroup(ABC):
     # A batch
 
     @abstractmethod
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment) -> BagBatch:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> BagBatch:
         """Bring the rows of a batch into level 0; returns the bags with what kernels look up there for the ids.
 
         Parameters
@@ -223,7 +223,7 @@ class TableGroup(ABC):
 
     @abstractmethod
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """Overwrite rows of the group by rows `places` of `source`; `write` as in `Moment`."""
+        """Overwrite rows of the group by rows `places` of `source`; `write` as in `BatchClock`."""
 
     # Checkpoints
 

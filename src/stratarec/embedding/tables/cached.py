@@ -26,7 +26,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.slots import CpuSlots, SlotMemory
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.tables.base import Moment, TableGroup
+from stratarec.embedding.tables.base import BatchClock, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.kernels.bags import BagBatch, Ids
@@ -78,7 +78,7 @@ class CachedTables(TableGroup):
                 directory.layout, directory.moves_of(directory.rows_in(hot), hot), np.ones(len(hot), bool)
             )
 
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment) -> BagBatch:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> BagBatch:
         """See `TableGroup.stage`."""
         stuck = self._bring_in(bags, out, moment, moment.horizon)
         if stuck >= 0 and moment.horizon < moment.stamp:
@@ -88,7 +88,7 @@ class CachedTables(TableGroup):
             raise TrainingError(self._too_small(bags, stuck))
         return replace(bags, values=out)
 
-    def _bring_in(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment, horizon: int) -> int:
+    def _bring_in(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock, horizon: int) -> int:
         """Move what the batch needs and what there is room for; the table that had none, or -1."""
         with self._moving, self.health.changing("bringing rows into level 0"):
             self.health.require()

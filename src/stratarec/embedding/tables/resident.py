@@ -16,7 +16,7 @@ from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
-from stratarec.embedding.tables.base import Moment, TableGroup
+from stratarec.embedding.tables.base import BatchClock, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
 from stratarec.kernels.bags import BagBatch, mark_rows
@@ -53,7 +53,7 @@ class ResidentTables(TableGroup):
             begin = self.first_row[table.name]
             memory.fill(begin, begin + table.num_embeddings, table_key(seed, table.name), table)
 
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: Moment) -> BagBatch:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> BagBatch:
         """Nothing to bring in: ids are slots."""
         return bags
 
