@@ -28,7 +28,7 @@ from recipes import DISK_BYTES
 SHARED_DATA = Path(os.environ.get("STRATAREC_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
-ONE_WORKER = ("cluster", "distributed")
+ONE_WORKER = ("data/ray", "distributed")
 """Folders of tests that share processes which take long to start."""
 
 settings.register_profile("untimed", deadline=None, max_examples=50)
@@ -41,8 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     one worker, so that its fixtures are made once."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        place = item.path.relative_to(Path(__file__).parent)
-        group = place.parts[0] if place.parts[0] in ONE_WORKER else place.with_suffix("").as_posix()
+        place = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+        group = next((folder for folder in ONE_WORKER if place.startswith(f"{folder}/")), place)
         item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -218,8 +218,9 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     def run_update(team, width, slots, batch, tasks, gradients, work, step):
         (rule, pace), course = step
         given = (
-            lanes, whole, UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, slots, batch_of(batch),
-            Given(*gradients), MemberScratch(*work), Step(rule_of(rule), pace_in(pace), MissedSteps(*course)),
+            lanes, whole, UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, slots,
+            batch_of(batch), Given(*gradients), MemberScratch(*work),
+            Step(rule_of(rule), pace_in(pace), MissedSteps(*course)),
         )  # fmt: skip
         run_team(team, update_tables, given)
 

@@ -52,7 +52,7 @@ class StepNumbers(NamedTuple):
 
 
 class MissedSteps(NamedTuple):
-    """Steps that rows may have missed: how many there were, the `StepNumbers` of each, and the gradient of a missed step."""
+    """Steps that rows may have missed: how many there were, the numbers of each, and the gradient of a missed step."""
 
     steps: int
     paces: NDArray[np.float32]
