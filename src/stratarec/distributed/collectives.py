@@ -3,13 +3,16 @@
 All of it is `all_to_all_single`, of which gloo has one implementation for uneven sizes. Nothing is reduced by gloo: its
 `reduce_scatter` is one all-reduce a rank, it adds in an order of its own and does not know bfloat16. Sums are taken
 here, in the order of ranks, so that every run gives the same bits.
+
+Gradients of weights that every rank has travel in one flat buffer, not by DDP, whose buckets change after the first
+step, and again after a run was resumed, and with them the order of sums.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +22,8 @@ from torch import distributed as dist
 from stratarec.distributed.failures import RollCall
 from stratarec.embedding.handle import WaitAbandoned
 from stratarec.errors import RankError, StrataError
+
+Result = TypeVar("Result")
 
 # A wait that may be given up looks again after this share of what it has waited, within limits: on few cores every look
 # is taken from whoever computes.
@@ -157,6 +162,23 @@ class Channel:
         if any(failed):
             self.raise_together(error, failed)
 
+    def together(self, work: Callable[[], Result]) -> Result:
+        """What `work` gives this rank, once it did so on every rank.
+
+        Raises
+        ------
+        RankError
+            On all ranks, as by `agree`, where it raised a `StrataError` on one of them.
+        """
+        failed: StrataError | None = None
+        try:
+            found = work()
+        except StrataError as error:
+            # Not raised yet: the others would wait here for this rank until the timeout.
+            failed = error
+        self.agree(failed)
+        return found
+
     def raise_together(self, error: StrataError | None, failed: Sequence[int]) -> NoReturn:
         """As `agree` once every rank knows which of them `failed`."""
         if self._group is None and error is not None:
@@ -192,3 +214,46 @@ class Channel:
         for rank in others:
             total += parts[rank]
         return self.exchange(total.to(dtype).repeat(self.ranks), even, even)[: flat.numel()].float()
+
+
+def reduce_gradients(
+    channel: Channel, weights: Sequence[Tensor], order: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float32, more: Sequence[Tensor] = (),
+) -> list[Tensor]:  # fmt: skip
+    """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
+
+    A weight that has no gradient on a rank counts as zeros there; weights come in the same order everywhere. See
+    `Channel.sum` for `order` and `dtype`.
+
+    Parameters
+    ----------
+    more : sequence of Tensor
+        Flat float32 that is added with them.
+
+    Returns
+    -------
+    list of Tensor
+        The sums of `more`.
+    """
+    if channel.ranks == 1 or not (weights or more):
+        return list(more)
+    flat = torch.cat([*(_flat_gradient(weight) for weight in weights), *more])
+    sizes = [each.numel() for each in (*weights, *more)]
+    parts = channel.sum(flat, order, dtype).split(sizes)  # type: ignore[no-untyped-call]
+    for weight, part in zip(weights, parts, strict=False):
+        weight.grad = part.view_as(weight)
+    return list(parts[len(weights) :])
+
+
+def average(channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None) -> None:
+    """Replace float32 values by their mean over ranks, in which this one counts for `share`; see `Channel.sum`."""
+    if channel.ranks == 1 or not values:
+        return
+    flat = torch.cat([value.reshape(-1) for value in values]).mul_(share)
+    parts = channel.sum(flat, order).split([value.numel() for value in values])  # type: ignore[no-untyped-call]
+    for value, part in zip(values, parts, strict=True):
+        value.copy_(part.view_as(value))
+
+
+def _flat_gradient(weight: Tensor) -> Tensor:
+    return torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).float()

@@ -78,7 +78,6 @@ def _interface_of(address: str) -> str:
 
 
 Result = TypeVar("Result")
-Here = TypeVar("Here")
 
 # What reading, writing or compiling may take on one rank while the others wait and see signs of life.
 _LONGEST_WORK_SECONDS = 6 * 3600.0
@@ -153,18 +152,11 @@ class Mesh:
         RankError
             On all ranks, where `work` raised a `StrataError`.
         """
-        found: object = None
-        failed: StrataError | None = None
-        if self.is_first:
-            try:
-                found = work()
-            except StrataError as error:
-                failed = error
-        self.files.agree(failed)
+        found = self.files.together(lambda: work() if self.is_first else None)
         result: Result = json.loads(self.files.gather(json.dumps(found).encode())[0])
         return result
 
-    def first_then_others(self, work: Callable[[], Here]) -> Here:
+    def first_then_others(self, work: Callable[[], Result]) -> Result:
         """Do `work` on every rank, on rank 0 before the others: what it leaves on disk is there for them.
 
         Raises
@@ -172,15 +164,12 @@ class Mesh:
         RankError
             On all ranks, where `work` raised a `StrataError` on one of them.
         """
-        done: list[Here] = []
+        done: list[Result] = []
         for turn in (True, False):
-            failed: StrataError | None = None
             if self.is_first == turn:
-                try:
-                    done.append(work())
-                except StrataError as error:
-                    failed = error
-            self.files.agree(failed)
+                done.append(self.files.together(work))
+            else:
+                self.files.agree(None)
         return done[0]
 
     @classmethod

@@ -304,7 +304,7 @@ class Engine(LookupEngine[Prepared]):
         self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
         optimizer: RowOptimizerConfig,
     ) -> None:  # fmt: skip
-        """See `EmbeddingCollection.begin_with`."""
+        """See `LookupEngine.begin_with`."""
         self.health.require()
         if not self._fresh:
             raise CheckpointError(f"these tables were trained; let new ones begin with those in {directory}")
@@ -342,7 +342,7 @@ class Engine(LookupEngine[Prepared]):
     # Accounting
 
     def bytes_by_memory(self) -> dict[str, int]:
-        """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
+        """See `LookupEngine.bytes_by_memory`."""
         total: Counter[str] = Counter(dram=self._scratch.nbytes)
         for tables, parts in self._bytes():
             files = parts.pop("home_block", 0)
@@ -352,10 +352,7 @@ class Engine(LookupEngine[Prepared]):
         return dict(total)
 
     def bytes_by_part(self) -> dict[str, int]:
-        """Of level 0, cache metadata, homes in DRAM, file space, staging buffers and workspace, as they are now.
-
-        ``outputs`` are activations, and in no memory's sum: what the largest look-up gave, and its gradient.
-        """
+        """See `LookupEngine.bytes_by_part`."""
         total: Counter[str] = Counter(workspace=self._scratch.nbytes, outputs=2 * self._output_bytes)
         for _, parts in self._bytes():
             total.update(parts)

@@ -23,7 +23,7 @@ from stratarec.embedding.cache.saved_slots import SlotRecords
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.health import Health
-from stratarec.embedding.slots import CpuSlots, SlotMemory
+from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.base import BatchClock, TableGroup
@@ -152,7 +152,7 @@ class CachedTables(TableGroup):
         rows: Indices = ids.astype(np.int64) + self.first_row[table.name]
         return rows
 
-    def copy(self, rows: Indices) -> SlotMemory:
+    def copy(self, rows: Indices) -> CpuSlots:
         """Rows of the group, distinct, as they are now, wherever they lie; changes nothing."""
         found = self.memory.like(len(rows))
         with self._moving:
