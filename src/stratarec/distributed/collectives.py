@@ -68,6 +68,7 @@ class Channel:
 
     def close(self) -> None:
         """Drop the connections, so that the others see at once that this rank is gone; ends waits that may be."""
+        # Not destroyed here: a group is made together, and `joined` ends all of them.
         self._group = None
 
     def exchange(
@@ -146,6 +147,7 @@ class Channel:
     def gather(self, content: bytes) -> list[bytes]:
         """What every rank gave, in the order of ranks, on all of them."""
         sizes = [size for (size,) in self.everyones([len(content)])]
+        # Copied, since a view of bytes cannot be written, which torch warns of.
         given = torch.from_numpy(np.frombuffer(content * self.ranks, dtype=np.uint8).copy())
         parts = self.exchange(given, [len(content)] * self.ranks, sizes).split(sizes)  # type: ignore[no-untyped-call]
         return [part.numpy().tobytes() for part in parts]
@@ -183,6 +185,7 @@ class Channel:
         """As `agree` once every rank knows which of them `failed`."""
         if self._group is None and error is not None:
             raise error
+        # Those that failed nothing take part, too: a gather is a collective.
         messages = self.gather(str(error).encode() if error is not None else b"")
         first = next(rank for rank, bad in enumerate(failed) if bad)
         raise RankError(f"rank {first}: {messages[first].decode()}") from error
@@ -204,6 +207,7 @@ class Channel:
         if self._group is None:
             return flat
         piece = -(-flat.numel() // self.ranks)
+        # As long as all pieces together: zeros at the end change no sum, and pieces stay even.
         padded = torch.zeros(piece * self.ranks, dtype=dtype)
         padded[: flat.numel()] = flat
         even = [piece] * self.ranks
@@ -211,6 +215,7 @@ class Channel:
         first, *others = range(self.ranks) if order is None else order
         total = parts[first].float()
         total = total.clone() if dtype == torch.float32 else total
+        # One after another, never as a tree: the order is part of the bits.
         for rank in others:
             total += parts[rank]
         return self.exchange(total.to(dtype).repeat(self.ranks), even, even)[: flat.numel()].float()

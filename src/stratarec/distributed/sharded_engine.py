@@ -133,6 +133,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         own: Prepared | None = None
         failed: StrataError | None = None
         try:
+            # Whether a batch fits differs from rank to rank; who could train must not wait for one that cannot.
             own = prepare(self.own, dispatched.own) if self.own else None
         except StrataError as error:
             failed = error
@@ -142,11 +143,13 @@ class SharedEngine(LookupEngine[SharedBatch]):
         except BaseException:
             batch.release()
             raise
+        # After all agreed: a batch that one rank refused counts on none, or noise of wires would differ.
         self.batches += 1
         return batch
 
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
+        # Between ids and rows only this rank's own tables are asked, so no rank waits for another here.
         found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
         self._sum_hot_rows()
         return self._exchange.combine(found, prepared.dispatched)
@@ -168,6 +171,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         if self.own and prepared.own:
             self.own.update(prepared.own, own_pooled, own_rows, None)
         else:
+            # A rank without tables has no engine that counts; schedules are the same on all.
             self.course.step += 1
 
     # Tables by name
@@ -189,6 +193,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         channel = self.mesh.files
         self._give_owners()
         mine = channel.together(lambda: self.own.save(directory, previous, self.mesh.rank) if self.own else {})
+        # Every rank gets the whole manifest, for the checks of loading; only the first writes it down.
         parts = [json.loads(content) for content in channel.gather(json.dumps(mine).encode())]
         found: dict[str, Any] = next(part for part in parts if part)
         return {**found, "groups": [group for part in parts if part for group in part["groups"]]}
@@ -218,8 +223,12 @@ class SharedEngine(LookupEngine[SharedBatch]):
         optimizer: RowOptimizerConfig,
     ) -> None:  # fmt: skip
         """See `EmbeddingCollection.begin_with`: every rank takes its own rows."""
-        own = self.own
-        self.mesh.files.together(lambda: own and own.begin_with(directory, manifest, moved, seed, optimizer))
+
+        def begun() -> None:
+            if self.own:
+                self.own.begin_with(directory, manifest, moved, seed, optimizer)
+
+        self.mesh.files.together(begun)
         self._take_copies()
 
     # Hot rows
@@ -251,6 +260,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
             if self.own and table.name in self.replicas.first:
                 rows, copies = self.replicas.owned(self.sharding, table.name, self.mesh.rank)
                 group = self.own.tables_of(table.name)
+                # Straight into slots: what a rank owns of hot rows never leaves level 0 (`_own_tiers`).
                 places = np.arange(len(rows), dtype=np.int64)
                 group.put(rows + group.first_row[table.name], copies, places, self.batches)
         self._older = False
@@ -260,6 +270,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         self._older = False
         if self.replicas is None:
             return
+        # Sums of steps after the checkpoint, or of tables that are no more.
         self.replicas.pending = None
         for name, first, last in self.replicas.parts:
             found = self.tables_of(name).part(name, first, last)

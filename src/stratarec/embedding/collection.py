@@ -117,6 +117,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
             return self._named(features, *engine.read(features))
         inputs = (self._anchor, features.weights, prepared, engine)
         found = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
+        # No backward pass will come that lets the rows go.
         if not training:
             prepared.release()
         return self._named(features, *found)
@@ -126,6 +127,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         values, size, sequences = dict(zip(engine.row_order, rows, strict=True)), features.batch_size, {}
         for key in engine.sequence_keys:
             place = features.keys.index(key)
+            # Rows of a feature are handed out from its own first one, as values of a tensor of its own.
             offsets = features.bag_offsets()[place * size : (place + 1) * size + 1]
             sequences[key] = JaggedTensor(values=values[key], offsets=offsets - offsets[0])
         return Embeddings(pooled=pooled, pooled_keys=engine.pooled_keys, dims=engine.dims, sequences=sequences)
@@ -286,7 +288,9 @@ class FusedLookup(torch.autograd.Function):
     def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, ...]:
         prepared: Handle = ctx.prepared
         weights = prepared.features.weights
+        # A pass over all ids, and only where somebody asked for it: rows are trained, and the anchor is a constant.
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
+        # Under autocast gradients come as bfloat16; an expanded one, as of a sum, has strides of 0.
         rows = tuple(part.float().contiguous() for part in rows)
         ctx.engine.update(prepared, pooled.float().contiguous(), rows, gradient)
         return None, gradient, None, None

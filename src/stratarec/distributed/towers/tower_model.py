@@ -116,6 +116,7 @@ class DisaggregatedModel(CTRModel):
         channels = (self._peers.ids, self._mesh.ids) if ahead else (self._peers.rows, self._mesh.rows)
         parts = [TowerRequest.of(part) for part in send_requests(mine, failed, *channels, self._ranks, stopped)]
         found = join(parts, self._requests.streams[self._peers.rank])
+        # In the request, which travels with the batch: the thread that trains finds it there.
         request.arrived.append(Arrived(found, [part.samples for part in parts]))
         return found.features
 
@@ -163,6 +164,7 @@ def gather_towers(model: CTRModel, optimizer: torch.optim.Optimizer, mesh: Mesh)
         for name, weight in model.network.towers[mesh.between.rank].named_parameters():
             mine[f"weight/{name}"] = weight.detach()
             mine |= {f"{key}/{name}": value for key, value in optimizer.state[weight].items()}
+    # Ranks of a host have the same tower, so the first of each speaks.
     contents = mesh.files.gather(safetensors.torch.save(mine) if mine else b"")
     others = [content for rank, content in enumerate(contents) if not rank % mesh.inside.ranks]
     for host, (tower, content) in enumerate(zip(model.network.each, others, strict=True)):

@@ -100,6 +100,7 @@ class Mover(ABC):
     def _place(self, fetched: Fetched, places: Indices, memory: CpuSlots) -> None:
         """Records, or the initial values of rows that have none, into slots of `memory`."""
         memory.decode(self.codec, fetched.records, places, fetched.incoming.slots)
+        # A row that was never written has no record: its initial value follows from (seed, table, row).
         if not fetched.present.all():
             memory.initialize(self._directory.layout, fetched.incoming, ~fetched.present)
 

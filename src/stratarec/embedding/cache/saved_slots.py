@@ -48,7 +48,7 @@ class SlotRecords:
         Parameters
         ----------
         settled : int
-            As in `Tables.save`.
+            As in `TableGroup.save`.
         """
         folder = directory / _FOLDER
         folder.mkdir()

@@ -1,7 +1,7 @@
 """Tables of one width that share kernel calls: what the engine asks of them, wherever their rows are at home.
 
 There are two kinds: `ResidentTables` lie whole in level 0, `CachedTables` pass through the slots of a cache. Both pool
-from a `CpuSlots` and are updated there, by the same kernels.
+from `CpuSlots` and are updated there, by the same kernels: these see slots and know no difference.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class TableGroup(ABC):
         First output column of each pooled feature.
     first_slot, slots : sequence of int
         Where each table starts in `memory`, and how many slots it has.
-    course : Course
+    course : StepClock
         The steps that rows catch up with.
     """
 
@@ -159,6 +159,7 @@ class TableGroup(ABC):
         rows = []
         for feature in self._sequences:
             first, last = bags.span(int(feature))
+            # Recycled, not zeroed: every row is written, or `check` raises.
             gathered = RECYCLER.empty(last - first, self.width)
             self.check(bags, memory.gather(layout, bags, int(feature), gathered))
             rows.append(gathered)

@@ -82,6 +82,7 @@ class CachedTables(TableGroup):
         """See `TableGroup.stage`."""
         stuck = self._bring_in(bags, out, moment, moment.horizon)
         if stuck >= 0 and moment.horizon < moment.stamp:
+            # What was moved so far stays: it is needed, and the second pass finds it in its slots.
             moment.make_room()
             stuck = self._bring_in(bags, out, moment, moment.stamp)
         if stuck >= 0:
@@ -160,6 +161,7 @@ class CachedTables(TableGroup):
             slots = self.directory.locate(rows)
             here, away = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
             found.write(here, self.memory.read(slots[here]), np.arange(len(here), dtype=np.int64))
+            # One that no slot holds is read where it lies, and stays there: evaluation moves nothing.
             if len(away):
                 moves = self.directory.moves_of(rows[away], away)
                 self.mover.copy(moves, found)
