@@ -66,7 +66,7 @@ def train(mesh: Mesh, made: Recipe, resume: bool = False, earlier: Path | None =
         "losses": trainer.position.losses,
         "evaluations": [settled(point) for point in trainer.position.evaluations],
         "test": settled(result["test"]),
-        "cached": len(trainer.model.embeddings.tiers.tables),
+        "cached": len(trainer.model.embeddings.engine.tiers.tables),
     }
 
 

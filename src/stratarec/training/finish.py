@@ -55,8 +55,8 @@ class Ending:
             "checkpoint": path.name,
             "steps": position.step,
             "samples_per_second": position.speed,
-            "table_bytes": round(self._sum(self.model.embeddings.nbytes)),
-            "output_bytes": round(self._sum(self.model.embeddings.bytes_by_part().get("outputs", 0))),
+            "table_bytes": round(self._sum(self.model.embeddings.engine.nbytes)),
+            "output_bytes": round(self._sum(self.model.embeddings.engine.bytes_by_part().get("outputs", 0))),
             "memory": self._memory(),
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
         }
@@ -120,7 +120,7 @@ class Ending:
 
     def _used(self) -> dict[Memory, int]:
         """Bytes of this rank in every memory."""
-        found = self.model.embeddings.bytes_by_memory()
+        found = self.model.embeddings.engine.bytes_by_memory()
         return {name: found.get(name, 0) for name in MEMORIES}
 
     def _memory(self) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.checkpoint import checkpoint
-from stratarec.training.distributed import Peers, SharedStages, Together
+from stratarec.training.distributed import SharedStages, Together
 from stratarec.training.evaluation.curves import Curves
 from stratarec.training.evaluation.validation import Validation, Watch, nobody
 from stratarec.training.finish import Ending
@@ -156,7 +156,7 @@ class Trainer:
         given = (self.model, self.optimizer, self.config, self.loader)
         if self._together is None:
             return Stages(*given)
-        exchange = Peers(self.model) if isinstance(self.model, DisaggregatedModel) else None
+        exchange = self.model if isinstance(self.model, DisaggregatedModel) else None
         return SharedStages(self.mesh, *given, exchange=exchange, reduction=self._together)
 
     @property

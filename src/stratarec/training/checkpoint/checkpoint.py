@@ -118,10 +118,10 @@ class Checkpoint:
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
     def begin(self, model: CTRModel, moved: Mapping[str, Renumbering], seed: int, rows: RowOptimizerConfig) -> None:
-        """Give network and tables to a `model` that begins with them; see `EmbeddingCollection.begin_with`."""
+        """Give network and tables to a `model` that begins with them; see `LookupEngine.begin_with`."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
-        model.embeddings.begin_with(self.path / "tables", self.state["tables"], moved, seed, rows)
+        model.embeddings.engine.begin_with(self.path / "tables", self.state["tables"], moved, seed, rows)
 
 
 def load(path: Path) -> Checkpoint:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.towers.tower_state import gather_towers
+from stratarec.distributed.towers.tower_model import gather_towers
 from stratarec.models import CTRModel
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.checkpoint import checkpoint
