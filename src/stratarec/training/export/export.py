@@ -15,7 +15,6 @@ from typing import Any
 import pydantic
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.manifest import ids_of
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
 from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory
@@ -154,6 +153,6 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
         shutil.copyfile(source, folder / path)
         if file_hash(folder / path) != info.hash:
             raise DatasetError(f"{source} is damaged: its hash does not match; prepare the data again")
-        ids = ids_of(read_vocabulary(folder / path, info, str(source)))
+        ids = read_vocabulary(folder / path, info, str(source)).ids
         found[name] = ExportedVocabulary(**vars(ids), path=path)
     return found
