@@ -25,9 +25,9 @@ from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfi
 from stratarec.data.user_history import Events
 from stratarec.errors import DataError
 from stratarec.models.base import autocast
+from stratarec.models.metrics import Metrics, evaluate_labels
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
-from stratarec.training.evaluation.metrics import Metrics, evaluate_labels
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192

@@ -9,6 +9,7 @@ import pydantic
 
 from stratarec.embedding.checkpoint.tables_manifest import TablesManifest
 from stratarec.io.sealed import Count, Hash, Model
+from stratarec.models.metrics import WATCHED
 
 FORMAT: Literal[6] = 6
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
@@ -30,8 +31,6 @@ class ReliabilityBin(Model):
 Bins = tuple[ReliabilityBin, ...]
 Figures = dict[str, int | float | Bins | None]
 Evaluation = dict[str, bool | int | float | Bins | dict[str, Figures] | None]
-# Figures that are read again: by early stopping, and to be shown.
-_NEEDED = ("auc", "log_loss")
 
 
 class VocabularyInput(Model):
@@ -96,7 +95,7 @@ class PositionState(Model):
             labels = entry.get("labels", {})
             each: tuple[Mapping[str, object], ...] = tuple(labels.values()) if isinstance(labels, dict) else ({},)
             for figures in (entry, *each):
-                lost = [name for name in _NEEDED if isinstance(figures.get(name, True), bool | dict | tuple)]
+                lost = [name for name in WATCHED if isinstance(figures.get(name, True), bool | dict | tuple)]
                 if lost:
                     raise ValueError(f"the evaluation of step {step} lacks {lost[0]}")
         return value

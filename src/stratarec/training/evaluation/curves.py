@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratarec.models import CTRModel
+from stratarec.models.metrics import METRICS
 from stratarec.progress import Progress
-from stratarec.reporting.metric_names import LABELS
 from stratarec.training.steps.position import Position
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Curves:
     def validation(self, entry: Mapping[str, Any]) -> None:
         """The metrics of an evaluation, as `Position.evaluations` has it."""
         for label, figures in entry.get("labels", {"": entry}).items():
-            for name in LABELS:
+            for name in METRICS:
                 if figures[name] is not None:
                     self._add(f"valid/{label}/{name}" if label else f"valid/{name}", figures[name], entry["step"])
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
+from stratarec.models.metrics import METRICS, WATCHED, figures
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.reporting.metric_names import LABELS, by_label, show
+from stratarec.reporting.metric_names import by_label, show
 from stratarec.training.evaluation.curves import Curves
 from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.evaluation.metrics import figures
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Evaluation, Position, best, is_over
 from stratarec.training.steps.weight_average import Averaging
@@ -74,7 +74,7 @@ class Validation:
         entry = {"step": position.step, **found, **({"closing": True} if closing else {})}
         position.noted(entry, stopping)
         for label, each in by_label("validation", found):
-            shown = (f"{LABELS[name]} {show(each[name], 5)}" for name in ("auc", "log_loss"))
+            shown = (f"{METRICS[name].label} {show(each[name], 5)}" for name in WATCHED)
             self.progress.say(f"step {position.step}: {label} {', '.join(shown)}")
         curves.validation(entry)
         self.evaluated()

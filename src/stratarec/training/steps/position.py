@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stratarec.models.metrics import goodness
 from stratarec.recipe.train_section import EarlyStoppingConfig, PlateauConfig
 
 Evaluation = Mapping[str, Any]
@@ -122,5 +123,5 @@ def rate_factor(evaluations: Sequence[Evaluation], config: PlateauConfig) -> flo
 
 
 def _goodness(entry: Evaluation, config: EarlyStoppingConfig | PlateauConfig) -> float:
-    value = math.nan if entry[config.metric] is None else float(entry[config.metric])
-    return value if config.metric == "auc" else -value
+    value = entry[config.metric]
+    return math.nan if value is None else goodness(config.metric, float(value))
