@@ -23,7 +23,7 @@ from stratarec.embedding.codecs import CodecConfig
 from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.evaluation.evaluate import evaluate_split
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import new_model, new_plan, open_run

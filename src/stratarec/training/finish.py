@@ -19,7 +19,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
-from stratarec.training.run.run_files import write_result
+from stratarec.training.run.run_directory import write_result
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Position
 from stratarec.training.torch_settings import peak_rss_bytes

@@ -12,8 +12,8 @@ from stratarec.models.metrics import METRICS
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.checkpoint import checkpoint
-from stratarec.training.run.run_files import read_recipe
+from stratarec.training import checkpoint
+from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.position import Position
 
 

@@ -21,8 +21,7 @@ from stratarec.models.base import build_tables
 from stratarec.planning.table_load import describe_tables
 from stratarec.planning.towers.bounds import Item, TowerBounds, check_bounds, tied_items
 from stratarec.planning.towers.interaction import feature_keys, measure
-from stratarec.planning.towers.partitioner import partition
-from stratarec.planning.towers.tower_plan import TowerPlan
+from stratarec.planning.towers.partitioner import TowerPlan, partition
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.run.open_run import new_plan, open_run, run_steps, temporary_model

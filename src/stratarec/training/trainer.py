@@ -28,17 +28,24 @@ from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.distributed import Peers, SharedStages, Together
-from stratarec.training.evaluation.curves import Curves
-from stratarec.training.evaluation.validation import Validation, Watch, nobody
+from stratarec.training.evaluation.validation import Curves, Validation, Watch, nobody
 from stratarec.training.finish import Ending
 from stratarec.training.loop import Loop
 from stratarec.training.preflight import check_average, check_validation, exchange_remarks, remarks, take_up
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, with_length
-from stratarec.training.run.run_directory import RUN, RunDirectory, opened
-from stratarec.training.run.run_files import Result, read_plan, read_result, write_plan, write_recipe
+from stratarec.training.run.run_directory import (
+    RUN,
+    Result,
+    RunDirectory,
+    opened,
+    read_plan,
+    read_result,
+    write_plan,
+    write_recipe,
+)
 from stratarec.training.run.warm_start import Beginning, beginning
 from stratarec.training.steps.cadence import Cadence, StopRequest
 from stratarec.training.steps.hot_batches import hot_loader

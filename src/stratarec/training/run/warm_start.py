@@ -24,9 +24,9 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models import CTRModel
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.run.open_run import hold_chosen, require_run
-from stratarec.training.run.run_files import read_recipe
+from stratarec.training.run.run_directory import read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)

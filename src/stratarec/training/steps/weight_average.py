@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.recipe.train_section import AverageConfig
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 
 # The average of the first steps forgets the initial weights as fast as that of few values may.
 _START = 10
