@@ -5,6 +5,10 @@ step-00001000/
     optimizer.safetensors  state of the dense optimizer, torch's random state, and weights that are averaged
     tables/                rows of the tables with their optimizer state; what is old is linked from the last one
     state.json             position, progress, what model and data it is of, and the hashes of all files
+
+It is written under a temporary name, synced and renamed. It names the model, the optimizers, the inputs and the data
+set that it is of; resuming under others is refused. Of several ranks each writes its groups of tables, with the rows of
+the whole table that they are: other ranks, tiers or codecs take rows over by table and row.
 """
 
 from __future__ import annotations

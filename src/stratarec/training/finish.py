@@ -1,4 +1,7 @@
-"""The end of a run: its one test, its result and its report."""
+"""The end of a run: its one test, its result and its report.
+
+The test split is evaluated once, on the last weights, or on the best by validation where early stopping is on.
+"""
 
 from __future__ import annotations
 

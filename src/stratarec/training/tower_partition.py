@@ -1,6 +1,7 @@
 """Towers for a recipe: its features' interactions, from a run or a short probe, and the partition by them.
 
-A probe trains the recipe's model without towers for some steps and leaves nothing behind: no run, no checkpoint.
+A probe trains the recipe's model without towers for some steps and leaves nothing behind: no run, no checkpoint. It is
+asked about samples of the validation split, which it does not know by heart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,12 @@
 """Trains a model: steps, evaluations, checkpoints, early stopping, one final test.
 
 A run is a function of its recipe and data: resumed from any checkpoint it ends with the same bits as uninterrupted.
+
+It is validated every `eval_every` steps or at the end of each epoch, and always when it ends; that closing evaluation
+is marked, and a run that is resumed with a greater length goes on without it, as one that had that length from the
+beginning. Until the longer run has a result, the earlier one keeps its checkpoint. A length that asks for nothing more
+is refused, and the run's recipe stays as it was. SIGINT and SIGTERM end a step, an evaluation or the final test at the
+next batch, with a checkpoint; what was not evaluated is evaluated by the next start.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ OUT/
 Values are suggested by tree-structured Parzen estimators (Bergstra et al. 2011), trials are ended early by the median
 rule (Golovin et al. 2017), both Optuna's. The first trial has the recipe's own values. What a trial is depends on the
 seed and on what was tried before it, so a study that was stopped goes on as if it had not been.
+
+The data set is opened without the files of its test split, so that no mistake further up can read them. Trials are
+compared by ``train.early_stopping.metric`` at the checkpoint that a run would test; while they train, at their n-th
+evaluation, and where batches differ in size ``eval_every`` counts as many samples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which sparse features share a tower (Disaggregated Multi-Tower, arXiv 2403.00877, its partitioner).
 
 Items that interact strongly come into one tower: interactions become distances, distances points, and points balanced
-clusters.
+clusters. Bounds on features, bytes and lookups hold at once, lookups as even as the tightest of a series of bounds that
+can be met.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""How far a run has come, and what its evaluations say about going on."""
+"""How far a run has come, and what its evaluations say about going on.
+
+Whether early stopping is over, which checkpoint is best, and how far learning rates have fallen on a plateau are
+functions of the evaluations alone, which every checkpoint and every rank has: there is no other state.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
     average    what evaluations, the test, predictions and exports see
 
 The average has more effect the noisier the steps are: Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv 1803.05407.
-Rows of tables are not averaged.
+Rows of tables are not averaged. In checkpoints the network's file has the average, so whoever opens a run need know
+nothing of it.
 """
 
 from __future__ import annotations
