@@ -1,6 +1,9 @@
 """One run by several processes: tables over ranks, a part of every batch each, and all decisions taken together.
 
-What several processes of a run do between the stages of a step: sums and agreement, and how long one waits for others.
+What several processes of a run do between the stages of a step: sums, agreement, and requests to peers. All sums are
+taken here, in float32 and in the order of ranks, whatever they travel in: gloo's own reductions add in another order,
+and DDP's buckets change after a resume. Losses are divided by the samples, or weights, of all ranks; a share without
+samples still asks for nothing and answers all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A trained model written for use elsewhere; `serving.manifest` says what an export is.
+"""A trained model written for use elsewhere; `serving.export_manifest` says what an export is.
 
-By default it is data alone: configuration, weights, tables, vocabularies. `program.pt2`, on request, is the network as
-`torch.export` wrote it, for use without StrataRec. Whoever opens such a file with torch runs what its writer put in,
-since torch unpickles parts of it: open only those that you made. `stratarec.Scorer` never does.
+By default it is data alone: configuration, weights, tables in the codec that they rest in, vocabularies. `program.pt2`,
+on request, is the network as `torch.export` wrote it, for use without StrataRec. Whoever opens such a file with torch
+runs what its writer put in, since torch unpickles parts of it: open only those that you made. `stratarec.Scorer` never
+does.
 """
 
 from __future__ import annotations
