@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,15 @@ def test_the_documentation_gives_the_range_of_every_requirement() -> None:
     assert {name: SpecifierSet(text) for name, text in documented.items()} == {
         each.name: each.specifier for each in (*NEEDED, *OWN)
     }
+
+
+def test_the_map_of_the_house_names_files_that_stand() -> None:
+    """Also by the end of their paths, as where a drawing has named the folder before."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")]
+    named = set(re.findall(r"(?<![\w>*/])\w[\w/]*\.py\b", text.replace("tests/test_architecture.py", "")))
+    assert len(named) > 80
+    assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+    lines = text.splitlines()
+    assert len(lines) <= 250
+    assert max(map(len, lines)) <= 100

@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 # Loaded when first used: importing the package alone must not cost what torch costs.
 _HOMES = {
-    "Batch": "batch",
-    "Dataset": "data.dataset",
+    "Batch": "batch.batch",
+    "Dataset": "data.dataset.dataset",
     "EmbeddingBagConfig": "embedding",
-    "InverseJagged": "inverse",
-    "JaggedTensor": "jagged",
-    "KeyedJagged": "jagged",
-    "Loader": "data.loader",
-    "LoaderConfig": "data.loader",
-    "PrepareConfig": "data.prepare_config",
+    "InverseJagged": "batch.inverse",
+    "JaggedTensor": "batch.jagged",
+    "KeyedJagged": "batch.jagged",
+    "Loader": "data.loading.loader",
+    "LoaderConfig": "data.loading.loader",
+    "PrepareConfig": "data.prepare.config",
     "Recipe": "recipe",
     "RowOptimizerConfig": "embedding",
     "Scorer": "serving.scorer",
     "StrataError": "errors",
     "TieredEmbeddingBagCollection": "embedding",
     "Trainer": "training.trainer",
-    "prepare": "data.prepare",
+    "prepare": "data.prepare.prepare",
 }
 __all__ = sorted(_HOMES)  # noqa: PLE0605
 
