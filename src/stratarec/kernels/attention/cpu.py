@@ -71,6 +71,7 @@ def sum_to_samples(member, lanes, whole, counter, pairs, term, left, events, out
         if begin >= len(first):
             break
         for b in range(begin, min(begin + tile, len(first))):
+            # Blocks outside, pairs inside: a block of the sum stays in one register over all pairs.
             for block in range(U(0), D, U(lanes)):
                 found = broadcast(np.float32(0.0), lanes)
                 source = U(first[b]) * D + block
@@ -93,6 +94,8 @@ def sum_to_events(member, lanes, whole, counter, pairs, term, left, samples, out
         high = min(low + tile, events)
         for place in range(U(low) * D, U(high) * D, U(lanes)):
             store(out, place, broadcast(np.float32(0.0), lanes))
+        # All samples for every tile: windows overlap, so an event has pairs anywhere. What a sample adds to the tile is
+        # found without looking at its pairs, and samples are met in ascending order, which fixes the bits.
         for b in range(len(first)):
             begin, end = max(first[b], low), min(first[b] + offsets[b + 1] - offsets[b], high)
             if begin >= end:

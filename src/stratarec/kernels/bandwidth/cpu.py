@@ -13,6 +13,7 @@ _AHEAD = 16
 _pread = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, types.uintp, types.int64))
 
 
+# Any order of additions: in the given one their chain, not memory, would be what is measured.
 @njit(nogil=True, cache=True, parallel=True, fastmath=True)
 def sum_parts(values, out):
     """``out[c]`` = sum of part c of `values`, of len(out) equal parts."""

@@ -17,6 +17,8 @@ from numba import njit, types
 REQUEST_WORDS, EVENT_WORDS = 8, 4
 U = np.uint64
 
+# Random reads of 4 KiB: 32 threads gave 60 to 83 thousand a second at 8 to 10 us of processor time each, one thread
+# with 128 under way 56 to 92 thousand at 3.2 to 5.
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 _SETUP, _DESTROY, _GETEVENTS, _SUBMIT = _NUMBERS.get(platform.machine(), (0, 0, 0, 0))
 _AVAILABLE = sys.platform == "linux" and platform.machine() in _NUMBERS

@@ -192,7 +192,7 @@ class StageWorkspace:
         self.order = np.argsort(-lookups, kind="stable")
         self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(np.int64)
         if not self.arrays or len(self.arrays["pending"]) < self.room[-1]:
-            # In the order of `cpu.Lists`.
+            # In the order of `cpu.StageLists`.
             names = ("pending", "in_row", "in_slot", "in_victim", "out_row", "out_slot")
             self.arrays = {name: np.empty(int(self.room[-1] * 1.25), dtype=np.int64) for name in names}
         return self.arrays

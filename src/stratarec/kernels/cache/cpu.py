@@ -73,14 +73,16 @@ class State(NamedTuple):
     reach: NDArray[np.int64]
 
 
-class Moment(NamedTuple):
+# Stamps against a horizon, not counters of pins that a backward pass releases: with those, what may go, and so
+# rounding, depended on how far a batch had come.
+class BatchStamps(NamedTuple):
     """The stamp of the batch, and the first stamp of slots that are in use."""
 
     batch: int
     horizon: int
 
 
-class Lists(NamedTuple):
+class StageLists(NamedTuple):
     """What moves. Those of table t start at ``room[t]``; tables are taken in `order`, the longest first."""
 
     room: NDArray[np.int64]
@@ -93,7 +95,7 @@ class Lists(NamedTuple):
     out_slot: NDArray[np.int64]
 
 
-class Entering(NamedTuple):
+class Arrivals(NamedTuple):
     """One table's share of the lists of rows that come in."""
 
     row: NDArray[np.int64]
@@ -209,6 +211,7 @@ def victim(state, first, ways, policy, horizon):
 def touch(slot, batch, state, policy):
     """Note that `batch` uses the slot."""
     if policy == LFU:
+        # Once a batch, however often it looks the row up: else one batch full of an id would keep its row for long.
         state.counts[slot] += np.uint32(state.stamps[slot] != batch and state.counts[slot] < np.uint32(0xFFFFFFFF))
     state.stamps[slot] = batch
 
@@ -244,21 +247,22 @@ def find_rows(t, lookups, places, area, state, batch, out, pending):
 
 
 @njit(**BODY)
-def release_overflow(area, state, moment, out_row, out_slot, listed):
+def release_overflow(area, state, stamps, out_row, out_slot, listed):
     """Empty the overflow slots that are no longer in use, adding to a list. Returns (listed, whether any row stays)."""
     stay = False
     first = area.start + area.sets * area.ways
     for slot in range(U(first), U(first + area.overflow_sets * area.ways)):
         if state.tags[slot] == 0:
             continue
-        if state.stamps[slot] >= moment.horizon:
+        # A batch in flight reads this slot.
+        if state.stamps[slot] >= stamps.horizon:
             stay = True
             continue
         out_row[U(listed)] = state.tags[slot] - 1
         out_slot[U(listed)] = slot
         state.tags[slot] = 0
         # An emptied slot is stamped, too: a checkpoint that is told only what changed must hear of it.
-        state.stamps[slot] = moment.batch
+        state.stamps[slot] = stamps.batch
         listed += 1
     return listed, stay
 
@@ -280,7 +284,7 @@ def admit(row, area, state, policy, horizon):
 
 
 @njit(**BODY)
-def bring_in(pending, values, area, reach, policy, state, moment, out, entering, rows_in):
+def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals, rows_in):
     """Give every pending id a slot, adding to the list of rows that come in and the rows whose slots they take.
 
     Returns (rows in, victims, reach of the overflow area, ids that found no room).
@@ -294,25 +298,25 @@ def bring_in(pending, values, area, reach, policy, state, moment, out, entering,
         # Again: an id before it in the list may be the same row, which has come in by now.
         slot = find_slot(state.tags, area, row, reach)
         if slot < 0:
-            slot, searched = admit(row, area, state, policy, moment.horizon)
+            slot, searched = admit(row, area, state, policy, stamps.horizon)
             if slot < 0:
                 stuck += 1
                 continue
             reach = max(reach, np.int64(searched))
-            entering.row[U(rows_in)] = row
-            entering.slot[U(rows_in)] = slot
-            entering.victim[U(rows_in)] = state.tags[U(slot)] - 1
+            arrivals.row[U(rows_in)] = row
+            arrivals.slot[U(rows_in)] = slot
+            arrivals.victim[U(rows_in)] = state.tags[U(slot)] - 1
             victims += state.tags[U(slot)] != 0
             rows_in += 1
             state.tags[U(slot)] = np.int32(row + 1)
-            state.stamps[U(slot)] = moment.batch
+            state.stamps[U(slot)] = stamps.batch
             state.counts[U(slot) if policy == LFU else U(0)] = np.uint32(1)
         out[i] = slot - area.start
     return rows_in, victims, reach, stuck
 
 
 @njit(**BODY)
-def stage_tables(member, counter, lookups, places, state, moment, lists, found, out):
+def stage_tables(member, counter, lookups, places, state, stamps, lists, found, out):
     """Bring every row of the batch into its table's slots and write slots, relative to the table's first, to `out`.
 
     Entries of `found` count what the lists have; ids without room are `stuck`, and nothing of a table with a bad id
@@ -322,32 +326,34 @@ def stage_tables(member, counter, lookups, places, state, moment, lists, found, 
         task = take(counter)
         if task >= len(lists.order):
             return
+        # The longest first: begun last it would keep the whole team waiting.
         t = lists.order[U(task)]
         area, begin, end = area_of(places, t), lists.room[t], lists.room[t + 1]
+        # The distinct ids are not found first: a repeated one finds the row that the first brought in.
         waiting = lists.pending[begin:end]
-        misses, found.bad[t] = find_rows(t, lookups, places, area, state, moment.batch, out, waiting)
+        misses, found.bad[t] = find_rows(t, lookups, places, area, state, stamps.batch, out, waiting)
         if found.bad[t] >= 0:
             continue
         if state.reach[t]:
             found.released[t], stay = release_overflow(
-                area, state, moment, lists.out_row[begin:end], lists.out_slot[begin:end], found.released[t]
+                area, state, stamps, lists.out_row[begin:end], lists.out_slot[begin:end], found.released[t]
             )
             state.reach[t] *= stay
-        entering = Entering(lists.in_row[begin:end], lists.in_slot[begin:end], lists.in_victim[begin:end])
+        arrivals = Arrivals(lists.in_row[begin:end], lists.in_slot[begin:end], lists.in_victim[begin:end])
         found.rows_in[t], replaced, state.reach[t], found.stuck[t] = bring_in(
-            waiting[:misses], lookups.bags.values, area, state.reach[t], places.policy, state, moment, out, entering,
+            waiting[:misses], lookups.bags.values, area, state.reach[t], places.policy, state, stamps, out, arrivals,
             found.rows_in[t],
         )  # fmt: skip
         found.victims[t] += replaced
 
 
 @njit(nogil=True, cache=True)
-def stage(team, lookups, places, state, moment, lists, found, out):
+def stage(team, lookups, places, state, stamps, lists, found, out):
     """`stage_tables` by a team. Plain tuples come in: unpacking a named one takes twice as long."""
     bags, key, table_start, table_features = lookups
     given = (
         np.zeros(1, np.int64), Lookups(Bags(*bags), key, table_start, table_features), Places(*places), State(*state),
-        Moment(*moment), Lists(*lists), Found(*found), out,
+        BatchStamps(*stamps), StageLists(*lists), Found(*found), out,
     )  # fmt: skip
     run_team(team, stage_tables, given)
 
@@ -361,6 +367,7 @@ def compact(room, count, lists, first_row, noise, total, moves):
     total = U(total)
     row, slot = lists
     group_row, group_slot, table, noise_key = moves
+    # One thread, tables in order: the list is the same whoever staged which table.
     for t in range(len(count)):
         for i in range(U(room[t]), U(room[t] + count[t])):
             if row[i] >= 0:

@@ -79,6 +79,7 @@ class Lookback:
 
     def _make_room(self, clicks: int, now: int) -> None:
         """Fit the tables to what is alive and what `clicks` more can add, at most half full."""
+        # Made anew at every call: keys whose count fell to 0 stay until then, since an emptied slot would cut chains.
         each = cpu.LONG_KEYS + cpu.SHORT_KEYS + 1 + self._contexts
         size = _size(int(np.count_nonzero(self._counts)) + clicks * each)
         keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int32)

@@ -150,6 +150,7 @@ def scan(clicks, shown, spans, fresh, short, long, tables, out):
     missing = np.float32(np.nan)
     for n in range(rounds + 1):
         # The last round is there to count the clicks that no later one of this call has counted.
+        # Strictly before: a click must not count for what is shown with it.
         while high < rounds and (n == rounds or times[high] < times[n]):
             user, item, now = users[high], items[high], times[high]
             long_low = _expire(long, long_low, long.start + high, now - spans.memory, keys, counts)

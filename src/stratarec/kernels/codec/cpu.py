@@ -1,6 +1,6 @@
 """Numba bodies that encode and decode rows: the kinds' own functions, chosen a row at a time, and what is around them.
 
-`form` is a `Form`; slots are those of a level of which `weights`, `row_state`, `full_state` and `clock` are the arrays.
+`form` is a `Form`; slots are those of a `level`: weights, row state, full state and clocks.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def prefetch_lines(array, first, count, line):
 
 
 @njit(**BODY)
-def prefetch_slot(form, weights, row_state, full_state, clock, slot):
+def prefetch_slot(form, level, slot):
+    weights, row_state, full_state, clock = level
     D = U(form.width)
     prefetch_lines(weights, slot * D, D, U(16))
     if form.row_state:
@@ -100,8 +101,9 @@ def prefetch_slot(form, weights, row_state, full_state, clock, slot):
 
 
 @njit(**BODY)
-def encode_row(form, weights, row_state, full_state, clock, slot, records, at, key, write_key):
+def encode_row(form, level, slot, records, at, key, write_key):
     """Encode a slot into the record whose first byte is `at`, returning whether the codec can hold it."""
+    weights, row_state, full_state, clock = level
     D, full = U(form.width), U(form.full_state) * U(form.width)
     base = mix(key ^ write_key)
     held = encode_weights(form, weights, slot * D, records, at, base)
@@ -117,8 +119,9 @@ def encode_row(form, weights, row_state, full_state, clock, slot, records, at, k
 
 
 @njit(**BODY)
-def decode_row(form, records, at, weights, row_state, full_state, clock, slot):
+def decode_row(form, records, at, level, slot):
     """Decode the record whose first byte is `at` into a slot."""
+    weights, row_state, full_state, clock = level
     D, full = U(form.width), U(form.full_state) * U(form.width)
     decode_weights(form, weights, slot * D, records, at)
     if form.row_state:
@@ -138,7 +141,6 @@ def write_key_of(write):
 @njit(**BODY)
 def encode_chunks(member, counter, form, level, slots, records, places, keys, write, bad):
     """Encode slots[i] into the record places[i] of flat `records`; ``bad[chunk]`` is the first entry refused."""
-    weights, row_state, full_state, clock = level
     count, chunks, size, write_key = len(slots), len(bad), U(form.record_bytes), write_key_of(write)
     while True:
         chunk = take(counter)
@@ -147,10 +149,11 @@ def encode_chunks(member, counter, form, level, slots, records, places, keys, wr
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
-            prefetch_slot(form, weights, row_state, full_state, clock, U(slots[j]))
+            prefetch_slot(form, level, U(slots[j]))
             prefetch_lines(records, U(places[j]) * size, size, U(64))
-            slot, at = U(slots[i]), U(places[i]) * size
-            if not encode_row(form, weights, row_state, full_state, clock, slot, records, at, keys[i], write_key):
+            # Measuring the next row before the codes of this one are written shortens the chain of operations; it made
+            # no difference.
+            if not encode_row(form, level, U(slots[i]), records, U(places[i]) * size, keys[i], write_key):
                 # The least over all chunks is the first entry of all, whichever member met which.
                 bad[chunk] = i
                 break
@@ -160,6 +163,8 @@ def encode_chunks(member, counter, form, level, slots, records, places, keys, wr
 def encode(team, form, level, slots, records, places, keys, write, chunks):
     """Encode every entry; returns the first one that is refused, or their number."""
     counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
+    # By threads that are awake: on a pool of its own, staging, encoding and decoding made a step of 26 tables (D = 64,
+    # batch 2,048) 12.5 instead of 6.6 ms.
     run_team(team, encode_chunks, (counter, form, level, slots, records, places, keys, write, bad))
     return bad.min()
 
@@ -167,7 +172,6 @@ def encode(team, form, level, slots, records, places, keys, write, chunks):
 @njit(**BODY)
 def decode_chunks(member, counter, form, records, places, level, slots, chunks):
     """Decode the record places[i] of flat `records` into slots[i]."""
-    weights, row_state, full_state, clock = level
     count, size = len(slots), U(form.record_bytes)
     while True:
         chunk = take(counter)
@@ -176,9 +180,9 @@ def decode_chunks(member, counter, form, records, places, level, slots, chunks):
         first, last = count * chunk // chunks, count * (chunk + 1) // chunks
         for i in range(first, last):
             j = min(i + AHEAD, last - 1)
-            prefetch_slot(form, weights, row_state, full_state, clock, U(slots[j]))
+            prefetch_slot(form, level, U(slots[j]))
             prefetch_lines(records, U(places[j]) * size, size, U(64))
-            decode_row(form, records, U(places[i]) * size, weights, row_state, full_state, clock, U(slots[i]))
+            decode_row(form, records, U(places[i]) * size, level, U(slots[i]))
 
 
 @njit(nogil=True, cache=True)

@@ -28,6 +28,8 @@ def spread_rows(words, width, rows, paired, ids, out):
     front, last = U(2 if paired else 0), max(U(len(rows)), U(1)) - U(1)
     for i in range(count):
         prefetch(words, U(rows[min(i + U(2 * AHEAD), last)]) * W)
+        # Sample by sample: its words lie in one line. A gather, a copy and a strided store took 2.36 ms a batch of
+        # 8,192 where one pass takes 1.48.
         source = U(rows[i]) * W
         for j in range(front):
             out[U(2) * i + j] = words[source + j]

@@ -63,6 +63,7 @@ def product(lanes, scratch, one, other, width):
 def lay_side_by_side(lanes, samples, b, scratch):
     """All vectors of sample b, the dense one first."""
     front, pooled = samples.first * samples.width, (samples.vectors - samples.first) * samples.width
+    # They come from two tensors; side by side one index reaches them all.
     copy(lanes, samples.dense, b * samples.width, scratch, 0, front)
     copy(lanes, samples.pooled, b * pooled, scratch, front, pooled)
 
@@ -85,6 +86,8 @@ def forward(member, lanes, whole, counter, samples, out, scratches):
             place += U(first * width)
             for i in range(U(1), V):
                 whole_fours = i & ~U(3)
+                # Four products at once: their sums over lanes are one transposition, where each alone is a chain of
+                # shuffles.
                 for j in range(U(0), whole_fours, U(4)):
                     store_totals(
                         out, place + j,
@@ -125,10 +128,12 @@ def backward(member, lanes, whole, counter, samples, gradient, dense_out, pooled
         for b in range(begin, min(begin + TILE, samples.batch)):
             lay_side_by_side(lanes, samples, b, scratch)
             place = U(b * samples.columns)
+            # Both halves of the square: the loop below reads coefficients in rows and needs no test for j < i.
             spread(gradient, place + U(first * width), V, square)
             for i in range(U(0), V, U(4)):
                 for block in range(U(0), D, U(lanes)):
                     one = two = three = four = broadcast(np.float32(0.0), lanes)
+                    # The dense vector is in the output itself, too: its gradient begins with that part.
                     if first and i == U(0):
                         one = load(gradient, place + block, lanes)
                     for j in range(V):

@@ -97,6 +97,7 @@ def forward(member, lanes, whole, counter, samples, out, scratches):
         if low >= runs:
             break
         for run in range(low, min(low + tile, runs)):
+            # Once a run: the common vectors stay in the first cache while its samples pass.
             pick(lanes, pooled, U(run), F, common, scratch, mine, D)
             place = U(run * out.common_columns)
             for i in range(mine + U(1), V):
@@ -137,6 +138,8 @@ def cross_gradient(lanes, scratch, mine, V, D, gradient, place, found):
     literally(lanes)
     for i in range(mine):
         for block in range(U(0), D, U(lanes)):
+            # An own vector meets all common ones while it is in a register; each common one is read and written in
+            # turn.
             x = load(scratch, i * D + block, lanes)
             row = load(found, i * D + block, lanes)
             for j in range(mine, V):
@@ -162,6 +165,7 @@ def backward(member, lanes, whole, counter, samples, gradients, dense_out, poole
             break
         for run in range(low, min(low + tile, runs)):
             pick(lanes, pooled, U(run), F, common, scratch, mine, D)
+            # Gathered over the samples of the run by one member, in their order: that fixes the bits.
             for place in range(mine * D, V * D, U(lanes)):
                 store(found, place, broadcast(np.float32(0.0), lanes))
             for b in range(U(start[run]), U(start[run + 1])):
@@ -170,6 +174,7 @@ def backward(member, lanes, whole, counter, samples, gradients, dense_out, poole
                 place = b * U(gradients.own_columns)
                 for d in range(front * D, mine * D, U(lanes)):
                     store(found, d, broadcast(np.float32(0.0), lanes))
+                # The columns that are the dense vector itself are where its gradient begins.
                 copy(lanes, gradients.own, place, found, 0, front * D)
                 place += front * D
                 pairs_gradient(lanes, scratch, U(0), mine, D, gradients.own, place, found)

@@ -44,6 +44,9 @@ def run_linear(
     return out
 
 
+# As three operations, layer, sum and ReLU, a shared first layer lost more than it gained in bfloat16: 45 ms a step
+# against 33, 11 of them conversions of [8192, 256] from and to float32. As one it took 27.6 where the plain side took
+# 31.1.
 class _RunLinear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -94,7 +97,7 @@ def _kernels(tensor: Tensor, relu: bool) -> Any:
 
 
 def _runs(out: Tensor, starts: Tensor, threads: int) -> tuple[Any, ...]:
-    """`cpu.Runs`."""
+    """`cpu.RunTiles`."""
     return starts.numpy(), out.shape[1], tile_size(len(starts) - 1, threads)
 
 

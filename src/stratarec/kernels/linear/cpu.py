@@ -19,7 +19,7 @@ from stratarec.kernels.simd.vector import add, load, passed, store
 U = np.uint64
 
 
-class Runs(NamedTuple):
+class RunTiles(NamedTuple):
     """Run r is samples ``start[r]:start[r + 1]``; floats of a sample, and runs that a member takes at a time."""
 
     start: NDArray[np.int64]
@@ -61,6 +61,7 @@ def backward_tiles(member, lanes, relu, counter, runs, gradient, out, samples, c
                     found = load(gradient, b * W + d, lanes)
                     found = passed(found, load(out, b * W + d, lanes)) if relu else found
                     store(samples, b * W + d, found)
+                    # The first sample sets the sum: the output needs no zeros, and a sum of -0.0 keeps its sign.
                     place = U(run) * W + d
                     store(common, place, found if b == U(start[run]) else add(load(common, place, lanes), found))
 
@@ -71,11 +72,11 @@ def kernels(lanes: int, relu: int) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def forward(team, runs, samples, common):
-        run_team(team, forward_tiles, (lanes, relu, np.zeros(1, np.int64), Runs(*runs), samples, common))
+        run_team(team, forward_tiles, (lanes, relu, np.zeros(1, np.int64), RunTiles(*runs), samples, common))
 
     @njit(nogil=True, cache=True)
     def backward(team, runs, gradient, out, samples, common):
-        given = (lanes, relu, np.zeros(1, np.int64), Runs(*runs), gradient, out, samples, common)
+        given = (lanes, relu, np.zeros(1, np.int64), RunTiles(*runs), gradient, out, samples, common)
         run_team(team, backward_tiles, given)
 
     return SimpleNamespace(forward=forward, backward=backward)

@@ -46,6 +46,7 @@ def unlink(older, newer, slot):
 def link_newest(older, newer, slot):
     head = len(older) - 1
     before = older[head]
+    # A ring through the head: no end is a case of its own.
     older[slot], newer[slot] = before, head
     newer[before] = slot
     older[head] = slot

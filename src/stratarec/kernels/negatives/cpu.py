@@ -47,6 +47,7 @@ def draw(times, users, splits, first, window, key, number, order, edges, drawn):
         state = mix(key ^ mix(np.uint64(number + c)))
         for k in range(wanted):
             found = -1
+            # As a rule the first draw is by another user; a window of one user alone ends in the count below.
             for _ in range(TRIES):
                 state = mix(state + GOLDEN)
                 place = order[low[s] + np.int64(state % size)]

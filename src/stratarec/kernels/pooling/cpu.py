@@ -23,6 +23,7 @@ from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch_row
 from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, stream, total
 
 # Samples that a thread looks up at once: fewer than 64 rows a table start too often.
+# Of at most 32 or 128 samples they did not help.
 _LEAST_TILE, _MOST_TILE = 64, 512
 # Rows of a task at least, where a batch is too small to be cut by samples alone.
 _TASK_ROWS = 128
@@ -50,6 +51,7 @@ class Tasks(NamedTuple):
 @njit(**BODY)
 def limit_of(bags, filled, f):
     """How many bags of feature f are pooled; `filled` is empty where all are, since making it costs 2 us a batch."""
+    # What is behind the runs is never read: zeros there made pooling take 1.74 ms instead of 0.66.
     return filled[f] if len(filled) else np.int64(bags.batch)
 
 
@@ -62,6 +64,7 @@ def copy_rows(lanes, weights, D, values, span, table, output, target):
     literally(lanes)
     origin, limit = table
     start, last = U(span[0]), U(span[1])
+    # The last row, not one beyond, which every compiled test passed and only the interpreter saw.
     final = last - U(1)
     for i in range(start, min(start + ahead_of(D), last)):
         prefetch_row(weights, U(origin + values[i]) * D, D)
@@ -121,6 +124,7 @@ def pool_bag(lanes, weights, D, bags, span, origin, factor, output, target):
             if bags.weighted:
                 part = multiply(broadcast(bags.weights[i], lanes), part)
             row = add(row, part)
+        # Most bags are sums: a product for each block would be for nothing.
         if factor != np.float32(1.0):
             row = multiply(broadcast(factor, lanes), row)
         store(output.out, target + block, row)

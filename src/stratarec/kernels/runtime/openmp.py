@@ -46,6 +46,7 @@ def awake(threads: int) -> int:
     Every Python thread has OpenMP threads of its own. A thread of ours is running, and these are not those that compute
     here, so what runs among them spins.
     """
+    # Where it cannot be told whether they are awake, helpers of our own are the safer choice.
     if not _WATCHED or _forked or not launcher():
         return 0
     if getattr(_WORKER, "threads", 0) != threads:
@@ -63,6 +64,7 @@ def _clock(thread: int) -> int:
 
 def _advances(clock: int) -> bool:
     try:
+        # Between two readings the clock of a spinning thread has moved, and that of a sleeping one has not.
         return time.clock_gettime_ns(clock) != time.clock_gettime_ns(clock)
     except OSError:
         _WORKER.threads = 0

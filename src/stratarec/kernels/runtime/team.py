@@ -79,4 +79,6 @@ def team_of(threads: int) -> Team:
     """A team of `threads` members for one kernel that starts now."""
     if DEFECT or threads < 2 or not AVAILABLE:
         return Team(0, 1, _NO_BOARD)
+    # Own helpers always, beside the pool of torch, took a whole step from 64 to 73 ms (D = 64, batch 4,096), whether
+    # they spun or not.
     return Team(awake(threads), threads, HELPERS.ready(threads - 1))

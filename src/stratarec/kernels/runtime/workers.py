@@ -39,6 +39,7 @@ INSIDE, PLACE, PLACES, OPEN, WAITING, TAKEN = 0xFFFF, 1 << 16, 0xFFFF << 16, 1 <
 
 # How long a helper without a job looks for another before it sleeps: kernels of a step follow one another closely, and
 # waking takes 50 us. Every so often it lets others have the core, torch's threads above all.
+# Waking a halted core takes its caller 45 us and comes 70 us later; an awake helper enters after 0.3.
 HELPER_SPINS_NS = 2_000_000
 # How long a leader whose helper lost its core spins before it sleeps, too: then that core's other work can move here.
 LEADER_SPINS_NS = 300_000
@@ -138,6 +139,7 @@ def close(board, job):
             if now() > until:
                 break
         inside = atomics.read(board, job) & INSIDE
+    # What is left inside sees the mark when it leaves, and the last one rings.
     if inside and atomics.mark(board, job, WAITING) & INSIDE:
         listen(board, job)
     atomics.write(board, job, 0)
@@ -148,10 +150,13 @@ def lead(board, threads, function, data):
     """Call ``function(data)`` here and on up to ``threads - 1`` helpers that come before it is done here."""
     job = claim(board)
     if job < 0:
+        # Every line is led by another thread of Python: this one works alone.
         atomics.call(function, data)
         return
+    # Before the line opens: a helper reads them as soon as it is in.
     board[job + FUNCTION], board[job + DATA] = function, data
     atomics.write(board, job, TAKEN | OPEN | (threads - 1) * PLACE)
+    # Counted before sleepers are woken: one that is about to sleep looks at the count once more.
     atomics.add(board, POSTED, 1)
     rouse(board, threads - 1)
     atomics.call(function, data)
@@ -166,6 +171,7 @@ def help_with(board, job):
         if atomics.replace(board, job, state, state + 1 - PLACE):
             atomics.call(board[job + FUNCTION], board[job + DATA])
             state = atomics.add(board, job, -1)
+            # The last one out, and its leader sleeps.
             if state & WAITING and state & INSIDE == 1:
                 ring(board, job)
             return True
@@ -197,6 +203,7 @@ def serve(board, line):
         if helped or look_out(board, posted):
             continue
         atomics.write(board, line + ASLEEP, 1)
+        # Again, now that the word says asleep: a job that was posted in between rang for nobody.
         news = atomics.read(board, POSTED) != posted or atomics.read(board, STOPPED)
         # Who clears the word rings as well, so one that could not clear it himself has to listen.
         if not news or not atomics.replace(board, line + ASLEEP, 1, 0):

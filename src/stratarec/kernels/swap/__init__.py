@@ -45,13 +45,13 @@ def swap(
         Table and row of a victim that the codec cannot hold.
     """
     records, written, changed = home
-    lists = workspace.arrays
-    entering = workspace.room, staging.rows_in, lists["in_row"], lists["in_slot"], lists["in_victim"]
+    arrays = workspace.arrays
+    lists = workspace.room, staging.rows_in, arrays["in_row"], arrays["in_slot"], arrays["in_victim"]
     refused = cpu.swap(
-        team_of(team_threads()), codec.form, tuple(slots), (records.reshape(-1), written, changed), entering,
+        team_of(team_threads()), codec.form, tuple(slots), (records.reshape(-1), written, changed), lists,
         (layout.first_row, tuple(layout.noise), layout.bound), np.uint64(write),
     )  # fmt: skip
     if refused < 0:
         return None
     table = int(np.searchsorted(workspace.room, refused, side="right") - 1)
-    return table, int(lists["in_victim"][refused])
+    return table, int(arrays["in_victim"][refused])

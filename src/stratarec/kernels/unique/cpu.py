@@ -28,6 +28,7 @@ def number_distinct(ids, places):
     for i in range(n):
         row = np.int64(ids[i])
         at = (U(row) * GOLDEN) >> shift
+        # At most half full, so chains stay short.
         while number_at[at] >= 0 and found[number_at[at]] != row:
             at = (at + U(1)) & mask
         if number_at[at] < 0:

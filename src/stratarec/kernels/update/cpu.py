@@ -62,6 +62,8 @@ def gradient_of(lanes, i, block, sources):
     if source < 0:
         return load(sources.rows, U(~source) + block, lanes)
     found = load(sources.pooled, U(source) + block, lanes)
+    # Gradients of unweighted sums were scaled by a list of ones: without it the backward of bags of 20 takes 0.90 to
+    # 0.95 of the time.
     return multiply(broadcast(sources.scale[i], lanes), found) if sources.scaled else found
 
 
@@ -105,6 +107,7 @@ def sum_row(lanes, span, D, own, sources):
     literally(lanes)
     begin, end = span
     for block in range(U(0), D, U(lanes)):
+        # Begun with the first gradient, not with 0: 0.0 + -0.0 is 0.0, and a row with one lookup gets its very bits.
         found = gradient_of(lanes, U(own.order[begin]), block, sources)
         for i in range(begin + U(1), end):
             found = add(found, gradient_of(lanes, U(own.order[i]), block, sources))
@@ -117,6 +120,8 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
     literally(lanes)
     begin = U(0)
     for u in range(distinct):
+        # In order of first lookup. In ascending order a row would take 12 instead of 17 ns (D = 16), 30 instead of 42
+        # (64), but sorting lookups by row must then cost little more than the 11 ns of grouping.
         ahead = origin + U(own.row_of[min(u + ahead_of(D) // U(2), distinct - U(1))])
         prefetch_state(step.rule.kind, slots, ahead, D)
         end = U(own.count_of[u])
@@ -162,6 +167,7 @@ def update_tables(member, lanes, whole, tasks, width, slots, batch, gradients, w
         )  # fmt: skip
         for i in range(min(ahead_of(D), lookups)):
             prefetch_gradient(i, D, sources)
+        # Grouping costs 6 ns a lookup and the counting sort 0.7; a table that fits the cache needs neither.
         if limit * width <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(lanes, ids, lookups, D, own, sources)
             apply_dense(lanes, limit, origin, D, slots, own, step)
@@ -200,6 +206,7 @@ def norm_tables(member, lanes, whole, counter, width, batch, gradients, work, ou
             continue
         these = batch.table_features[batch.table_start[table] : batch.table_start[table + 1]]
         f = these[0]
+        # Whole tables: float64 sums of parts would depend on how many parts there are.
         lookups, scaled = list_table(these, (0, 1), bags, features, gradients, width, own)
         sources = Sources(
             False, scaled, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
@@ -216,6 +223,7 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def run_update(team, width, slots, batch, tasks, gradients, work, step):
+        # Named here: on their way from Python named tuples cost 0.6 to 1.4 us each, plain ones 0.2 to 0.6.
         (rule, pace), course = step
         given = (
             lanes, whole, UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, slots,

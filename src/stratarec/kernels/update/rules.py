@@ -179,6 +179,7 @@ def update_row(lanes, rule, pace, slots, row, D, gradient, start):
     """Apply one summed gradient ``gradient[start:start + D]`` to row `row` and its state."""
     literally(lanes)
     first, factor = row * D, np.float32(0.0)
+    # The rule is one of a few constants a step: the tests are predicted, and one body serves all five.
     if rule.kind == SGD or rule.kind == ROWWISE_ADAGRAD or rule.kind == ROWWISE_ADAM:
         factor = factor_of(lanes, rule, pace, slots, row, D, gradient, start)
     for block in range(U(0), D, U(lanes)):
@@ -199,6 +200,8 @@ def catch_up(lanes, rule, course, slots, row, D):
     """Take the steps that row `row` has missed, one by one, as they would have been taken."""
     literally(lanes)
     clock = slots[3]
+    # One by one: the missed decay of SGD has a closed form, but a row that is read in between has its gap cut in two,
+    # and two products have other bits than one. Adagrad and Adam have no such form.
     for missed in range(U(clock[row]), U(course.steps)):
         pace = StepNumbers(course.paces[missed, U(0)], course.paces[missed, U(1)], course.paces[missed, U(2)])
         update_row(lanes, rule, pace, slots, row, D, course.still, U(0))

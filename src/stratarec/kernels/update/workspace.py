@@ -139,6 +139,7 @@ class Kept:
 
     def load(self, group: GroupLayout, bags: BagBatch) -> Load:
         """The batch's load; that of the last one where it is the same, as it is without jagged features."""
+        # Counted once for batches of single ids: with counts at every step batches of 4 and 32 took 1.2 times as long.
         last, batch = self._load, bags.batch if bags.offsets is None else None
         if last is not None and batch is not None and last.batch == batch:
             return last
