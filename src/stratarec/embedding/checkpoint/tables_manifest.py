@@ -135,6 +135,7 @@ class GroupManifest(Model):
         found = RecordCodec.from_identity(self.codec.model_dump(exclude_unset=True)).record_bytes
         if found != self.home.record_bytes:
             raise ValueError(f"{self.name} has records of {self.home.record_bytes} bytes, its codec makes {found}")
+        # Later code takes one for the other.
         if (self.cache is None) != (self.slots is None):
             raise ValueError(f"{self.name} has slots without a cache, or a cache without slots")
         return self
@@ -180,4 +181,5 @@ def _check_parts(name: str, parts: Sequence[TablePart]) -> None:
 def checked(directory: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest of the tables in `directory`, found to be one; `CheckpointError` names what is wrong with it."""
     found = validated(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
+    # Without what was left out: identities are compared as they were written, defaults or not.
     return found.model_dump(mode="json", exclude_unset=True)
