@@ -91,7 +91,7 @@ class Bench:
         from stratarec.embedding.tiers import TierConfig
         from stratarec.models import DLRMConfig, TowersConfig, build_model
         from stratarec.recipe.train_section import TrainConfig
-        from stratarec.training.distributed import Peers, SharedStages, Together
+        from stratarec.training.distributed import SharedStages, Together
 
         self.contender, by_towers = contender, contender.exchange == "sptt"
         self.mesh = mesh if by_towers else replace(mesh, inside=None, between=None)
@@ -132,7 +132,7 @@ class Bench:
         train = TrainConfig(batch_size=shape.batch * mesh.ranks)
         self.stages = SharedStages(
             self.mesh, self.model, build_optimizer(train.dense, self.model.network), train, None,
-            exchange=Peers(self.model) if by_towers else None, reduction=self.reduction,
+            exchange=self.model if by_towers else None, reduction=self.reduction,
         )  # fmt: skip
         self._batches = [self._batch(shape, 1000 * self.mesh.place + number) for number in range(4)]
         self.step = 0

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
+from stratarec.embedding.cache.mover import mover_of
 from stratarec.embedding.stores.base import Manifest, RecordStore
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.errors import CheckpointError
 from stratarec.kernels.random.vector import mix_array
 
@@ -100,6 +102,14 @@ class FailingStore:
 
     def mark_written(self, rows: Rows) -> None:
         raise ValueError("these records are not addressable memory: write them")
+
+
+def make_failing(tables: CachedTables) -> FailingStore:
+    """Have tables move rows to and from a failing store, the long way, which asks it for all that can fail."""
+    tables.store = store = FailingStore(tables.store)
+    names = [table.name for table in tables.configs]
+    tables.mover = mover_of(names, tables.directory, tables.codec, store, tables.memory)
+    return store
 
 
 class RecordStoreTests:

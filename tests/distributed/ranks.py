@@ -110,6 +110,13 @@ class Ranks:
                 raise answer
         return found
 
+    def refused(self, ranks: int, job: Job, *arguments: Any, **options: Any) -> set[str]:
+        """What their errors say; every rank must have one."""
+        self.begin(ranks, job, [arguments] * ranks, **options)
+        found = self.end(ranks)
+        assert all(isinstance(answer, Exception) for answer in found), found
+        return {str(answer) for answer in found}
+
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         """End a rank in the middle of whatever it does."""
         os.kill(self._workers[rank][0].pid, number)

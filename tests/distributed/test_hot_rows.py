@@ -30,7 +30,7 @@ from stratarec.training.trainer import Trainer
     [
         (2, 1, "rows", "", "adagrad", 1e-6),
         (4, 2, "split", "log", "rowwise_adagrad", 1e-6),
-        (4, 4, "split", "dram", "adam", 1e-4),
+        (2, 2, "split", "dram", "adam", 1e-4),
     ],
 )
 def test_copies_train_as_the_rows_of_one_process(
@@ -83,7 +83,7 @@ def copies(mesh: Mesh, path: Path) -> dict[str, Any]:
 def test_copies_are_the_same_on_all_ranks_and_go_on_from_a_checkpoint_that_one_process_reads(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    found = ranks.run(4, copies, tmp_path / "saved", local=2)
+    found = ranks.run(2, copies, tmp_path / "saved")
     want = found[0]["copies"][0]
     assert len(want) == 3 * 6  # weights and two of state, of the parts of all tables
     for rank in found:
@@ -102,7 +102,7 @@ def test_batches_ahead_leave_the_bits(ranks: Ranks, wire: Any, tmp_path: Path) -
     """Two runs, one of them prepared ahead, and batches that some ranks have nothing of."""
     setup = Setup("split", home="dram", codec="int8", hot=True, uneven=True, steps=24,
                   exchange=DistributedConfig(wire=wire, gradient_wire=wire))  # fmt: skip
-    first, second = (together(ranks.run(4, ahead, setup, tmp_path / str(depth), depth, local=2)) for depth in (0, 2))
+    first, second = (together(ranks.run(2, ahead, setup, tmp_path / str(depth), depth)) for depth in (0, 2))
     compare(first, second, 0)
 
 
@@ -111,10 +111,8 @@ def other(mesh: Mesh) -> None:
 
 
 def test_ranks_with_other_hot_rows_are_refused_on_all_of_them(ranks: Ranks) -> None:
-    ranks.begin(2, other, [()] * 2)
-    messages = {str(error) for error in ranks.end(2)}
-    assert len(messages) == 1
-    assert messages.pop().startswith("rank 1 was started with hot rows.page.head 6, rank 0 with 5")
+    (message,) = ranks.refused(2, other)
+    assert message.startswith("rank 1 was started with hot rows.page.head 6, rank 0 with 5")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +174,5 @@ def test_runs_with_copies_train_the_model_of_one_process_and_resume_to_the_bit(
 
 def test_a_budget_beyond_the_memory_of_a_rank_is_one_error_on_all(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     made = copying(home, tmp_path / "run", {"dram": "20KiB", "precision": "int8"})
-    ranks.begin(2, copying_run, [(made,)] * 2)
-    messages = {str(error) for error in ranks.end(2)}
+    messages = ranks.refused(2, copying_run, made)
     assert messages == {"rank 0: hot.copies is 24,576 bytes of memory.dram, which is 20,480; give it less"}

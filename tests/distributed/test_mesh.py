@@ -67,25 +67,37 @@ def differ(mesh: Mesh) -> None:
     mesh.check_same({"recipe": {"train": {"seed": 4 if mesh.rank == 1 else 3}}, "version": "1"})
 
 
-def test_ranks_with_other_settings_are_refused_on_all_of_them(ranks: Ranks) -> None:
-    ranks.begin(4, differ, [()] * 4)
-    for error in ranks.end(4):
-        assert isinstance(error, RankError)
-        assert str(error) == (
-            "rank 1 was started with recipe.train.seed 4, rank 0 with 3: give all ranks the same recipe, data and "
-            "version"
-        )
-
-
 def fails(mesh: Mesh) -> None:
     mesh.rows.agree(DataError("file x, row 3: no number") if mesh.rank == 2 else None)
 
 
-def test_an_error_of_one_rank_is_one_on_all(ranks: Ranks) -> None:
-    ranks.begin(4, fails, [()] * 4)
-    for error in ranks.end(4):
+def work_fails(mesh: Mesh, first: int) -> None:
+    def work() -> None:
+        if mesh.rank == first:
+            raise DataError("file z is gone")
+
+    (mesh.first if first == 0 else mesh.first_then_others)(work)
+
+
+@pytest.mark.parametrize(
+    ("job", "arguments", "message"),
+    [
+        (
+            differ, (),
+            "rank 1 was started with recipe.train.seed 4, rank 0 with 3: give all ranks the same recipe, data and "
+            "version",
+        ),
+        (fails, (), "rank 2: file x, row 3: no number"),
+        (work_fails, (0,), "rank 0: file z is gone"),
+        (work_fails, (1,), "rank 1: file z is gone"),
+    ],
+    ids=["other settings", "agree", "first", "first then others"],
+)  # fmt: skip
+def test_an_error_of_one_rank_is_one_on_all(ranks: Ranks, job: Any, arguments: tuple[Any, ...], message: str) -> None:
+    ranks.begin(3, job, [arguments] * 3)
+    for error in ranks.end(3):
         assert isinstance(error, RankError)
-        assert str(error) == "rank 2: file x, row 3: no number"
+        assert str(error) == message
 
 
 def leaves(mesh: Mesh) -> None:
@@ -95,8 +107,8 @@ def leaves(mesh: Mesh) -> None:
 
 
 def test_a_rank_that_leaves_says_why_to_the_others(ranks: Ranks) -> None:
-    ranks.begin(4, leaves, [()] * 4)
-    found = ranks.end(4)
+    ranks.begin(3, leaves, [()] * 3)
+    found = ranks.end(3)
     assert isinstance(found.pop(1), DataError)
     assert {str(error) for error in found} == {"rank 1: file y is gone"}
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from store_conformance import FailingStore
+from store_conformance import FailingStore, make_failing
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Embeddings, Prefetcher, Prepared, TieredEmbeddingBagCollection
 from stratarec.embedding.tables.cached import CachedTables
@@ -99,7 +99,7 @@ class CollectionMachine(RuleBasedStateMachine):
         self.stores: list[FailingStore] = []
         for group in self.module.engine.tables:
             if isinstance(group, CachedTables) and group.store.kind == "log":
-                group.store = group.mover.store = store = FailingStore(group.store)
+                store = make_failing(group)
                 self.stores.append(store)
         self.previous = None
 

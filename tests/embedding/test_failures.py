@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from store_conformance import FailingStore
+from store_conformance import make_failing
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding import engine as engine_module
 from stratarec.embedding.cache import directory
-from stratarec.embedding.cache.mover import mover_of
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
@@ -72,15 +71,6 @@ def cached(module: TieredEmbeddingBagCollection) -> CachedTables:
     return next(tables for tables in module.engine.tables if isinstance(tables, CachedTables))
 
 
-def make_failing(module: TieredEmbeddingBagCollection) -> FailingStore:
-    tables = cached(module)
-    tables.store = store = FailingStore(tables.store)
-    # A store whose memory cannot be addressed: rows go the long way, which asks it for all that can fail.
-    names = [table.name for table in tables.configs]
-    tables.mover = mover_of(names, tables.directory, tables.codec, store, tables.memory)
-    return store
-
-
 @pytest.mark.parametrize("operation", ["read", "write"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("home", ["dram", "log"])
@@ -88,7 +78,7 @@ def test_a_storage_error_while_rows_move_leaves_every_row_as_it_was(
     tmp_path: Path, operation: str, share: float, home: HomeKind
 ) -> None:
     plain, module = collection(None), collection(home, tmp_path)
-    store = make_failing(module)
+    store = make_failing(cached(module))
     for number in range(60):
         if number % 7 == 5:
             before = rows_of(module)
@@ -111,7 +101,7 @@ def test_a_storage_error_while_rows_move_leaves_every_row_as_it_was(
 @pytest.mark.parametrize("operation", ["read", "write"])
 def test_an_interrupt_while_rows_move_is_remembered_until_rows_are_loaded(tmp_path: Path, operation: str) -> None:
     plain, module = collection(None), collection()
-    store = make_failing(module)
+    store = make_failing(cached(module))
     for number in range(20):
         step(plain, number)
         step(module, number)
@@ -187,7 +177,7 @@ def test_a_load_that_fails_in_the_middle_leaves_a_collection_that_refuses(tmp_pa
     for number in range(20):
         step(module, number)
     manifest = module.save(tmp_path / "saved")
-    store = make_failing(module)
+    store = make_failing(cached(module))
     store.fail("restore", CheckpointError("damaged"))
     with pytest.raises(CheckpointError, match="damaged"):
         module.load(tmp_path / "saved", manifest)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.config import RowPart
 from stratarec.errors import ConfigError
 from stratarec.kernels.pooling import reference as pooling
 from stratarec.kernels.update import reference as update
@@ -283,58 +284,72 @@ def test_schedules_follow_the_length_of_a_run() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "cosine", "total_steps": -1}, r"total_steps is -1, expected 0 or more"),
-        ({"warmup_share": 1.0}, r"warmup_share is 1.0, expected 0 or more and less than 1"),
-        ({"warmup_share": 0.5, "warmup_steps": 3}, "warmup_share is 0.5 and warmup_steps 3: leave one of them out"),
-        ({"kind": "polynomial", "warmup_steps": 9, "total_steps": 9}, r"total_steps is 9, .*warmup_steps \(9\)"),
-        ({"warmup_steps": -1}, "warmup_steps is -1, expected 0 or more"),
-        ({"final_factor": 1.1}, "final_factor is 1.1, expected 0 to 1"),
-        ({"final_factor": float("nan")}, "final_factor is nan, expected a finite number"),
-        ({"power": 0.0}, "power is 0.0, expected more than 0"),
-        ({"power": float("nan")}, "power is nan, expected a finite number"),
-        ({"kind": "linear"}, "kind is 'linear', expected constant, cosine or polynomial"),
-    ],
-)
-def test_impossible_schedules_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"schedule\.{message}"):
-        ScheduleConfig(**options)
+def table(**change: Any) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        **{"name": "t", "num_embeddings": 3, "embedding_dim": 2, "feature_names": ("x",), **change}
+    )
+
+
+INFINITE, NOT_A_NUMBER = float("inf"), float("nan")
+REFUSED: dict[Any, tuple[str, list[tuple[dict[str, Any], str]]]] = {
+    ScheduleConfig: (
+        r"schedule\.",
+        [
+            ({"kind": "cosine", "total_steps": -1}, r"total_steps is -1, expected 0 or more"),
+            ({"warmup_share": 1.0}, r"warmup_share is 1.0, expected 0 or more and less than 1"),
+            ({"warmup_share": 0.5, "warmup_steps": 3}, "warmup_share is 0.5 and warmup_steps 3: leave one of them out"),
+            ({"kind": "polynomial", "warmup_steps": 9, "total_steps": 9}, r"total_steps is 9, .*warmup_steps \(9\)"),
+            ({"warmup_steps": -1}, "warmup_steps is -1, expected 0 or more"),
+            ({"final_factor": 1.1}, "final_factor is 1.1, expected 0 to 1"),
+            ({"final_factor": NOT_A_NUMBER}, "final_factor is nan, expected a finite number"),
+            ({"power": 0.0}, "power is 0.0, expected more than 0"),
+            ({"power": NOT_A_NUMBER}, "power is nan, expected a finite number"),
+            ({"kind": "linear"}, "kind is 'linear', expected constant, cosine or polynomial"),
+        ],
+    ),
+    RowOptimizerConfig: (
+        r"optimizer\.",
+        [
+            ({"kind": "adamw"}, "kind is 'adamw', expected sgd, rowwise_adagrad, adagrad, rowwise_adam or adam"),
+            ({"decay": "L2"}, "decay is 'L2', expected l2 or decoupled"),
+            ({"learning_rate": -1.0}, "learning_rate is -1.0, expected 0 or more"),
+            ({"learning_rate": NOT_A_NUMBER}, "learning_rate is nan, expected a finite number"),
+            ({"eps": 0.0}, "eps is 0.0, expected more than 0"),
+            ({"weight_decay": -0.1}, "weight_decay is -0.1, expected 0 or more"),
+            ({"beta1": 1.0}, "beta1 is 1.0, expected 0 <= beta1 < 1"),
+            ({"beta2": -0.1}, "beta2 is -0.1, expected 0 <= beta2 < 1"),
+        ],
+    ),
+    table: (
+        "table 't': ",
+        [
+            ({"num_embeddings": 0}, "num_embeddings is 0"),
+            ({"pooling": "max"}, "pooling is 'max'"),
+            ({"feature_names": ()}, "no feature looks it up"),
+            ({"initial": -1e-4}, "initial is -0.0001, expected a finite number of 0 or more"),
+            ({"initial": INFINITE}, "initial is inf, expected a finite number of 0 or more"),
+            ({"initial": NOT_A_NUMBER}, "initial is nan, expected a finite number of 0 or more"),
+            (
+                {"num_embeddings": 4, "part": RowPart(first=2, stride=3, rows=11)},
+                "its rows are 2 to 11 of a larger table, expected 0 to 10",
+            ),
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "adamw"}, "kind is 'adamw', expected sgd, rowwise_adagrad, adagrad, rowwise_adam or adam"),
-        ({"decay": "L2"}, "decay is 'L2', expected l2 or decoupled"),
-        ({"learning_rate": -1.0}, "learning_rate is -1.0, expected 0 or more"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan, expected a finite number"),
-        ({"eps": 0.0}, "eps is 0.0, expected more than 0"),
-        ({"weight_decay": -0.1}, "weight_decay is -0.1, expected 0 or more"),
-        ({"beta1": 1.0}, "beta1 is 1.0, expected 0 <= beta1 < 1"),
-        ({"beta2": -0.1}, "beta2 is -0.1, expected 0 <= beta2 < 1"),
-    ],
+    ("made", "options", "message"),
+    [(made, options, prefix + message) for made, (prefix, cases) in REFUSED.items() for options, message in cases],
 )
-def test_impossible_optimizers_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"optimizer\.{message}"):
-        RowOptimizerConfig(**options)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_embeddings": 0}, "num_embeddings is 0"),
-        ({"pooling": "max"}, "pooling is 'max'"),
-        ({"feature_names": ()}, "no feature looks it up"),
-    ],
-)
-def test_impossible_tables_are_refused(change: dict[str, Any], message: str) -> None:
-    good = {"name": "t", "num_embeddings": 3, "embedding_dim": 2, "feature_names": ("x",)}
+def test_impossible_settings_are_refused(made: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        EmbeddingBagConfig(**{**good, **change})
+        made(**options)
+
+
+def test_a_feature_of_two_tables_is_refused() -> None:
     with pytest.raises(ConfigError, match="feature names must be distinct, repeated: x"):
-        TieredEmbeddingBagCollection([EmbeddingBagConfig(**good), EmbeddingBagConfig(**{**good, "name": "u"})])
+        TieredEmbeddingBagCollection([table(), table(name="u")])
 
 
 @pytest.mark.interpreted

@@ -1,7 +1,8 @@
-"""A table that holds some rows of a larger one has their initial values and their rounding."""
+"""First weights of rows; a table that holds some rows of a larger one has their first weights and their rounding."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.config import RowPart
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.errors import ConfigError
 
 ROWS, WIDTH, STRIDE = 101, 8, 3
 
@@ -61,8 +61,12 @@ def test_a_cached_part_trains_and_rounds_as_its_rows_of_the_whole_table(
     part.close()
 
 
-def test_a_part_with_rows_beyond_its_table_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rows are 2 to 11 of a larger table, expected 0 to 10"):
-        EmbeddingBagConfig(
-            name="t", num_embeddings=4, embedding_dim=2, feature_names=("f",), part=RowPart(first=2, stride=3, rows=11)
-        )
+@pytest.mark.parametrize("tiered", [False, True])
+@pytest.mark.parametrize(("initial", "bound"), [(0.0, 500**-0.5), (1e-4, 1e-4)])
+def test_first_weights_are_uniform_within_a_bound(initial: float, bound: float, tiered: bool) -> None:
+    """Which is given, or follows from the rows of the table."""
+    table = EmbeddingBagConfig(name="t", num_embeddings=500, embedding_dim=4, feature_names=("f",), initial=initial)
+    tiers = TierConfig(tables={"t": TableTier(cache_rows=64)}, ways=4) if tiered else None
+    rows = TieredEmbeddingBagCollection([table], tiers=tiers).rows("t", 0, 500)["weight"]
+    assert rows.abs().max() <= bound
+    assert rows.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)

@@ -25,7 +25,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from store_conformance import FailingStore
+from store_conformance import make_failing
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, Prepared, TieredEmbeddingBagCollection
 from stratarec.embedding.tables.cached import CachedTables
@@ -105,7 +105,7 @@ class Trained:
         module = TieredEmbeddingBagCollection(TABLES, tiers=tiers)
         (tables,) = module.engine.tables
         assert isinstance(tables, CachedTables)
-        tables.store = tables.mover.store = self.store = FailingStore(tables.store)
+        self.store = make_failing(tables)
         return module
 
     def save(self) -> None:

@@ -12,7 +12,9 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.engine import Engine
+from stratarec.embedding.optimizers import ROW_OPTIMIZERS
 from stratarec.errors import ConfigError, TrainingError
+from stratarec.kernels.update import rules
 
 ROWS, WIDTH, STEPS = 12, 10, 60
 
@@ -106,7 +108,7 @@ def test_a_step_of_all_rows_is_that_of_torch_on_the_whole_table(kind: str) -> No
         assert_alike(module, weight.detach(), dense.state[weight])
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam"])
+@pytest.mark.parametrize("kind", ROW_OPTIMIZERS)
 @pytest.mark.parametrize("decay", ["l2", "decoupled"])
 def test_who_looks_at_rows_in_between_changes_no_bit(kind: str, decay: str) -> None:
     """Rows that catch up at every step have the bits of rows that catch up once."""
@@ -122,6 +124,10 @@ def test_who_looks_at_rows_in_between_changes_no_bit(kind: str, decay: str) -> N
         found.append({name: view.clone() for name, view in module.table("t").items()})
     for other in found[1:]:
         assert all(torch.equal(found[0][name], other[name]) for name in other)
+
+
+def test_every_kind_has_a_rule() -> None:
+    assert ROW_OPTIMIZERS.keys() == rules.KINDS.keys()
 
 
 def test_rows_that_a_second_batch_lacks_take_the_step_of_the_first() -> None:

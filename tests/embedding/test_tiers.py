@@ -269,13 +269,6 @@ def test_two_forwards_before_two_backwards_keep_their_rows():
     assert_same(everything(plain), everything(cached))
 
 
-def test_a_forward_without_backward_does_not_hold_its_rows():
-    model = Model(tiers(0.01), "sgd")
-    for features in batches():
-        model(features)
-    assert not len(model.tables.engine.flight)
-
-
 def test_an_error_while_staging_ahead_is_raised_where_the_batch_is_asked_for():
     model = Model(tiers(0.01), "sgd")
     data = batches(4)

@@ -108,6 +108,7 @@ class KeyedJagged:
         weights = [part.weights[part.offsets[0] : part.offsets[-1]] for part in parts if part.weights is not None]
         return cls(
             keys=tuple(features),
+            # A feature may be a view, whose values reach beyond its bags.
             values=torch.cat([part.values[part.offsets[0] : part.offsets[-1]] for part in parts]),
             offsets=offsets,
             batch_size=sizes.pop(),

@@ -242,7 +242,8 @@ def reduce_gradients(
     """
     if channel.ranks == 1 or not (weights or more):
         return list(more)
-    flat = torch.cat([*(_flat_gradient(weight) for weight in weights), *more])
+    mine = [torch.zeros(each.numel()) if each.grad is None else each.grad.reshape(-1).float() for each in weights]
+    flat = torch.cat([*mine, *more])
     sizes = [each.numel() for each in (*weights, *more)]
     parts = channel.sum(flat, order, dtype).split(sizes)  # type: ignore[no-untyped-call]
     for weight, part in zip(weights, parts, strict=False):
@@ -258,7 +259,3 @@ def average(channel: Channel, values: Sequence[Tensor], share: float, order: Seq
     parts = channel.sum(flat, order).split([value.numel() for value in values])  # type: ignore[no-untyped-call]
     for value, part in zip(values, parts, strict=True):
         value.copy_(part.view_as(value))
-
-
-def _flat_gradient(weight: Tensor) -> Tensor:
-    return torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).float()

@@ -70,6 +70,7 @@ def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
             f"a network is measured by at least {_FEWEST} ranks, not {mesh.ranks}: start more by torchrun"
         )
     hosts, far = mesh.ranks // local, mesh.ranks // 2
+    # Made by all ranks, as every group is, though two use it.
     pair = dist.new_group([0, far])
     many, many_work = collective_times(mesh.rows, _SMALL, _SMALL_ROUNDS)
     full, _ = collective_times(mesh.rows, _LARGE, _LARGE_ROUNDS)
@@ -77,9 +78,11 @@ def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
     if mesh.rank in (0, far):
         two, two_work = collective_times(Channel(int(mesh.rank > 0), 2, pair), _SMALL, _SMALL_ROUNDS)
     two, two_work = (max(found) for found in zip(*mesh.rows.figures([two, two_work]), strict=True))
+    # Processor time: ranks of this machine wait for its processors, which those of a cluster need not.
     peer = max((many_work - two_work) / (mesh.ranks - 2), 0.0)
     sharing = 1 if hosts == 1 else local
     passing = _LARGE * sharing * (mesh.ranks - sharing)
+    # What a large exchange takes more than a small one is its bytes.
     beta = max(full - many, 0.0) / passing
     return NetworkFigures(alpha=max(two - peer, 0.0), alpha_peer=peer, beta=beta, sharing=sharing)
 
@@ -95,6 +98,7 @@ def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, f
     given, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
     walls, works = [], []
     for _ in range(rounds):
+        # All begin together: who came late would be taken for the network.
         channel.agree(None)
         wall, work = time.perf_counter(), time.process_time()
         channel.exchange(given, even, even)

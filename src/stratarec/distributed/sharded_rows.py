@@ -46,6 +46,7 @@ class SharedRows:
         for state, (width, flat) in self._kinds(name, part).items():
             sizes = [count * width for count in counts]
             taken = channel.exchange(flat.repeat(channel.ranks), [flat.numel()] * channel.ranks, sizes)
+            # Ranks answer one after another, each with its rows in order: sorted by owner, stably, is that order.
             rows = torch.empty(last - first, width)
             rows[torch.from_numpy(np.argsort(owners, kind="stable"))] = taken.view(-1, width)
             found[state] = rows if state in ("weight", *self._optimizer.full_state) else rows.view(-1)

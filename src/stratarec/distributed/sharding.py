@@ -150,5 +150,6 @@ class Sharding:
                     f"one host, as {first} to {first + ranks - 1}"
                 )
             if all(inside):
+                # Ranks are numbered within the host from here on.
                 places[name] = replace(place, first=place.first - first)
         return Sharding([table for table in self.tables if table.name in places], places, ranks)

@@ -185,6 +185,7 @@ class _Ranks:
 
     def lowest(self, load: TableLoad) -> int:
         """The rank that ends lowest with the table, among those with room for it; else the one with most room."""
+        # A rank that is full takes none while another has room, however little that one does.
         room = [rank for rank in range(self._ranks) if self._bytes[rank] + load.bytes <= self._limit]
         if not room:
             return min(range(self._ranks), key=lambda rank: (self._bytes[rank], rank))

@@ -56,27 +56,14 @@ def build_tables(
             resident.setdefault(table.embedding_dim, []).append(table)
         else:
             cached.setdefault((table.embedding_dim, tier.home, tier.codec), []).append(table)
-    found: list[TableGroup] = [ResidentTables(mine, columns, course, seed, scratch) for mine in resident.values()]
-    return found + _cached_tables(cached, columns, course, seed, tiers, health, scratch)
-
-
-def _cached_tables(
-    members: Mapping[Shared, Configs],
-    columns: Mapping[str, int],
-    course: StepClock,
-    seed: int,
-    tiers: TierConfig,
-    health: Health,
-    scratch: Scratchpad,
-) -> list[TableGroup]:
-    groups = [(key, mine) for key, all_of in members.items() for mine in _sharing(key, all_of, course.optimizer)]
+    groups = [(key, mine) for key, all_of in cached.items() for mine in _sharing(key, all_of, course.optimizer)]
     codecs = [RecordCodec.of(config, width, course.optimizer) for (width, _, config), _ in groups]
     rows = [_rows(mine) for _, mine in groups]
     log_bytes = [
         plan_layout(count, codec.record_bytes, LogConfig()).padded_bytes if key[1] == "log" else 0
         for (key, _), codec, count in zip(groups, codecs, rows, strict=True)
     ]
-    found: list[TableGroup] = []
+    found: list[TableGroup] = [ResidentTables(mine, columns, course, seed, scratch) for mine in resident.values()]
     try:
         for place, (key, mine) in enumerate(groups):
             # Before the store takes memory or files: what is too large is refused here.
@@ -84,7 +71,8 @@ def _cached_tables(
             # By bytes, not evenly: each log needs room for its own live rows.
             share = log_bytes[place] / max(sum(log_bytes), 1)
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, share)
-            store = _with_level1(store, sum(tiers.tables[table.name].level1_rows for table in mine))
+            level1 = sum(tiers.tables[table.name].level1_rows for table in mine)
+            store = VictimCache(store, capacity_rows=level1) if level1 else store
             found.append(CachedTables(mine, columns, directory, codecs[place], store, course, health, scratch))
     except Exception:
         for tables in found:
@@ -127,7 +115,3 @@ def open_store(
         return MappedRecords(path / name, rows=rows, record_bytes=record_bytes)
     budget = int((tiers.log_budget_bytes or 0) * budget_share)
     return LogRecords(path / name, rows=rows, record_bytes=record_bytes, config=LogConfig(budget_bytes=budget))
-
-
-def _with_level1(store: RecordStore, capacity_rows: int) -> RecordStore:
-    return VictimCache(store, capacity_rows=capacity_rows) if capacity_rows else store

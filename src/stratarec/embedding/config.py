@@ -67,6 +67,7 @@ class EmbeddingBagConfig:
     @property
     def bound(self) -> float:
         """Initial weights are uniform within plus and minus this."""
+        # Of the whole table: its parts begin with the values that it has.
         return self.initial or float(self.numbering.rows**-0.5)
 
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
@@ -135,7 +134,9 @@ class Engine(LookupEngine[Prepared]):
             try:
                 stamp = self._stamp(number)
                 moment = BatchClock(stamp, stamp - (number - horizon), number, lambda: make_room(number))
-                slots = _NO_SLOTS if self.resident else _slots_for(features)
+                slots = (
+                    _NO_SLOTS if self.resident else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
+                )
                 bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
             except BaseException:
                 # The number is used up all the same: noise of rounding is a function of it and must never repeat.
@@ -390,8 +391,3 @@ class _Backward(NamedTuple):
             end = start + len(tables.sequence_keys)
             yield tables, bags, Gradients(self.pooled, self.rows[start:end])
             start = end
-
-
-def _slots_for(features: KeyedJagged) -> NDArray[np.int32]:
-    slots: NDArray[np.int32] = RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
-    return slots

@@ -106,6 +106,7 @@ class ScheduleConfig:
     def factor(self, step: int) -> float:
         """The factor at `step`, counted from 0."""
         if step < self.warmup_steps:
+            # Never 0: a first step at a rate of nothing would only be counted.
             return (step + 1) / self.warmup_steps
         if self.kind == "constant":
             return 1.0
@@ -142,6 +143,7 @@ class RowOptimizerConfig:
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
+        # Here and not by its type alone: who makes one in Python passes any text.
         if self.kind not in ROW_OPTIMIZERS:
             *others, last = ROW_OPTIMIZERS
             raise ConfigError(f"optimizer.kind is {self.kind!r}, expected {', '.join(others)} or {last}")
@@ -205,6 +207,7 @@ class RowOptimizerConfig:
             decoupled=self.decay == "decoupled",
             beta1=self.beta1,
             beta2=self.beta2,
+            # Adam's corrections go on where an earlier run ended; the schedule has begun anew.
             step=earlier + step + 1,
             scale=scale,
         )

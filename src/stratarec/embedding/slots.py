@@ -112,6 +112,7 @@ class CpuSlots:
         if self._optimizer.row_state:
             views[self._optimizer.row_state] = torch.from_numpy(rows.row_state[first:last])
         if names:
+            # Within a slot one state of all weights follows the other, as kernels and records have them.
             state = torch.from_numpy(rows.full_state).view(-1, len(names), width)[first:last]
             views.update(zip(names, state.unbind(1), strict=True))
         if self._optimizer.clocked:

@@ -132,6 +132,7 @@ class Hop:
         self, rows: Sequence[Tensor], given: Sequence[Span], taken: Sequence[Span], wire: Wire, direction: str
     ) -> list[Tensor]:  # fmt: skip
         """Rows of the shapes `given`, one for each peer, for rows of the shapes `taken`."""
+        # Under autocast towers tell bfloat16; wires make their own bytes of float32.
         flat = torch.cat([part.float().reshape(-1) for part in rows])
         message = wire.encode(flat, given, direction, self.step)
         given_sizes, sizes = ([wire.bytes_of([shape]) for shape in shapes] for shapes in (given, taken))

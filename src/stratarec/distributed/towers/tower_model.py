@@ -106,6 +106,7 @@ class DisaggregatedModel(CTRModel):
             On all ranks, where one of them has a batch that cannot be looked up.
         """
         assert isinstance(request, PeerRequest)
+        # A bad batch of one rank is told with the sizes, so that no other waits for its ids.
         failed: StrataError | None = None
         mine = [torch.empty(0, dtype=torch.uint8)] * self._peers.ranks
         try:

@@ -69,6 +69,7 @@ class SlotRecords:
         # Pieces are put in place as they are asked for.
         for _ in self._chain.load(folder, manifest["files"], self):
             pass
+        # Names and sizes were checked, not what the slots say of each other: one row must not be in two.
         fault = self._directory.fault(stamp)
         if fault:
             raise CheckpointError(f"{folder} is damaged: {fault}; use another checkpoint")
@@ -86,6 +87,7 @@ class SlotRecords:
         head["count"] = self._directory.counts_in(slots)
         floats = np.zeros((len(slots), self._codec.record_bytes), dtype=np.uint8)
         held = np.flatnonzero(rows >= 0)
+        # float32 is not rounded: whose noise it would be does not matter.
         keys = np.zeros(len(held), dtype=np.uint64)
         bad = self._memory.encode(self._codec, slots[held], floats, held, keys, 0)
         if bad >= 0:

@@ -23,7 +23,7 @@ _Small = Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
 
 
 class RowsFile(Model):
-    """A file of rows; see `stores.rowfile`."""
+    """A file of rows; see `stores.row_file`."""
 
     name: Annotated[str, pydantic.Field(pattern=r"^rows-\d{6,12}\.safetensors$")]
     rows: Count
@@ -84,7 +84,7 @@ class LogHome(_Files):
 
 
 class SlotFiles(_Files):
-    """The rows that were in slots; see `cache.slot_records`."""
+    """The rows that were in slots; see `cache.saved_slots`."""
 
     record_bytes: _Small
 
@@ -135,6 +135,7 @@ class GroupManifest(Model):
         found = RecordCodec.from_identity(self.codec.model_dump(exclude_unset=True)).record_bytes
         if found != self.home.record_bytes:
             raise ValueError(f"{self.name} has records of {self.home.record_bytes} bytes, its codec makes {found}")
+        # Later code takes one for the other.
         if (self.cache is None) != (self.slots is None):
             raise ValueError(f"{self.name} has slots without a cache, or a cache without slots")
         return self
@@ -150,7 +151,7 @@ class TablesManifest(Model):
     origin: Count
     lookahead: Annotated[int, pydantic.Field(ge=0, le=1 << 20)]
     changes: tuple[tuple[Count, Annotated[float, pydantic.Field(gt=0)]], ...] = ()
-    """Of the learning rate: see `course.Course`."""
+    """Of the learning rate: see `step_clock.StepClock`."""
     groups: tuple[GroupManifest, ...]
 
     @pydantic.model_validator(mode="after")
@@ -180,4 +181,5 @@ def _check_parts(name: str, parts: Sequence[TablePart]) -> None:
 def checked(directory: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest of the tables in `directory`, found to be one; `CheckpointError` names what is wrong with it."""
     found = validated(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
+    # Without what was left out: identities are compared as they were written, defaults or not.
     return found.model_dump(mode="json", exclude_unset=True)

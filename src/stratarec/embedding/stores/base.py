@@ -115,6 +115,7 @@ def check_rows(store: RecordStore, rows: NDArray[np.int64], records: NDArray[np.
     """`ValueError` unless rows and records have the shapes, types and range that a store takes."""
     if rows.ndim != 1 or rows.dtype != np.int64 or not rows.flags.c_contiguous:
         raise ValueError(f"rows are {rows.dtype}{list(rows.shape)}, expected contiguous int64 of one dimension")
+    # What kernels and files take next checks nothing: a row outside would be read from other memory.
     if len(rows) and (rows.min() < 0 or rows.max() >= store.rows):
         raise ValueError(f"rows span {rows.min()}..{rows.max()}, the store has rows 0..{store.rows - 1}")
     if records is None:
