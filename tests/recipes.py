@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.schema import Schema
+from stratarec.data.sources.parquet import ParquetConfig
+from stratarec.data.splits import SplitConfig
 from stratarec.embedding.checkpoint.transfer import saved_rows
 from stratarec.io.tensors import read_tensors
 from stratarec.training import checkpoint
@@ -55,6 +60,15 @@ def tiny(root: Path, **train: Any) -> dict[str, Any]:
             **train,
         },
     }
+
+
+def log_config(root: Path, schema: Schema, frame: pl.DataFrame | None = None, **changes: Any) -> PrepareConfig:
+    """Of ``data`` below `root`, by the Parquet files there, which `frame` becomes one of; all of it to train on."""
+    if frame is not None:
+        frame.write_parquet(root / "log.parquet")
+    source = ParquetConfig(paths=(str(root / "*.parquet"),), schema=schema)
+    usual = {"source": source, "path": str(root / "data"), "split": SplitConfig(valid=0.0, test=0.0)}
+    return PrepareConfig(**{**usual, **changes})
 
 
 def last(target: Path) -> Path:

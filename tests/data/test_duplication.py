@@ -8,14 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
+from recipes import log_config
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.duplication import profile
-from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.sources.parquet import ParquetConfig
-from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
 
@@ -35,7 +33,6 @@ def made(root: Path, groups: str) -> Dataset:
             "tags": [[int(row) // SIZE, int(row) // SIZE + 1] for row in rows],
         }
     )
-    frame.write_parquet(root / "log.parquet")
     schema = Schema(
         sparse=(
             *(SparseFeature(name=name) for name in ("city", "page", "item")),
@@ -43,15 +40,8 @@ def made(root: Path, groups: str) -> Dataset:
         ),
         session="session",
     )
-    return prepare(
-        PrepareConfig(
-            source=ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema),
-            path=str(root / groups),
-            groups=groups,  # type: ignore[arg-type]
-            split=SplitConfig(valid=0.0, test=0.0),
-            vocabulary=VocabularyConfig(min_count=1),
-        )
-    )
+    limits = VocabularyConfig(min_count=1)
+    return prepare(log_config(root, schema, frame, path=str(root / groups), groups=groups, vocabulary=limits))
 
 
 def test_factors_are_those_of_the_data(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipes import log_config
 from stratarec.batch.batch import Batch
 from stratarec.data.column_names import ROW
 from stratarec.data.dataset import writer as storage
@@ -27,12 +26,9 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.partition import Partition
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.errors import ConfigError, DataError, DatasetError
-from stratarec.io.atomic import file_hash, read_json
-from stratarec.io.sealed import write_sealed
+from stratarec.errors import ConfigError, DataError
 from stratarec.kernels.runs import find_runs
 from stratarec.progress import SilentProgress
 
@@ -80,15 +76,8 @@ def write_log(path: Path, sessions: int = 80, longest: int = 20, seed: int = 0) 
 
 
 def config(root: Path, name: str, made: Schema, **changes: Any) -> PrepareConfig:
-    options: dict[str, Any] = {
-        "source": ParquetConfig(paths=(str(root / "log.parquet"),), schema=made),
-        "path": str(root / name),
-        "split": SplitConfig(valid=0.1, test=0.1),
-        "vocabulary": VocabularyConfig(min_count=2, tail_buckets=2),
-        "shard_samples": 300,
-        **changes,
-    }
-    return PrepareConfig(**options)
+    usual = {"split": SplitConfig(), "vocabulary": VocabularyConfig(tail_buckets=2), "shard_samples": 300}
+    return log_config(root, made, path=str(root / name), **{**usual, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -304,46 +293,6 @@ def test_impossible_groups_are_refused() -> None:
         SparseFeature(name="h", kind="history", of="x", group="g")
     with pytest.raises(ConfigError, match="cannot have the name of a feature: os"):
         schema(city="os")
-
-
-@pytest.mark.parametrize(
-    ("table", "column", "value", "message"),
-    [
-        ("@pointers/found_1", "row", 10_000, r"@pointers/found_1 points at 10000, expected 0 to"),
-        ("@pointers/history", "row", -1, r"@pointers/history points at -1"),
-        (
-            "@pointers/history",
-            "samples",
-            7_000,
-            r"@pointers/history has \d+ samples in parts of \d+ and more, expected \d+",
-        ),
-        ("history", "start", 10_000, r"a window of history has \d+ events from 10000"),
-        ("history", "length", -5, "a window of history has -5 events"),
-        ("@sessions", "samples", 7_000, "its sessions have"),
-    ],
-)
-def test_pointers_out_of_range_are_named(tmp_path: Path, table: str, column: str, value: int, message: str) -> None:
-    """A file whose hash is right and whose content is not, as a faulty writer would leave it."""
-    write_log(tmp_path / "log.parquet")
-    dataset = prepare(config(tmp_path, "data", schema()))
-    shard = dataset.shards("train")[0]
-    assert shard.tables is not None
-    path = dataset.path / shard.tables.path
-    content, name = pq.read_table(path), f"{table}/{column}"
-    values = content[name].to_pylist()
-    values[0][-1] = value
-    place = content.column_names.index(name)
-    damaged = content.set_column(place, name, pa.array(values, content[name].type))
-    pq.write_table(damaged, path, row_group_size=1)
-    manifest = read_json(dataset.path / "dataset.json")
-    entry = manifest["splits"]["train"][0]["tables"]
-    entry.update(bytes=path.stat().st_size, hash=file_hash(path))
-    write_sealed(dataset.path / "dataset.json", {key: manifest[key] for key in manifest if key != "hash"})
-    reopened = Dataset.open(dataset.path)
-    with pytest.raises(DatasetError, match=message) as caught:
-        list(Loader(reopened, "train", LoaderConfig()).epoch(0))
-    assert path.name.split(".")[0] in str(caught.value)
-    assert "prepare the data again" in str(caught.value)
 
 
 def test_the_formula_and_the_measure_agree_on_made_sessions() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,13 @@ import numpy as np
 import polars as pl
 import pytest
 
+from recipes import log_config
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
-from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
@@ -28,12 +30,12 @@ ODD = [
 ]  # fmt: skip
 
 
-def log(path: Path, name: str) -> pl.DataFrame:
+def log(path: Path, *names: str) -> pl.DataFrame:
     rows = range(60)
     frame = pl.DataFrame(
         {
             "click": [row % 2 for row in rows],
-            name: [f"v{row % 3}" for row in rows],
+            **{name: [f"v{place}-{row % 3}" for row in rows] for place, name in enumerate(names)},
             "number": [row // 6 for row in rows],
             "time": list(rows),
             "visit": [row // 6 for row in rows],
@@ -44,66 +46,56 @@ def log(path: Path, name: str) -> pl.DataFrame:
     return frame
 
 
-def prepared(root: Path, name: str, **options: Any) -> Dataset:
-    feature = SparseFeature(name=name, group=options.pop("group", ""))
-    history = SparseFeature(name="history", kind="history", of=name, max_length=3)
+def prepared(root: Path, named: dict[str, str], **options: Any) -> Dataset:
+    """Features by name with their groups, and a history of each."""
+    features = [SparseFeature(name=name, group=group) for name, group in named.items()]
+    histories = [
+        SparseFeature(name=f"history {place}", kind="history", of=name, max_length=3)
+        for place, name in enumerate(named)
+    ]
     schema = Schema(
         label="click",
         dense=(DenseFeature(name="number", transform="none", standardize=False),),
-        sparse=(feature, history),
+        sparse=(*features, *histories),
         session="visit",
         user="who",
         time="time",
     )
-    config = PrepareConfig(
-        source=ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema),
-        path=str(root / "data"),
-        split=SplitConfig(valid=0.0, test=0.0),
-        vocabulary=VocabularyConfig(min_count=1),
-        shard_samples=20,
-        **options,
-    )
-    return prepare(config)
+    return prepare(log_config(root, schema, vocabulary=VocabularyConfig(min_count=1), shard_samples=20, **options))
 
 
-def samples(dataset: Dataset, name: str) -> list[tuple[float, float, str]]:
-    """Label, number and value of every sample."""
-    values = pl.read_parquet(dataset.path / dataset.vocabularies[name].path)["value"].to_list()
+def check_samples(dataset: Dataset, frame: pl.DataFrame, names: Sequence[str]) -> None:
+    """Label, number and values of every sample are those of the log."""
+    tables = [pl.read_parquet(dataset.path / dataset.vocabularies[name].path)["value"].to_list() for name in names]
     found = []
     for batch in Loader(dataset, "train", LoaderConfig(batch_size=7, shuffle=False, shuffle_row_groups=1)).epoch(0):
-        bags = batch.expanded([name, "history"]).sparse[name].to_list()
-        found += list(zip(batch.label.tolist(), batch.dense[:, 0].tolist(), (values[b[0]] for b in bags), strict=True))
-    return sorted(found)
+        sparse = batch.expanded([feature.name for feature in dataset.schema.sparse]).sparse
+        columns = [[table[bag[0]] for bag in sparse[name].to_list()] for table, name in zip(tables, names, strict=True)]
+        found += list(zip(batch.label.tolist(), batch.dense[:, 0].tolist(), *columns, strict=True))
+    expected = zip(frame["click"].cast(float), frame["number"].cast(float), *(frame[n] for n in names), strict=True)
+    assert sorted(found) == sorted(expected)
 
 
 @pytest.mark.parametrize("groups", ["auto", "none"])
-@pytest.mark.parametrize("name", [name for name in ODD if name != "@"])
-def test_a_feature_may_have_any_ordinary_name(tmp_path: Path, name: str, groups: str) -> None:
-    frame = log(tmp_path / "log.parquet", name)
-    dataset = prepared(tmp_path, name, groups=groups)
-    expected = zip(frame["click"].cast(float), frame["number"].cast(float), frame[name], strict=True)
-    assert samples(dataset, name) == sorted(expected)
+def test_a_feature_may_have_any_ordinary_name(tmp_path: Path, groups: str) -> None:
+    names = [name for name in ODD if name != "@"]
+    frame = log(tmp_path / "log.parquet", *names)
+    check_samples(prepared(tmp_path, dict.fromkeys(names, ""), groups=groups), frame, names)
 
 
-@pytest.mark.parametrize(
-    "group",
-    ["history.events", "sessions", "events", "found_1", "pointers", "*", "a/b", "..", "[/x]", "number/x"],
-)
-def test_a_group_may_have_any_ordinary_name(tmp_path: Path, group: str) -> None:
-    frame = log(tmp_path / "log.parquet", "item")
-    dataset = prepared(tmp_path, "item", group=group)
-    assert dataset.groups[group] == ("item",)
-    assert {name for names in dataset.groups.values() for name in names} == {"item", "number"}
-    expected = zip(frame["click"].cast(float), frame["number"].cast(float), frame["item"], strict=True)
-    assert samples(dataset, "item") == sorted(expected)
+def test_a_group_may_have_any_ordinary_name(tmp_path: Path) -> None:
+    groups = ["history.events", "sessions", "events", "found_1", "pointers", "*", "a/b", "..", "[/x]", "number/x"]
+    names = {f"item {place}": group for place, group in enumerate(groups)}
+    frame = log(tmp_path / "log.parquet", *names)
+    dataset = prepared(tmp_path, names)
+    assert {name: group for group, (name,) in dataset.groups.items()} == {**names, "number": "found_2"}
+    check_samples(dataset, frame, list(names))
 
 
 def test_key_columns_may_have_names_that_features_may_not(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet", "item").rename({"time": "@timestamp", "who": "user/id", "click": "@version"})
-    frame.write_parquet(tmp_path / "log.parquet")
     schema = Schema(label="@version", sparse=(SparseFeature(name="item"),), time="@timestamp", user="user/id")
-    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
-    dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=SplitConfig(valid=0.0, test=0.0)))
+    dataset = prepare(log_config(tmp_path, schema, frame))
     assert dataset.samples("train") == len(frame)
 
 
@@ -166,11 +158,7 @@ def test_a_history_uses_the_vocabulary_of_what_it_is_a_history_of(tmp_path: Path
     assert list(made("items", "").vocabularies()) == ["items"]
     assert list(made("items", "own").vocabularies()) == ["items", "own"]
     log(tmp_path / "log.parquet", "item")
-    source = ParquetConfig(
-        paths=(str(tmp_path / "log.parquet"),),
-        schema=Schema(label="click", sparse=made("items", "").sparse, user="who", time="time"),
-    )
-    dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=SplitConfig(valid=0.0, test=0.0)))
+    dataset = prepare(log_config(tmp_path, replace(made("items", ""), label="click")))
     assert list(dataset.table_rows()) == ["items"]
     assert dataset.schema.sparse[1].vocabulary == "items"
 
@@ -181,15 +169,9 @@ def test_names_are_no_patterns_over_other_names(tmp_path: Path) -> None:
     frame = pl.DataFrame(
         {name: [f"{place}-{row % (place + 2)}" for row in range(60)] for place, name in enumerate(names)}
     ).with_columns(pl.Series("click", [row % 2 for row in range(60)]))
-    frame.write_parquet(tmp_path / "log.parquet")
     schema = Schema(label="click", sparse=tuple(SparseFeature(name=name) for name in names))
-    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
-    dataset = prepare(
-        PrepareConfig(
-            source=source, path=str(tmp_path / "data"), split=SplitConfig(valid=0.0, test=0.0),
-            vocabulary=VocabularyConfig(min_count=1), shard_samples=25,
-        )
-    )  # fmt: skip
+    limits = VocabularyConfig(min_count=1)
+    dataset = prepare(log_config(tmp_path, schema, frame, vocabulary=limits, shard_samples=25))
     table = dataset.read_row_group("train", 0, 0)
     for name in names:
         stored = pl.read_parquet(dataset.path / dataset.vocabularies[name].path)
@@ -207,13 +189,11 @@ def test_names_are_no_patterns_over_other_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("times", ["*", "[", "a/b"])
 def test_keys_are_no_patterns_either(tmp_path: Path, times: str) -> None:
     frame = log(tmp_path / "log.parquet", "item").rename({"time": times, "who": f"{times}w", "visit": f"{times}v"})
-    frame.sample(fraction=1.0, shuffle=True, seed=1).write_parquet(tmp_path / "log.parquet")
     history = SparseFeature(name="history", kind="history", of="item", max_length=50)
     schema = Schema(
         label="click", sparse=(SparseFeature(name="item"), history), time=times, user=f"{times}w", session=f"{times}v"
     )
-    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
-    dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=SplitConfig(valid=0.0, test=0.0)))
+    dataset = prepare(log_config(tmp_path, schema, frame.sample(fraction=1.0, shuffle=True, seed=1)))
     table = dataset.read_row_group("train", 0, 0)
     seconds = table["@time"].to_pylist()
     positives = {second: second % 2 for second in range(60)}
@@ -236,14 +216,8 @@ def test_a_click_log_may_have_columns_of_any_name(tmp_path: Path) -> None:
         renamed = frame.rename(dict(zip(frame.columns, names, strict=True)))
         renamed.write_parquet(tmp_path / root / "log.parquet")
         user, item, time, context = names
-        source = ClicksConfig(
-            paths=(str(tmp_path / root / "log.parquet"),),
-            user=user,
-            item=item,
-            time=time,
-            session="",
-            contexts=(context,),
-        )
+        paths = (str(tmp_path / root / "log.parquet"),)
+        source = ClicksConfig(paths=paths, user=user, item=item, time=time, session="", contexts=(context,))
         dataset = prepare(
             PrepareConfig(source=source, path=str(tmp_path / root / "data"), split=SplitConfig(valid=0.0, test=0.0))
         )

@@ -286,27 +286,26 @@ def multi(**options: Any) -> Schema:
     return Schema(label="y", sparse=(SparseFeature(name="tags", kind="multi", **options),))
 
 
-def tags(path: Path, column: pa.Array, **options: Any) -> list[Any]:
-    write(path, {"y": pa.array([0] * len(column)), "tags": column})
-    return read(path, multi(**options))["tags"].to_list()
+LISTS = pa.array([[1, None, 2, 3], [], None, [None], [4]], pa.list_(pa.int16()))
+TEXTS = pa.array(["a::b", "::a::::b::", "", None, "a:b", ":: ::"])
+SEPARATED: dict[str, Any] = {"separator": "::"}
 
 
-def test_lists_lose_nulls_and_what_is_over_length(tmp_path: Path) -> None:
-    column = pa.array([[1, None, 2, 3], [], None, [None], [4]], pa.list_(pa.int16()))
-    assert tags(tmp_path / "log.parquet", column) == [[1, 2, 3], [], None, [], [4]]
-    assert tags(tmp_path / "log.parquet", column, max_length=2) == [[1, 2], [], None, [], [4]]
-
-
-def test_text_is_split_at_the_whole_separator(tmp_path: Path) -> None:
-    column = pa.array(["a::b", "::a::::b::", "", None, "a:b", ":: ::"])
-    expected = [["a", "b"], ["a", "b"], [], None, ["a:b"], [" "]]
-    assert tags(tmp_path / "log.parquet", column, separator="::") == expected
-    assert tags(tmp_path / "log.parquet", column, separator="::", max_length=1)[0] == ["a"]
-
-
-def test_a_dictionary_of_text_is_text(tmp_path: Path) -> None:
-    column = pa.array(["a|b", None, "a|b", "c"]).dictionary_encode()
-    assert tags(tmp_path / "log.parquet", column, separator="|") == [["a", "b"], None, ["a", "b"], ["c"]]
+@pytest.mark.parametrize(
+    ("column", "options", "expected"),
+    [
+        (LISTS, {}, [[1, 2, 3], [], None, [], [4]]),
+        (LISTS, {"max_length": 2}, [[1, 2], [], None, [], [4]]),
+        (TEXTS, SEPARATED, [["a", "b"], ["a", "b"], [], None, ["a:b"], [" "]]),
+        (TEXTS, {**SEPARATED, "max_length": 1}, [["a"], ["a"], [], None, ["a:b"], [" "]]),
+        (pa.array(["a::b", None, "c"]).dictionary_encode(), SEPARATED, [["a", "b"], None, ["c"]]),
+    ],
+)
+def test_lists_lose_nulls_and_what_is_over_length_and_text_is_split_at_the_whole_separator(
+    tmp_path: Path, column: pa.Array, options: dict[str, Any], expected: list[Any]
+) -> None:
+    write(tmp_path / "log.parquet", {"y": pa.array([0] * len(column)), "tags": column})
+    assert read(tmp_path / "log.parquet", multi(**options))["tags"].to_list() == expected
 
 
 def test_a_time_beyond_its_unit_is_a_bad_row(tmp_path: Path) -> None:

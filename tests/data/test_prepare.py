@@ -12,13 +12,13 @@ import numpy as np
 import polars as pl
 import pytest
 
+from recipes import log_config
 from stratarec.data.column_names import LABEL, SESSION, TIME
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
-from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
@@ -235,37 +235,18 @@ def test_bad_rows_are_counted_and_one_class_is_refused(tmp_path: Path) -> None:
     frame = pl.DataFrame(
         {"y": [0, 1, 2, 1] * 10, "d": [1.0, float("inf"), 2.0, None] * 10, "c": ["a", "b", None, "c"] * 10}
     )
-    frame.write_parquet(tmp_path / "log.parquet")
-    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
-    config = PrepareConfig(source=source, path=str(tmp_path / "data"), on_bad_row="skip")
-    dataset = prepare(config)
+    dataset = prepare(log_config(tmp_path, schema, frame, split=SplitConfig(), on_bad_row="skip"))
     assert dataset.about.bad_rows == 20
     for example, expected in zip(
         dataset.about.bad_examples, ("2: column 'd': got inf", "3: column 'y': got 2"), strict=False
     ):
         assert f"row {expected}, expected" in example
     with pytest.raises(DataError, match=r"row 2: column 'd': got inf, expected a finite number"):
-        prepare(PrepareConfig(source=source, path=str(tmp_path / "strict")))
-    frame.with_columns(y=pl.lit(0), d=pl.lit(0.0)).write_parquet(tmp_path / "log.parquet")
+        prepare(log_config(tmp_path, schema, path=str(tmp_path / "strict")))
     with pytest.raises(DataError, match="expected both classes"):
-        prepare(PrepareConfig(source=source, path=str(tmp_path / "one")))
-
-
-def test_parquet_columns_are_checked(tmp_path: Path) -> None:
-    pl.DataFrame({"label": [0, 1], "colour": ["a", "b"], "n": ["x", "y"]}).write_parquet(tmp_path / "log.parquet")
-
-    def source(schema: Schema) -> ParquetSource:
-        return ParquetSource(ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema), "error")
-
-    with pytest.raises(DataError, match=r"no column 'color'; did you mean 'colour'\?"):
-        list(source(Schema(sparse=(SparseFeature(name="color"),))).chunks(tmp_path))
-    with pytest.raises(DataError, match="column 'n' is String, expected numbers"):
-        list(source(Schema(dense=(DenseFeature(name="n"),))).chunks(tmp_path))
-    with pytest.raises(DataError, match="expected lists"):
-        list(source(Schema(sparse=(SparseFeature(name="n", kind="multi"),))).chunks(tmp_path))
-    (tmp_path / "log.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(DataError, match="not a Parquet file"):
-        list(source(Schema()).chunks(tmp_path))
+        prepare(
+            log_config(tmp_path, schema, frame.with_columns(y=pl.lit(0), d=pl.lit(0.0)), path=str(tmp_path / "one"))
+        )
 
 
 def test_the_split_by_fraction_keeps_sessions_whole(tmp_path: Path) -> None:
@@ -275,12 +256,9 @@ def test_the_split_by_fraction_keeps_sessions_whole(tmp_path: Path) -> None:
     assert not sessions["train"] & sessions["test"]
     assert not sessions["train"] & sessions["valid"]
     assert 0.05 < dataset.samples("test") / 4000 < 0.15
-    pl.DataFrame({"label": [0, 1], "c": [1, 2]}).write_parquet(tmp_path / "log.parquet")
-    schema = Schema(sparse=(SparseFeature(name="c"),))
-    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
-    split = SplitConfig(by="time", valid="1h", test="1h")
+    frame, schema = pl.DataFrame({"label": [0, 1], "c": [1, 2]}), Schema(sparse=(SparseFeature(name="c"),))
     with pytest.raises(ConfigError, match=r"data\.split\.by is time"):
-        prepare(PrepareConfig(source=source, path=str(tmp_path / "x"), split=split))
+        prepare(log_config(tmp_path, schema, frame, split=SplitConfig(by="time", valid="1h", test="1h")))
 
 
 def test_synthetic_skew_and_truth_are_as_promised() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from recipes import log_config
 from stratarec.data.durations import as_text
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import Span, SplitConfig
 from stratarec.errors import DataError
 from stratarec.progress import SilentProgress
@@ -32,8 +32,7 @@ def config(root: Path, times: list[int], unit: TimeUnit, split: SplitConfig) -> 
     frame = pl.DataFrame({"label": [i % 2 for i in rows], "c": [i % 3 for i in rows], "t": times})
     frame.write_parquet(root / "log.parquet", row_group_size=10)
     schema = Schema(sparse=(SparseFeature(name="c"),), time="t", time_unit=unit)
-    source = ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema)
-    return PrepareConfig(source=source, path=str(root / "data"), split=split)
+    return log_config(root, schema, split=split)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +68,3 @@ def test_a_split_longer_than_the_log_says_how_long_the_log_is(tmp_path: Path) ->
         "spans 1d 15h (2017-10-01 03:00:00 to 2017-10-02 18:00:00 UTC); shorten them, or check time_unit"
     )
     prepare(config(tmp_path, times, "s", SplitConfig(by="time", valid="19h", test="19h")))
-
-
-def test_milliseconds_that_are_called_seconds_are_refused_at_the_first_rows(tmp_path: Path) -> None:
-    times = [(START + 3600 * i) * 1000 for i in range(40)]
-    with pytest.raises(DataError, match=r"log\.parquet: column 't' holds .*; set time_unit to ms$"):
-        prepare(config(tmp_path, times, "s", SplitConfig(by="time", valid="4h", test="4h")))
-    assert not (tmp_path / "data").exists()

@@ -9,12 +9,12 @@ import numpy as np
 import polars as pl
 import pytest
 
+from recipes import log_config
 from stratarec.data.column_names import SESSION, TIME, USER
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
@@ -43,8 +43,7 @@ def timed(root: Path, times: list[int], split: SplitConfig, unit: TimeUnit = "s"
     frame = pl.DataFrame({"label": [i % 2 for i in range(len(times))], "time": times, "c": [i % 3 for i in times]})
     frame.write_parquet(root / "log.parquet", row_group_size=7)
     schema = Schema(sparse=(SparseFeature(name="c"),), time="time", time_unit=unit)
-    source = ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema)
-    return PrepareConfig(source=source, path=str(root / "data"), split=split, shard_samples=20)
+    return log_config(root, schema, split=split, shard_samples=20)
 
 
 def test_by_file_every_row_goes_with_its_file(tmp_path: Path) -> None:
@@ -69,9 +68,8 @@ def test_by_file_users_do_not_drag_their_rows_along(tmp_path: Path) -> None:
         frame = pl.DataFrame({"label": draws.integers(0, 2, 60), "user": draws.integers(0, 9, 60), "c": [name] * 60})
         frame.write_parquet(tmp_path / f"{name}.parquet")
     schema = Schema(sparse=(SparseFeature(name="c"),), user="user")
-    source = ParquetConfig(paths=(str(tmp_path / "*.parquet"),), schema=schema)
     split = SplitConfig(by="file", valid="b.parquet", test="c.parquet")
-    dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=split, shard_samples=50))
+    dataset = prepare(log_config(tmp_path, schema, split=split, shard_samples=50))
     assert len(dataset.shards("train")) > 1
     assert {name: dataset.samples(name) for name in dataset.splits} == {"train": 60, "valid": 60, "test": 60}
     assert values(dataset, "train", "c") == ["a"] * 60
@@ -92,10 +90,9 @@ def test_patterns_that_leave_a_split_empty_are_refused_before_any_work(
 ) -> None:
     for name in ("a", "b", "c"):
         pl.DataFrame({"label": [0, 1], "c": [1, 2]}).write_parquet(tmp_path / f"{name}.parquet")
-    source = ParquetConfig(paths=(str(tmp_path / "*.parquet"),), schema=Schema(sparse=(SparseFeature(name="c"),)))
     split = SplitConfig(by="file", valid=valid, test=test)
     with pytest.raises(ConfigError, match=message):
-        prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=split))
+        prepare(log_config(tmp_path, Schema(sparse=(SparseFeature(name="c"),)), split=split))
     assert not list(tmp_path.glob("data*"))
 
 
@@ -118,7 +115,6 @@ def test_times_before_1970_are_times(tmp_path: Path) -> None:
     ("split", "message"),
     [
         ({"by": "time", "valid": "1h", "test": "60h"}, r"training split has 0 samples"),
-        ({"by": "time", "valid": "1w", "test": "1h"}, r"training split has 0 samples"),
         ({"by": "time", "valid": "1m", "test": "90m"}, r"valid split: check data\.split\.valid, which is '1m'"),
         ({"by": "fraction", "valid": 0.1, "test": 1e-9}, r"test split: check data\.split\.test, which is 1e-09"),
         ({"by": "fraction", "valid": 0.4999999, "test": 0.5}, r"training split has 0 samples"),
@@ -169,9 +165,8 @@ def by_user(root: Path, rows: int = 3000, *, history: bool = False) -> Dataset:
     if history:
         sparse.append(SparseFeature(name="history", kind="history", of="c"))
     schema = Schema(sparse=tuple(sparse), session="session", user="name", time="time")
-    source = ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema)
-    limits = VocabularyConfig(min_count=1)
-    return prepare(PrepareConfig(source=source, path=str(root / "data"), vocabulary=limits, shard_samples=400))
+    limits, split = VocabularyConfig(min_count=1), SplitConfig()
+    return prepare(log_config(root, schema, split=split, vocabulary=limits, shard_samples=400))
 
 
 @pytest.mark.parametrize("history", [False, True])

@@ -73,21 +73,10 @@ def test_a_bad_row_is_named_or_left_out(tmp_path: Path, bad: bytes, message: str
     assert message in chunk.bad_examples[0]
 
 
-def test_damaged_and_unusable_files_are_named(tmp_path: Path) -> None:
-    whole = gzip.compress(b"\n".join(line(dense=str(i)) for i in range(2000)))
-    (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "empty.tsv").write_bytes(b"")
+def test_a_compressed_file_of_nothing_is_empty(tmp_path: Path) -> None:
     (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
-    for name, message in (
-        ("cut.gz", "cut.gz: damaged or truncated gzip"),
-        ("empty.tsv", "empty.tsv: the file is empty"),
-        ("empty.gz", "empty.gz: the file is empty"),
-        ("none.tsv", "no such file"),
-        ("*.parquet", "no file matches"),
-        (".", "is a directory"),
-    ):
-        with pytest.raises(DataError, match=message):
-            read(source(tmp_path / name, "skip"))
+    with pytest.raises(DataError, match=r"empty\.gz: the file is empty"):
+        read(source(tmp_path / "empty.gz", "skip"))
 
 
 @settings(deadline=None, max_examples=75)
@@ -305,7 +294,6 @@ def test_limits_are_sizes_and_say_nothing_of_the_content(tmp_path: Path) -> None
     [
         (os.mkfifo, "it is a pipe, which can be read only once"),
         (lambda path: path.symlink_to("/dev/zero"), "it is a device"),
-        (lambda path: path.mkdir(), "is a directory, expected a file"),
     ],
 )
 def test_special_files_are_no_logs(tmp_path: Path, make: Callable[[Path], None], what: str) -> None:

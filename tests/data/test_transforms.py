@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipes import log_config
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, DenseTransform, Schema, SparseFeature
-from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.transforms import Moments
 
@@ -36,8 +35,7 @@ def prepared(root: Path, columns: dict[str, object], transform: DenseTransform, 
         sparse=(SparseFeature(name="c"),),
         time="time",
     )
-    source = ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema)
-    dataset = prepare(PrepareConfig(source=source, path=str(root / "data"), split=split, shard_samples=400))
+    dataset = prepare(log_config(root, schema, split=split, shard_samples=400))
     batches = [
         batch.dense.numpy()
         for name in dataset.splits

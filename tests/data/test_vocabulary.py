@@ -9,14 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recipes import tiny
+from recipes import log_config, tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
-from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.sources.parquet import ParquetConfig
-from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride, bounded
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
@@ -53,14 +50,11 @@ def test_an_override_of_no_vocabulary_is_refused_before_any_work(tmp_path: Path,
 
 
 def test_a_feature_of_another_vocabulary_is_told_so(tmp_path: Path) -> None:
-    pl.DataFrame({"label": [0, 1], "item": [1, 2]}).write_parquet(tmp_path / "log.parquet")
-    source = ParquetConfig(
-        paths=(str(tmp_path / "log.parquet"),),
-        schema=Schema(sparse=(SparseFeature(name="item", vocabulary="items"),)),
-    )
+    frame = pl.DataFrame({"label": [0, 1], "item": [1, 2]})
+    schema = Schema(sparse=(SparseFeature(name="item", vocabulary="items"),))
     limits = VocabularyConfig(overrides={"item": VocabularyOverride(min_count=3)})
     with pytest.raises(ConfigError, match=r"overrides\.item: no such vocabulary; the feature of that name uses items"):
-        prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), vocabulary=limits))
+        prepare(log_config(tmp_path, schema, frame, vocabulary=limits))
 
 
 @pytest.mark.parametrize("name", ["min_count", "tail_buckets", "max_rows"])
@@ -79,27 +73,18 @@ def test_a_table_has_an_end() -> None:
 def test_ids_of_64_bits_without_a_sign_share_a_vocabulary_with_others_as_text(tmp_path: Path) -> None:
     signed, unsigned = [-1, 5, 7, -1] * 10, [2**64 - 1, 5, 2**63, 2**64 - 1] * 10
     columns = {"a": pl.Series(signed, dtype=pl.Int64), "b": pl.Series(unsigned, dtype=pl.UInt64)}
-    pl.DataFrame({"label": [0, 1] * 20, **columns}).write_parquet(tmp_path / "log.parquet")
     schema = Schema(sparse=tuple(SparseFeature(name=name, vocabulary="ids") for name in "ab"))
-    source = ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema)
-    dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "data"), split=SplitConfig(valid=0.0, test=0.0)))
+    dataset = prepare(log_config(tmp_path, schema, pl.DataFrame({"label": [0, 1] * 20, **columns})))
     table = pl.read_parquet(dataset.path / dataset.vocabularies["ids"].path)
     assert dict(zip(table["value"][:5], table["count"][:5], strict=True)) == {
         "-1": 20, "5": 20, "18446744073709551615": 20, "7": 10, "9223372036854775808": 10,
     }  # fmt: skip
 
 
-def prepared(root: Path, items: list[object], shard_samples: int = 500_000, **vocabulary: Any) -> Dataset:
-    pl.DataFrame({"label": [row % 2 for row in range(len(items))], "item": items}).write_parquet(root / "log.parquet")
-    schema = Schema(label="label", sparse=(SparseFeature(name="item"),))
-    config = PrepareConfig(
-        source=ParquetConfig(paths=(str(root / "log.parquet"),), schema=schema),
-        path=str(root / f"data-{len(list(root.iterdir()))}"),
-        split=SplitConfig(valid=0.0, test=0.0),
-        vocabulary=VocabularyConfig(**vocabulary),
-        shard_samples=shard_samples,
-    )
-    return prepare(config)
+def prepared(root: Path, items: list[object], **vocabulary: Any) -> Dataset:
+    frame = pl.DataFrame({"label": [row % 2 for row in range(len(items))], "item": items})
+    schema, path = Schema(sparse=(SparseFeature(name="item"),)), str(root / f"data-{len(list(root.iterdir()))}")
+    return prepare(log_config(root, schema, frame, path=path, vocabulary=VocabularyConfig(**vocabulary)))
 
 
 @pytest.mark.parametrize("items", [[*range(500)] * 2, [f"i{number}" for number in range(500)] * 2, [2**63 + 5] * 1000])
