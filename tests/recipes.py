@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,18 @@ import numpy as np
 import polars as pl
 import torch
 
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.schema import Schema
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.embedding.checkpoint.transfer import saved_rows
 from stratarec.io.tensors import read_tensors
+from stratarec.planning.plan import Plan
+from stratarec.progress import Progress
+from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
+from stratarec.training.trainer import Trainer
 
 KILLS = int(os.environ.get("STRATAREC_KILLS", "1"))
 """How often the tests that kill a run do so."""
@@ -102,7 +108,29 @@ def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def start(path: Path, *options: str) -> subprocess.Popen[bytes]:
+def train(
+    made: Recipe, *, resume: bool = False, plan: Plan | None = None, progress: Progress | None = None
+) -> Trainer:  # fmt: skip
+    """Train a recipe on its data set, to the end."""
+    trainer = Trainer(made, Dataset.open(made.data.path), progress, plan=plan)
+    trainer.train(resume=resume)
+    return trainer
+
+
+def interrupt(trainer: Trainer, at: int, times: int = 1) -> None:
+    """Ctrl-C after a step."""
+    step = trainer.step
+
+    def stepped(*item: Any) -> None:
+        step(*item)
+        if trainer.position.step == at:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    trainer.step = stepped  # type: ignore[method-assign]
+
+
+def start(path: str | Path, *options: str) -> subprocess.Popen[bytes]:
     """`stratarec train --resume` of a recipe, in a process of its own."""
     command = [sys.executable, "-m", "stratarec", "train", "-q", "--resume", str(path), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from recipes import assert_same_model, last, tiny
+from recipes import assert_same_model, interrupt, last, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
@@ -70,12 +70,6 @@ def recipe(home: Path, run: Path, **train: Any) -> Recipe:
     found = tiny(home, run=str(run), **{"eval_every": 0, "checkpoint": {"every_steps": 7, "keep": 2}, **train})
     memory = found["train"].pop("memory", {})
     return Recipe.from_dict({**found, "memory": memory})
-
-
-def train(made: Recipe, *, resume: bool = False, progress: SilentProgress | None = None) -> Trainer:
-    trainer = Trainer(made, Dataset.open(made.data.path), progress)
-    trainer.train(resume=resume)
-    return trainer
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -292,18 +286,6 @@ def test_the_first_step_of_a_session_is_not_timed_and_told_where_it_takes_long(
     assert sum("kernels are compiled for this machine, once" in line for line in said.lines) == 1
 
 
-def interrupt(trainer: Trainer, at: int) -> None:
-    """Ctrl-C after a step."""
-    step = trainer.step
-
-    def stepped(*item: Any) -> None:
-        step(*item)
-        if trainer.position.step == at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    trainer.step = stepped  # type: ignore[method-assign]
-
-
 def interrupt_evaluation(trainer: Trainer, number: int) -> None:
     """Ctrl-C in the middle of an evaluation, counted from 1 and the test included."""
     model, begin, begun = trainer.model, trainer.model.eval, 0
@@ -418,15 +400,7 @@ def test_ctrl_c_in_the_final_test_is_exit_code_130_and_one_line(home: Path, tmp_
 def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a", max_steps=20)
     trainer = Trainer(made, Dataset.open(made.data.path))
-    step = trainer.step
-
-    def stepped(*item: Any) -> None:
-        step(*item)
-        if trainer.position.step == 17:
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-
-    trainer.step = stepped  # type: ignore[method-assign]
+    interrupt(trainer, at=17, times=2)
     with pytest.raises(Interrupted, match="stopped at once"):
         trainer.train()
     assert last(tmp_path / "a").name == "step-00000014"

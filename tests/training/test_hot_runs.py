@@ -1,4 +1,4 @@
-"""Whole runs with hot rows and hot batches: the bits of tables in memory, the same after a resume."""
+"""Whole runs with hot rows and hot batches: the bits of tables in memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from training.test_tiered_runs import INT8, content, train
+from training.test_tiered_runs import INT8, content
 
-from recipes import assert_same_model, last
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
@@ -73,22 +72,6 @@ def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: P
                 assert torch.equal(values, trained.model.embeddings.table(name)[part]), (name, part)
         for name, values in plain.network.state_dict().items():
             assert torch.equal(values, trained.model.network.state_dict()[name]), name
-
-
-@pytest.mark.parametrize("batches", ["proportional", "adaptive", "none"])
-def test_a_resumed_run_ends_with_the_same_bits(home: Path, tmp_path: Path, batches: str) -> None:
-    hot = {"budget": "256KiB", "batches": batches}
-    whole = train(recipe(home, tmp_path / "whole", hot, eval_every=0, report=True))
-    part = recipe(home, tmp_path / "part", hot, eval_every=0, max_steps=len(whole.loader) + 13)
-    train(part)
-    resumed = train(recipe(home, tmp_path / "part", hot, eval_every=0), resume=True)
-    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "part"))
-    assert list(map(tuple, resumed.position.losses)) == whole.position.losses
-    assert list(map(tuple, resumed.position.kind_losses)) == whole.position.kind_losses
-    assert bool(whole.position.kind_losses) == (batches != "none")
-    shown = "Loss by kind of batch" in (tmp_path / "whole" / "report.html").read_text()
-    assert shown == (batches != "none")
-    assert isinstance(whole.loader, HotLoader) == (batches != "none")
 
 
 def test_hot_inputs_are_counted_once_for_a_data_set_and_its_hot_rows(home: Path, tmp_path: Path, monkeypatch) -> None:

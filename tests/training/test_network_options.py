@@ -1,4 +1,4 @@
-"""Dropout, batch normalization, rates that fall, averaged weights: resumed to the bit, whatever else a run does."""
+"""Dropout, batch normalization, rates that fall, averaged weights: what they change and what is kept."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from training.test_resumed import AVERAGED
 
-from recipes import assert_same_model, last, tiny
+from recipes import assert_same_model, last, tiny, train
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.io.tensors import read_tensors
@@ -26,30 +27,10 @@ from stratarec.training.steps.weight_average import Averaging
 from stratarec.training.trainer import Trainer
 
 
-def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False, **train: Any) -> Trainer:
-    made = tiny(home, run=str(target), **train)
+def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False, **options: Any) -> Trainer:
+    made = tiny(home, run=str(target), **options)
     made["model"] |= model
-    trainer = Trainer(Recipe.from_dict(made), Dataset.open(made["data"]["path"]))
-    trainer.train(resume=resume)
-    return trainer
-
-
-AVERAGED = {"average": {"decay": 0.9}, "dense": {"learning_rate": 0.05}, "checkpoint": {"every_steps": 7, "keep": 99}}
-
-
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_masks_statistics_and_averages_resume_bitwise_and_heed_no_evaluation(
-    home: Path, tmp_path: Path, precision: str
-) -> None:
-    """Those of a step are the same however often a run stopped, evaluated or saved before."""
-    model, options = {"dropout": 0.3, "batch_norm": True}, {**AVERAGED, "precision": precision, "epochs": 1}
-    run(home, tmp_path / "whole", model, eval_every=9, **options)
-    run(home, tmp_path / "parts", model, max_steps=13, **options)
-    torch.rand(100)
-    run(home, tmp_path / "parts", model, resume=True, **options)
-    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
-    network = read_tensors(last(tmp_path / "parts") / "network.safetensors")
-    assert (network["score.top.1.running_mean"] != 0).any()
+    return train(Recipe.from_dict(made), resume=resume)
 
 
 def test_dropout_and_statistics_change_what_is_trained(home: Path, tmp_path: Path) -> None:

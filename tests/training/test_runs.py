@@ -1,14 +1,10 @@
-"""Whole runs: the same bits twice, after a resume and after kill -9; damage is named."""
+"""Whole runs: the same bits twice, and all that the command line does with one; damage is named."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from recipes import KILLS, assert_same_model, last, start, tiny
+from recipes import assert_same_model, interrupt, last, tiny, train
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.sources.synthetic import SyntheticSource
 from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe
-from stratarec.training import checkpoint
 from stratarec.training.trainer import Trainer
 
 
@@ -34,11 +29,8 @@ def recipe(home: Path, run: Path, **train: Any) -> Recipe:
     return Recipe.from_dict(tiny(home, run=str(run), **train))
 
 
-def run(home: Path, target: Path, **train: Any) -> Trainer:
-    made = recipe(home, target, **train)
-    trainer = Trainer(made, Dataset.open(made.data.path))
-    trainer.train()
-    return trainer
+def run(home: Path, target: Path, **options: Any) -> Trainer:
+    return train(recipe(home, target, **options))
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(home: Path, tmp_path: Path) -> None:
@@ -54,32 +46,6 @@ def test_training_learns(home: Path, tmp_path: Path) -> None:
     trainer = run(home, tmp_path / "a", epochs=4)
     first, final = trainer.position.evaluations[0], trainer.position.evaluations[-1]
     assert final["auc"] > max(first["auc"], 0.6)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {"kind": "adamw", "weight_decay": 0.1},
-        {"kind": "adagrad"},
-        {"kind": "sgd", "schedule": {"kind": "cosine", "total_steps": 90}},
-    ],
-)
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_resuming_continues_bitwise(home: Path, tmp_path: Path, kind: dict[str, Any], precision: str) -> None:
-    every_row = {"kind": "adam", "rows": "all", "weight_decay": 0.01}
-    options = {
-        "dense": kind, "precision": precision,
-        "embedding": every_row if precision == "float32" else {"kind": "rowwise_adam"},
-    }  # fmt: skip
-    run(home, tmp_path / "whole", **options)
-    run(home, tmp_path / "parts", max_steps=23, **options)
-    made = recipe(home, tmp_path / "parts", **options)
-    checkpoint_path = checkpoint.steps(tmp_path / "parts" / "checkpoints")[0]
-    for path in checkpoint.steps(tmp_path / "parts" / "checkpoints")[1:]:
-        shutil.rmtree(path)  # go back to a checkpoint in the middle of the first epoch
-    assert checkpoint.read_state(checkpoint_path)["position"]["batch"] > 0
-    Trainer(made, Dataset.open(made.data.path)).train(resume=True)
-    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
 
 
 def test_early_stopping_tests_the_best_checkpoint(home: Path, tmp_path: Path) -> None:
@@ -124,55 +90,13 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path
 def test_ctrl_c_writes_a_checkpoint_to_go_on_from(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a")
     trainer = Trainer(made, Dataset.open(made.data.path))
-    step = trainer.step
-
-    def interrupt(*item: Any) -> None:
-        step(*item)
-        if trainer.position.step == 11:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    trainer.step = interrupt  # type: ignore[method-assign]
+    interrupt(trainer, at=11)
     with pytest.raises(Interrupted, match="--resume"):
         trainer.train()
     assert last(tmp_path / "a").name == "step-00000011"
-    Trainer(made, Dataset.open(made.data.path)).train(resume=True)
+    train(made, resume=True)
     run(home, tmp_path / "b")
     assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
-
-
-@pytest.mark.slow
-def test_kill_9_at_random_moments_changes_no_bit(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = {"epochs": 4 + 3 * KILLS, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 1000}
-    run(home, tmp_path / "whole", **options)
-    made = recipe(home, tmp_path / "killed", **options)
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
-    draws = random.Random(5)
-
-    def newest() -> set[str]:
-        return {path.name for path in (tmp_path / "killed" / "checkpoints").glob("step-*")}
-
-    for _ in range(KILLS):
-        known = newest()
-        process = start(tmp_path / "r.yaml")
-        while process.poll() is None and newest() <= known:
-            time.sleep(0.002)
-        # From here on it trains, a checkpoint every few hundredths of a second: any moment is in a step or in a write.
-        time.sleep(draws.uniform(0, 0.1))
-        assert process.poll() is None, "the run ended before it could be killed"
-        process.kill()
-        process.communicate()
-    assert main(["train", "-q", "--resume", str(tmp_path / "r.yaml")]) == 0
-    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "killed"))
-    results = [json.loads((tmp_path / name / "result.json").read_text())["test"] for name in ("whole", "killed")]
-    assert results[0] == results[1]
-    evaluated = []
-    for name in ("whole", "killed"):
-        capsys.readouterr()
-        assert main(["evaluate", "-q", str(tmp_path / name)]) == 0
-        evaluated.append(capsys.readouterr().out)
-    assert evaluated[0] == evaluated[1]
 
 
 def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

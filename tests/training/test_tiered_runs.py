@@ -1,11 +1,9 @@
-"""Whole runs whose tables have tiers: the same model as in memory, the same bits after a resume and after kill -9."""
+"""Whole runs whose tables have tiers: the same model as in memory and what they leave on disks."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import random
-import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from recipes import KILLS, assert_same_model, fill_disk, last, start, table_values, tiny
+from recipes import assert_same_model, fill_disk, last, start, table_values, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
@@ -52,12 +50,6 @@ def content(root: Path, **train: Any) -> dict[str, Any]:
 
 def recipe(home: Path, run: Path, memory: dict[str, Any], **train: Any) -> Recipe:
     return Recipe.from_dict({**content(home, run=str(run), **train), "memory": memory})
-
-
-def train(made: Recipe, *, resume: bool = False, plan: Plan | None = None) -> Trainer:
-    trainer = Trainer(made, Dataset.open(made.data.path), plan=plan)
-    trainer.train(resume=resume)
-    return trainer
 
 
 def in_log(made: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
@@ -167,18 +159,6 @@ def all_rows(run: Path) -> dict[str, Any]:
         }
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_resuming_continues_bitwise(home: Path, tmp_path: Path, kind: str) -> None:
-    options, embedding = {**INT8, "precision": kind}, EVERY_ROW if kind == "int8" else {}
-    whole = train(recipe(home, tmp_path / "whole", options, embedding=embedding))
-    assert cached(whole) > 0
-    train(recipe(home, tmp_path / "parts", options, max_steps=23, embedding=embedding))
-    for path in checkpoint.steps(tmp_path / "parts" / "checkpoints")[1:]:
-        shutil.rmtree(path)
-    train(recipe(home, tmp_path / "parts", options, embedding=embedding), resume=True)
-    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
-
-
 def test_a_checkpoint_goes_on_under_other_tiers(home: Path, tmp_path: Path) -> None:
     train(recipe(home, tmp_path / "a", INT8, max_steps=30, embedding=EVERY_ROW))
     before = all_rows(tmp_path / "a")
@@ -248,34 +228,3 @@ def test_a_disk_that_fills_in_mid_run_ends_it_at_its_last_checkpoint(
     with pytest.warns(RuntimeWarning, match="takes no hard links from"):  # its rows are on another disk
         assert main(["train", "-q", "--resume", *map(str, command)]) == 0
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "filled"))
-
-
-@pytest.mark.slow
-def test_kill_9_at_random_moments_changes_no_bit(home: Path, tmp_path: Path) -> None:
-    def options(name: str) -> dict[str, Any]:
-        return {**INT8, "block": {"path": str(tmp_path / f"rows-{name}"), "budget": "64MiB"}}
-
-    kept = {"epochs": 4 + 2 * KILLS, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 2000}
-    made = recipe(home, tmp_path / "whole", options("whole"), **kept)
-    whole = train(made, plan=in_log(made, "int8"))
-    assert cached(whole) > 0
-    made = recipe(home, tmp_path / "killed", options("killed"), **kept)
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
-    in_log(made, "int8").save(tmp_path / "plan.json")
-    draws = random.Random(7)
-
-    def newest() -> set[str]:
-        return {path.name for path in (tmp_path / "killed" / "checkpoints").glob("step-*")}
-
-    for _ in range(KILLS):
-        known = newest()
-        process = start(tmp_path / "r.yaml", "--plan", str(tmp_path / "plan.json"))
-        while process.poll() is None and newest() <= known:
-            time.sleep(0.002)
-        time.sleep(draws.uniform(0, 0.1))
-        assert process.poll() is None, f"the run ended before it could be killed: {process.communicate()}"
-        process.kill()
-        process.communicate()
-    assert main(["train", "-q", "--resume", str(tmp_path / "r.yaml"), "--plan", str(tmp_path / "plan.json")]) == 0
-    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "killed"))
-    assert not list((tmp_path / "killed" / "checkpoints").glob(".step-*.tmp"))

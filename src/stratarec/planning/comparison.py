@@ -50,11 +50,14 @@ def compare(plan: Plan, measured: Parts) -> list[Comparison]:
     measured : mapping
         ``memory -> part -> bytes`` over all tables, with the part names of `planning.bytes`.
     """
-    return [
-        _comparison(memory, part, plan.bytes, measured)
-        for memory in MEMORIES
-        for part in dict.fromkeys((*plan.bytes.get(memory, {}), *measured.get(memory, {})))
-    ]
+    found = []
+    for memory in MEMORIES:
+        planned, used = plan.bytes.get(memory, {}), measured.get(memory, {})
+        for part in dict.fromkeys((*planned, *used)):
+            size = planned.get(part, 0)
+            reserve = size if part in RESERVES else 0
+            found.append(Comparison(memory=memory, part=part, predicted=size, used=used.get(part, 0), reserve=reserve))
+    return found
 
 
 def compare_totals(plan: Plan, measured: Mapping[Memory, int]) -> list[Comparison]:
@@ -70,14 +73,3 @@ def compare_totals(plan: Plan, measured: Mapping[Memory, int]) -> list[Compariso
         )
         for memory in plan.budgets
     ]
-
-
-def _comparison(memory: Memory, part: str, predicted: Parts, measured: Parts) -> Comparison:
-    size = predicted.get(memory, {}).get(part, 0)
-    return Comparison(
-        memory=memory,
-        part=part,
-        predicted=size,
-        used=measured.get(memory, {}).get(part, 0),
-        reserve=size if part in RESERVES else 0,
-    )

@@ -64,7 +64,9 @@ def place(
         max((table.shape.width for table in tables), default=1),
         tiers.threads,
     )
-    limits = [_without(budgets.get(name), ranks * workspace if name == "dram" else 0) for name in MEMORIES]
+    limits = [budgets.get(name) for name in MEMORIES]
+    if memory.dram is not None:
+        limits[MEMORIES.index("dram")] = memory.dram - ranks * workspace
     chosen = _least(choices, limits, None, ranks)
     if chosen is None:
         raise ConfigError(_explain(tables, choices, limits, memory, ranks * workspace, ranks))
@@ -75,11 +77,6 @@ def place(
         output_bytes=output_bytes(sum(table.outputs for table in tables)),
         notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers)),
     )  # fmt: skip
-
-
-def _without(budget: int | None, workspace: int) -> int | None:
-    """What is left for tables."""
-    return None if budget is None else budget - workspace
 
 
 def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:

@@ -121,6 +121,15 @@ def read_content(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     return content
 
 
+def leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a recipe's fields by their paths, such as ``train.batch_size``; of a section without fields its
+    own."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found
+
+
 def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a recipe's content with other values of some fields, such as ``train.batch_size``."""
     found = copy.deepcopy(dict(content))

@@ -10,12 +10,11 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import to_hex
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from stratarec.config.units import readable
 from stratarec.io.names import visible
 from stratarec.models.metrics import METRICS
-from stratarec.reporting.html import LINE, Chart, ShownTable, new_axes, write_html
+from stratarec.reporting.html import Chart, ShownTable, new_course, write_html
 from stratarec.reporting.metric_names import by_label, show
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -127,13 +126,9 @@ def _courses(title: str, note: str, courses: Courses) -> Chart | None:
     drawn = {name: np.array(points).T for name, points in courses.items() if len(points) > 1}
     if not drawn:
         return None
-    figure, axes = new_axes(5.5, 3.2)
+    figure, axes = new_course(5.5, 3.2)
     colors = {name: to_hex(mpl.colormaps["tab10"](place % 10)) for place, name in enumerate(courses)}
     for name, (steps, values) in drawn.items():
         axes.plot(steps, values, color=colors[name], linewidth=1.5)
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.grid(color=LINE)
     legend = [(colors[name], name) for name in drawn]
     return Chart(title=title, note=note, figure=figure, legend=legend)

@@ -15,6 +15,7 @@ import matplotlib as mpl
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from stratarec.io.atomic import write_text
 
@@ -69,6 +70,16 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.add_subplot()
+
+
+def new_course(width: float, height: float) -> tuple[Figure, Axes]:
+    """As `new_axes`, for what changes over the steps of a run."""
+    figure, axes = new_axes(width, height)
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(color=LINE)
+    return figure, axes
 
 
 @cache

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import yaml
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.models.metrics import METRICS, WATCHED
 from stratarec.reporting import reliability_chart
-from stratarec.reporting.html import ACCENT, LINE, SECOND, Chart, ShownTable, new_axes, write_html
+from stratarec.reporting.html import ACCENT, SECOND, Chart, ShownTable, new_course, write_html
 from stratarec.reporting.metric_names import by_label, show, shown
 from stratarec.reporting.plan_page import COMPARED, comparison_rows
 
@@ -151,7 +149,7 @@ def _kinds(position: Mapping[str, Any]) -> Chart | None:
     if len(position["kind_losses"]) < 2:
         return None
     steps, mixed, hot = np.array(position["kind_losses"], dtype=np.float64).T
-    figure, axes = _axes()
+    figure, axes = new_course(3.6, 2.5)
     for losses, color in ((mixed, ACCENT), (hot, SECOND)):
         _draw(axes, steps, losses, color)
     return Chart(
@@ -171,19 +169,9 @@ def _validation(position: Mapping[str, Any]) -> Chart | None:
 
 
 def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:
-    figure, axes = _axes()
+    figure, axes = new_course(3.6, 2.5)
     _draw(axes, steps, values, color)
     return Chart(title=title, note=note, figure=figure)
-
-
-def _axes() -> tuple[Figure, Axes]:
-    """A drawing over steps."""
-    figure, axes = new_axes(3.6, 2.5)
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.grid(color=LINE)
-    return figure, axes
 
 
 def _draw(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> None:

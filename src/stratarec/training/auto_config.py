@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.recipe import with_values
+from stratarec.recipe import leaves, with_values
 
 # A batch that was best, of how many training samples, and how it grows with them.
 _BATCH, _SAMPLES, _GROWTH = 256, 80_000, 0.3
@@ -58,7 +58,7 @@ def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any],
     size, no average."""
     samples = dataset.samples("train")
     values = chosen(samples, validated=dataset.samples("valid") > 0)
-    named = _leaves(content)
+    named = leaves(content)
     if "train.batch_size" in named:
         del values["train.average.decay"]
     if any(field in named for field in _LENGTH):
@@ -68,11 +68,3 @@ def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any],
     return with_values(
         content, values
     ), f"for {samples:,} training samples, as the recipe does not say: {told}" if values else ""
-
-
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> set[str]:
-    """Paths of everything that a recipe names."""
-    found: set[str] = set()
-    for key, value in content.items():
-        found |= {f"{prefix}{key}"} | (_leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else set())
-    return found

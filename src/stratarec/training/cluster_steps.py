@@ -148,7 +148,7 @@ def workload(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None, rank
     return Workload(
         batch=max(batch // ranks, 1), features=features, width=model.vector_width,
         lookups=sum(spec.lookups for spec in specs) / batch,
-        flops=6.0 * (everything - modules) + _pairs(features, model.vector_width),
+        flops=6.0 * (everything - modules) + 3.0 * features * features * model.vector_width,
         parameters=everything - modules, tower_flops=6.0 * modules, tower_parameters=modules,
     )  # fmt: skip
 
@@ -162,11 +162,6 @@ def _network(model: ModelConfig, dataset: Dataset) -> nn.Module:
 
 def _weights(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
-
-
-def _pairs(features: int, width: int) -> float:
-    """Operations of the products of all pairs of vectors, forward and backward."""
-    return 3.0 * features * features * width
 
 
 def calibrate(

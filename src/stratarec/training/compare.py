@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stratarec.errors import CheckpointError, ConfigError
+from stratarec.recipe import leaves
 from stratarec.training import checkpoint
 from stratarec.training.run.open_run import require_run
 from stratarec.training.run.run_directory import read_recipe, read_result
@@ -62,7 +63,7 @@ class Contestant:
         told = None if result is None else result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
         return cls(
             name=name,
-            recipe={key: value for key, value in _flat(recipe.to_dict()).items() if key not in _NAMES},
+            recipe={key: value for key, value in leaves(recipe.to_dict()).items() if key not in _NAMES},
             dataset=state["identity"]["dataset"],
             steps=state["step"],
             seconds=position["train_seconds"],
@@ -122,11 +123,3 @@ class Contest:
             for run, other in zip(self.runs, self.other_data, strict=True)
         ]
         return {"runs": runs, "differences": {name: list(values) for name, values in self.differences.items()}}
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of a recipe by their paths; lists, and sections without fields, are leaves."""
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return found

@@ -8,9 +8,10 @@ no rows of a log (clicks, synthetic) are refused.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -30,15 +31,23 @@ from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfi
 from stratarec.data.user_history import Events
 from stratarec.errors import DataError
 from stratarec.models.base import autocast
-from stratarec.models.metrics import Metrics, evaluate_labels
+from stratarec.models.metrics import Metrics
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
+from stratarec.training.evaluation.evaluate import Scored, measured
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192
 # Of histories the last values are kept, and of other lists the first.
 _WHOLE = 1 << 62
 _Source = CsvSource | ParquetSource
+# Sources whose samples are rows of a log.
+_OF_ROWS: Mapping[type[Any], Callable[..., _Source]] = {
+    CsvConfig: CsvSource,
+    ParquetConfig: ParquetSource,
+    CriteoConfig: CriteoSource,
+    AvazuConfig: AvazuSource,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +66,14 @@ class FreshRows:
     logits: NDArray[np.float32]
     user: NDArray[np.int64] | None
     """Who is told from whom; None where the log does not say."""
+
+    @property
+    def samples(self) -> Scored:
+        """For metrics; the log must have labels."""
+        assert self.label is not None
+        user = np.empty(0, dtype=np.int64) if self.user is None else self.user
+        weight = np.empty(0, dtype=np.float32) if self.weight is None else self.weight
+        return Scored(self.label, self.logits, user, weight)
 
 
 class FreshLogs:
@@ -222,14 +239,9 @@ def make_encoder(dataset: Dataset) -> FeatureEncoder:
 
 def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:
     """Other logs by the source of a recipe; `DataError` where its samples are no rows of a log."""
-    if isinstance(config, CsvConfig):
-        return CsvSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
-    if isinstance(config, ParquetConfig):
-        return ParquetSource(replace(config, paths=tuple(files)), on_bad_row, view)
-    if isinstance(config, CriteoConfig):
-        return CriteoSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
-    if isinstance(config, AvazuConfig):
-        return AvazuSource(replace(config, paths=tuple(files)), on_bad_row, view=view)
+    for kind, source in _OF_ROWS.items():
+        if isinstance(config, kind):
+            return source(replace(config, paths=tuple(files)), on_bad_row, view=view)
     raise DataError(
         f"the run's source is of kind {config.kind}, whose samples are no rows of a log: prepare {files[0]} with "
         "the run's vocabulary as a data set of its own and name that, or export the model and use stratarec.Scorer"
@@ -242,24 +254,14 @@ def evaluate_logs(
     """Metrics of each label on all rows; and, for each column that `logs` passes through, of each of its values, the
     most frequent first. Memory holds labels, logits and those columns of every row."""
     parts = list(logs.scored(progress))
-    label = np.concatenate([part.label for part in parts if part.label is not None])
-    logits = np.concatenate([part.logits for part in parts])
-    weights = [part.weight for part in parts if part.weight is not None]
-    weight = np.concatenate(weights) if weights else None
-    users = [part.user for part in parts if part.user is not None]
-    user = np.concatenate(users) if users else None
-    whole = evaluate_labels(logs.labels, label, logits, user, weight)
+    found = Scored.joined(part.samples for part in parts)
     slices = {}
     for name in logs.keep:
         codes = pl.concat([part.kept[name].cast(pl.String) for part in parts], rechunk=True)
         rows = pl.DataFrame({"value": codes}).with_row_index("row").group_by("value").agg("row")
         rows = rows.sort([pl.col("row").list.len(), "value"], descending=[True, False], nulls_last=True)
         slices[name] = [
-            ("(nothing)" if value is None else value, _of(np.asarray(chosen), logs.labels, label, logits, user, weight))
+            ("(nothing)" if value is None else value, measured(logs.labels, found.of(np.asarray(chosen))))
             for value, chosen in rows.iter_rows()
         ]
-    return whole, slices
-
-
-def _of(rows: np.ndarray, labels: Sequence[str], *columns: np.ndarray | None) -> dict[str, Metrics]:
-    return evaluate_labels(labels, *(None if column is None else column[rows] for column in columns))  # type: ignore[arg-type]
+    return measured(logs.labels, found), slices

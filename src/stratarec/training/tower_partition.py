@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import chain, count, islice
 
 import numpy as np
 
@@ -145,13 +145,9 @@ def _probe(recipe: Recipe, dataset: Dataset, model: CTRModel, steps: int, progre
     stages = Stages(model, build_optimizer(train.dense, model.network), train, Loader(dataset, "train", config))
     progress.start("probe", steps, "steps")
     try:
-        for step, batch in enumerate(islice(_endless(stages), steps)):
+        endless = chain.from_iterable(stages.read(epoch, 0) for epoch in count())
+        for step, batch in enumerate(islice(endless, steps)):
             trained = stages.train(step, batch)
             progress.advance(1, f"loss {trained.loss:.4f}")
     finally:
         progress.finish()
-
-
-def _endless(stages: Stages) -> Iterator[Batch]:
-    for epoch in count():
-        yield from stages.read(epoch, 0)

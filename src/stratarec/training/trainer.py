@@ -142,19 +142,14 @@ class Trainer:
 
     def _one_plan(self, plan: Plan | None) -> Plan | None:
         """The plan of all ranks: memories are measured, and files read, by one."""
-        mesh = self.mesh
+        mesh, recipe, dataset = self.mesh, self.recipe, self.dataset
 
-        def made() -> dict[str, Any] | None:
-            found = (
-                plan
-                or read_plan(self.run, self.recipe, self.dataset)
-                or new_plan(self.recipe, self.dataset, mesh.ranks)
-            )
-            return None if found is None else found.to_dict()
+        def made() -> Plan | None:
+            return plan or read_plan(self.run, recipe, dataset) or new_plan(recipe, dataset, mesh.ranks)
 
         if mesh.ranks == 1:
-            return plan or read_plan(self.run, self.recipe, self.dataset) or new_plan(self.recipe, self.dataset)
-        content = mesh.first(made)
+            return made()
+        content = mesh.first(lambda: None if (found := made()) is None else found.to_dict())
         return None if content is None else Plan.from_dict(content)
 
     def _new_loader(self, share: BatchShare) -> Loader:

@@ -39,6 +39,10 @@ class Scored(NamedTuple):
         """One after another."""
         return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
+    def of(self, rows: NDArray[np.int64]) -> Scored:
+        """Some of them."""
+        return Scored._make(column[rows] if len(column) else column for column in self)
+
 
 def logits(
     model: CTRModel,

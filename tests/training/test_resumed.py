@@ -1,0 +1,192 @@
+"""A run that was stopped, or killed, and goes on ends with the bits of one that was not, whatever it trains."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from training.test_tiered_runs import EVERY_ROW, INT8, cached, content, in_log
+
+from recipes import KILLS, assert_same_model, last, start, tiny, train
+from stratarec.cli import main
+from stratarec.data.prepare.prepare import prepare
+from stratarec.hot.hot_loader import HotLoader
+from stratarec.io.tensors import read_tensors
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.trainer import Trainer
+
+
+def is_cached(whole: Trainer) -> None:
+    assert cached(whole) > 0
+
+
+def has_statistics(whole: Trainer) -> None:
+    network = read_tensors(last(whole.run) / "network.safetensors")
+    assert (network["score.top.1.running_mean"] != 0).any()
+
+
+def has_hot_batches(whole: Trainer) -> None:
+    apart = whole.recipe.hot.batches != "none"
+    assert bool(whole.position.kind_losses) == apart
+    assert ("Loss by kind of batch" in (whole.run / "report.html").read_text()) == apart
+    assert isinstance(whole.loader, HotLoader) == apart
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and where it stops."""
+
+    train: dict[str, Any]
+    stopped: int = 23
+    """Steps of the first part."""
+    epoch: int = 0
+    """In which the second part begins."""
+    again: bool = True
+    """Whether it begins with the earlier of two checkpoints, so that some steps are trained twice."""
+    whole: dict[str, Any] = field(default_factory=dict)
+    """Other fields of the run that was not stopped, which change no bit."""
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of the recipe, beside ``train``."""
+    check: Callable[[Trainer], None] | None = None
+    """That what is tested was there."""
+
+
+ADAM_OF_ALL_ROWS = {"kind": "adam", "rows": "all", "weight_decay": 0.01}
+DENSE: dict[str, dict[str, Any]] = {
+    "adamw": {"kind": "adamw", "weight_decay": 0.1},
+    "adagrad": {"kind": "adagrad"},
+    "sgd": {"kind": "sgd", "schedule": {"kind": "cosine", "total_steps": 90}},
+}
+ROWS = {"float32": ADAM_OF_ALL_ROWS, "bf16": {"kind": "rowwise_adam"}}
+AVERAGED = {"average": {"decay": 0.9}, "dense": {"learning_rate": 0.05}, "checkpoint": {"every_steps": 7, "keep": 99}}
+CASES = {
+    **{
+        f"{name}-{precision}": Case({"dense": dense, "precision": precision, "embedding": rows})
+        for name, dense in DENSE.items()
+        for precision, rows in ROWS.items()
+    },
+    # The masks and statistics of a step are the same however often a run stopped, evaluated or saved before.
+    **{
+        f"dropout, statistics, average-{precision}": Case(
+            {**AVERAGED, "precision": precision, "epochs": 1},
+            stopped=13,
+            again=False,
+            whole={"eval_every": 9},
+            sections={"model": {"dropout": 0.3, "batch_norm": True}},
+            check=has_statistics,
+        )
+        for precision in ROWS
+    },
+    **{
+        kind: Case({"embedding": rows}, sections={"memory": {**INT8, "precision": kind}}, check=is_cached)
+        for kind, rows in (("int8", EVERY_ROW), ("int4", {}))
+    },
+    **{
+        f"hot batches {batches}": Case(
+            {"eval_every": 0},
+            stopped=80,
+            epoch=1,
+            again=False,
+            whole={"report": True},
+            sections={"memory": INT8, "hot": {"budget": "256KiB", "batches": batches}},
+            check=has_hot_batches,
+        )
+        for batches in ("proportional", "adaptive", "none")
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data set whose batches use a small part of the tables."""
+    root = tmp_path_factory.mktemp("larger")
+    prepare(Recipe.from_dict(content(root)).data)
+    return root
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stopped_run_goes_on_bitwise(home: Path, larger: Path, tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+
+    def made(run: str, **more: Any) -> Recipe:
+        options = {"run": str(tmp_path / run), **case.train, **more}
+        found = content(larger, **options) if "memory" in case.sections else tiny(home, **options)
+        for section, fields in case.sections.items():
+            found[section] = found.get(section, {}) | fields
+        return Recipe.from_dict(found)
+
+    whole = train(made("whole", **case.whole))
+    if case.check is not None:
+        case.check(whole)
+    train(made("parts", max_steps=case.stopped))
+    if case.again:
+        for path in kept(tmp_path / "parts")[1:]:
+            shutil.rmtree(path)
+    position = checkpoint.read_state(last(tmp_path / "parts"))["position"]
+    assert position["epoch"] == case.epoch
+    assert position["batch"] > 0
+    torch.rand(100)
+    resumed = train(made("parts"), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+    assert list(map(tuple, resumed.position.losses)) == whole.position.losses
+    assert list(map(tuple, resumed.position.kind_losses)) == whole.position.kind_losses
+
+
+def kept(run: Path) -> list[Path]:
+    return checkpoint.steps(run / "checkpoints")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiers", [False, True], ids=["memory", "log"])
+def test_kill_9_at_random_moments_changes_no_bit(
+    home: Path, larger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiers: bool
+) -> None:
+    steps = {"epochs": 4 + 3 * KILLS, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 2000}
+
+    def made(run: str) -> Recipe:
+        options = {"run": str(tmp_path / run), **steps}
+        block = {"path": str(tmp_path / f"rows-{run}"), "budget": "64MiB"}
+        return Recipe.from_dict(
+            {**content(larger, **options), "memory": {**INT8, "block": block}} if tiers else tiny(home, **options)
+        )
+
+    plan = in_log(made("whole"), "int8") if tiers else None
+    whole = train(made("whole"), plan=plan)
+    assert bool(cached(whole)) == tiers
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made("killed").to_dict()))
+    command = [str(tmp_path / "r.yaml")]
+    if plan is not None:
+        plan.save(tmp_path / "plan.json")
+        command += ["--plan", str(tmp_path / "plan.json")]
+    draws = random.Random(5)
+    for _ in range(KILLS):
+        known = kept(tmp_path / "killed")[-1:]
+        process = start(*command)
+        while process.poll() is None and kept(tmp_path / "killed")[-1:] <= known:
+            time.sleep(0.002)
+        # From here on it trains, a checkpoint every few hundredths of a second: any moment is in a step or in a write.
+        time.sleep(draws.uniform(0, 0.1))
+        assert process.poll() is None, f"the run ended before it could be killed: {process.communicate()}"
+        process.kill()
+        process.communicate()
+    assert main(["train", "-q", "--resume", *command]) == 0
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "killed"))
+    assert not list((tmp_path / "killed" / "checkpoints").glob(".step-*.tmp"))
+    tested, evaluated = [], []
+    for name in ("whole", "killed"):
+        tested.append(json.loads((tmp_path / name / "result.json").read_text())["test"])
+        capsys.readouterr()
+        assert main(["evaluate", "-q", str(tmp_path / name)]) == 0
+        evaluated.append(capsys.readouterr().out)
+    assert tested[0] == tested[1]
+    assert evaluated[0] == evaluated[1]
