@@ -25,7 +25,7 @@ Held = TypeVar("Held", bound=Handle)
 
 
 class NamedRows(Protocol):
-    """Rows of tables by name and number: see `Tables`."""
+    """Rows of tables by name and number: see `TableGroup`."""
 
     def table(self, name: str) -> dict[str, Tensor]: ...
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]: ...

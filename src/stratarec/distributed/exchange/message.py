@@ -17,7 +17,7 @@ from stratarec.kernels.rectangles import Parts, copy_parts, parts_of, swapped
 
 
 class Rectangle(NamedTuple):
-    """Floats of an array and where they lie in the message; the order of fields is that of `kernels.parts.Parts`."""
+    """Floats of an array and where they lie in the message; in the order of `kernels.rectangles.Parts`."""
 
     rows: int
     width: int

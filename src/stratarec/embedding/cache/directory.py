@@ -114,7 +114,7 @@ class Directory:
         out : ndarray
             ``[N]`` int32: gets the slots, relative to their table's first; -1 where there is no room.
         stamp, horizon : int
-            As in `Moment`.
+            As in `BatchClock`.
         """
         return kernel.stage(
             group, self.layout, self.state, bags, out, batch=stamp, horizon=horizon, workspace=self.workspace

@@ -23,7 +23,7 @@ _Small = Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
 
 
 class RowsFile(Model):
-    """A file of rows; see `stores.rowfile`."""
+    """A file of rows; see `stores.row_file`."""
 
     name: Annotated[str, pydantic.Field(pattern=r"^rows-\d{6,12}\.safetensors$")]
     rows: Count
@@ -84,7 +84,7 @@ class LogHome(_Files):
 
 
 class SlotFiles(_Files):
-    """The rows that were in slots; see `cache.slot_records`."""
+    """The rows that were in slots; see `cache.saved_slots`."""
 
     record_bytes: _Small
 
@@ -150,7 +150,7 @@ class TablesManifest(Model):
     origin: Count
     lookahead: Annotated[int, pydantic.Field(ge=0, le=1 << 20)]
     changes: tuple[tuple[Count, Annotated[float, pydantic.Field(gt=0)]], ...] = ()
-    """Of the learning rate: see `course.Course`."""
+    """Of the learning rate: see `step_clock.StepClock`."""
     groups: tuple[GroupManifest, ...]
 
     @pydantic.model_validator(mode="after")

@@ -93,7 +93,7 @@ class TableGroup(ABC):
         First output column of each pooled feature.
     first_slot, slots : sequence of int
         Where each table starts in `memory`, and how many slots it has.
-    course : Course
+    course : StepClock
         The steps that rows catch up with.
     """
 

@@ -1,4 +1,4 @@
-"""A trained model written for use elsewhere; `serving.manifest` says what an export is.
+"""A trained model written for use elsewhere; `serving.export_manifest` says what an export is.
 
 By default it is data alone: configuration, weights, tables, vocabularies. `program.pt2`, on request, is the network as
 `torch.export` wrote it, for use without StrataRec. Whoever opens such a file with torch runs what its writer put in,

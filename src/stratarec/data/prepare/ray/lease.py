@@ -1,6 +1,6 @@
 """Work in a directory for the process that holds it, by tasks that may outlive it.
 
-The lock of `holding.py` dies with its process. Tasks that it gave to other machines may run a little longer, and must
+The lock of `io/lock.py` dies with its process. Tasks that it gave to other machines may run a little longer, and must
 not write into what another process has begun there since. So a file in the directory holds a token, which a task must
 know, and on which it has a shared lock. The next call waits for these locks and then takes the token away, before it
 does anything. The file is never replaced, as locks are on what it is and not on its name.

@@ -167,7 +167,7 @@ def _portable(error: Exception) -> Exception:
 
 @contextmanager
 def on_ray(address: str) -> Iterator[RayExecutor]:
-    """An `Executor` whose pieces are tasks of a Ray cluster; see `connecting.joined`."""
+    """An `Executor` whose pieces are tasks of a Ray cluster; see `connect.joined`."""
     with joined(address) as ray:
         yield RayExecutor(ray)
 
