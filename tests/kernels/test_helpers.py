@@ -156,7 +156,7 @@ import torch
 torch.set_num_threads(2)
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
-from stratarec.kernels import helpers
+from stratarec.kernels.runtime import helpers
 
 def train(threads=(2,), rest=0.0):
     table = EmbeddingBagConfig(name="a", num_embeddings=5000, embedding_dim=16, feature_names=("f",))
