@@ -2,8 +2,8 @@
 
 A log of N rows has 0.8 N to train on, 0.1 N to validate by, and at least 100,000 to test on, however small N is: with
 fewer a seed's chance is larger than what is compared. Every seed is another log. Ours is `recipes/criteo.yaml` as it
-is shipped, with what `training.sizing` chooses for so many samples. Trees have the same samples, prepared with an id
-for every value that occurs twice, not ten times as the recipe has it: they got more of that. Each side has the same
+is shipped, with what `training.auto_config` chooses for so many samples. Trees have the same samples, prepared with an
+id for every value that occurs twice, not ten times as the recipe has it: they got more of that. Each side has the same
 number of threads.
 
 The truth of these logs is a factorisation machine with first-order effects (`data.sources.synthetic`): half of what

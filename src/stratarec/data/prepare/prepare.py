@@ -64,7 +64,7 @@ def prepare(
         Whether a data set of other logs or settings is replaced.
     progress : Progress, optional
     executor : Executor, optional
-        Who does the pieces of each stage, such as `stratarec.data.prepare.ray.on_ray`; by default this process alone.
+        Who does the pieces of each stage, such as `data.prepare.ray.tasks.on_ray`; by default this process alone.
 
     Raises
     ------

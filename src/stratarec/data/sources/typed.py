@@ -148,6 +148,7 @@ class Converter:
         value = self._numeric(raw, "numbers for a dense feature")
         if not value.null_count() and np.abs(value.to_numpy()).max(initial=0.0) <= 3.0e38:  # as most columns are
             return value
+        # NaN is missing here; in a block that stayed text, as another value is no number, it is a fault of its row.
         value = value.fill_nan(None)
         missing = raw.is_null() if raw.dtype in _TEXT else value.is_null()
         self.require(raw, missing | (value.abs() <= _MOST), "a finite number or nothing")

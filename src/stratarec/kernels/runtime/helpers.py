@@ -1,7 +1,7 @@
 """Helper threads of our own, which a kernel waits for only if they have begun to help.
 
 They are Python threads that spend their lives in compiled code without the interpreter lock, asleep on a pipe or an
-event until a kernel rings; `crew` says how they find work. They start when a kernel first wants them, are gone in a
+event until a kernel rings; `workers` says how they find work. They start when a kernel first wants them, are gone in a
 forked child, which starts its own, and end with the interpreter.
 """
 

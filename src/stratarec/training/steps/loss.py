@@ -39,7 +39,8 @@ class Objective:
             return self.joined(self.sums(logits, batch), self.weights(batch))
         loss = functional.binary_cross_entropy_with_logits(logits, batch.label, weight=batch.weight)
         if batch.weight is not None:
-            # torch divides by B, so that equal weights change no bit of the gradient.
+            # torch divides by B, so that equal weights change no bit of the gradient: a sum over the sum of weights
+            # gives (p - y) * (1 / B), which is not (p - y) / B.
             loss = loss * (batch.size / _or_infinity(self.weights(batch)[0]))
         return loss * self._factors[0]
 

@@ -31,7 +31,7 @@ MIX_1, MIX_2 = 0x85EBCA6B, 0xC2B2AE35
 
 
 class Form(NamedTuple):
-    """A `Layout` as kernels take it: what is in a record, and the byte at which each part of it begins."""
+    """A `RecordLayout` as kernels take it: what is in a record, and the byte at which each part of it begins."""
 
     kind: int
     """Its place in the registry."""
