@@ -86,8 +86,7 @@ def forward(member, lanes, whole, counter, samples, out, scratches):
             place += U(first * width)
             for i in range(U(1), V):
                 whole_fours = i & ~U(3)
-                # Four products at once: their sums over lanes are one transposition, where each alone is a chain of
-                # shuffles.
+                # Four products at once: their sums over lanes take half the shuffles.
                 for j in range(U(0), whole_fours, U(4)):
                     store_totals(
                         out, place + j,

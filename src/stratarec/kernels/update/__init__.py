@@ -17,28 +17,9 @@ from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.runtime.backends import backend
 from stratarec.kernels.update import cpu, rules, workspace
 from stratarec.kernels.update import missed as _missed
+from stratarec.kernels.update.rules import Slots as Slots
 
 _BACKENDS = {"cpu": cpu}
-
-
-class Slots(NamedTuple):
-    """Rows and their state.
-
-    Parameters
-    ----------
-    weights : ndarray
-        ``[R * D]``.
-    row_state, full_state : ndarray
-        ``[R]`` and ``[R * k * D]``, k floats a weight of which the first ones of all weights of a row come first; of
-        any size where the rule keeps no such state. Both float32, as the weights are.
-    clock : ndarray
-        ``[R]`` int32, the steps that each row has taken; empty where a step changes the rows of its batch alone.
-    """
-
-    weights: NDArray[np.float32]
-    row_state: NDArray[np.float32]
-    full_state: NDArray[np.float32]
-    clock: NDArray[np.int32]
 
 
 class Gradients(NamedTuple):

@@ -35,7 +35,16 @@ from stratarec.kernels.update.lists import (
     sort_by_row,
 )
 from stratarec.kernels.update.missed import course_of
-from stratarec.kernels.update.rules import MissedSteps, Step, compiled, pace_in, prefetch_state, rule_of, train_row
+from stratarec.kernels.update.rules import (
+    MissedSteps,
+    Slots,
+    Step,
+    compiled,
+    pace_in,
+    prefetch_state,
+    rule_of,
+    train_row,
+)
 from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, UpdateTasks, kept_for
 
 
@@ -226,7 +235,7 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
         # Named here: on their way from Python named tuples cost 0.6 to 1.4 us each, plain ones 0.2 to 0.6.
         (rule, pace), course = step
         given = (
-            lanes, whole, UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, slots,
+            lanes, whole, UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, Slots(*slots),
             batch_of(batch), Given(*gradients), MemberScratch(*work),
             Step(rule_of(rule), pace_in(pace), MissedSteps(*course)),
         )  # fmt: skip

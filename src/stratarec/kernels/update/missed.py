@@ -14,7 +14,7 @@ from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.simd.prefetch import U, prefetch
 from stratarec.kernels.simd.vector import blocks
 from stratarec.kernels.update.lists import batch_of, part_of
-from stratarec.kernels.update.rules import MissedSteps, catch_up, compiled, rule_of
+from stratarec.kernels.update.rules import MissedSteps, Slots, catch_up, compiled, rule_of
 from stratarec.kernels.update.workspace import NOTHING, UpdateTasks, kept_for
 
 # Lookups ahead of the one in use whose clock is asked for.
@@ -43,7 +43,7 @@ def catch_up_feature(lanes, f, part, bags, features, slots, D, rule, course):
     begin, end = span(bags, features.key[f])
     base, limit = features.base[f], features.rows[f]
     for i in range(U(begin), U(end)):
-        prefetch(slots[3], base + bags.values[min(i + U(AHEAD), U(end) - U(1))])
+        prefetch(slots.clock, base + bags.values[min(i + U(AHEAD), U(end) - U(1))])
         row = bags.values[i]
         if 0 <= row < limit and (parts == 1 or part_of(row, parts) == U(number)):
             catch_up(lanes, rule, course, slots, U(base + row), D)
@@ -83,12 +83,15 @@ def kernels(lanes, whole):
     @njit(nogil=True, cache=True)
     def run_catch_up(team, width, slots, batch, tasks, rule, course):
         tasks = UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2])
-        given = (lanes, whole, tasks, width, slots, batch_of(batch), rule_of(rule), MissedSteps(*course))
+        given = (lanes, whole, tasks, width, Slots(*slots), batch_of(batch), rule_of(rule), MissedSteps(*course))
         run_team(team, catch_up_tables, given)
 
     @njit(nogil=True, cache=True)
     def run_settle(team, width, slots, first, last, rule, course):
-        given = (lanes, whole, np.zeros(1, np.int64), width, slots, first, last, rule_of(rule), MissedSteps(*course))
+        given = (
+            lanes, whole, np.zeros(1, np.int64), width, Slots(*slots), first, last, rule_of(rule),
+            MissedSteps(*course),
+        )  # fmt: skip
         run_team(team, settle_chunks, given)
 
     return SimpleNamespace(catch_up=run_catch_up, settle=run_settle)

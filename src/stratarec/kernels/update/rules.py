@@ -22,6 +22,26 @@ KINDS = {
 }  # fmt: skip
 
 
+class Slots(NamedTuple):
+    """Rows and their state.
+
+    Parameters
+    ----------
+    weights : ndarray
+        ``[R * D]``.
+    row_state, full_state : ndarray
+        ``[R]`` and ``[R * k * D]``, k floats a weight of which the first ones of all weights of a row come first; of
+        any size where the rule keeps no such state. Both float32, as the weights are.
+    clock : ndarray
+        ``[R]`` int32, the steps that each row has taken; empty where a step changes the rows of its batch alone.
+    """
+
+    weights: NDArray[np.float32]
+    row_state: NDArray[np.float32]
+    full_state: NDArray[np.float32]
+    clock: NDArray[np.int32]
+
+
 class Rule(NamedTuple):
     """A row optimizer's numbers: those of every step.
 
@@ -142,29 +162,29 @@ def blend(lanes, state, place, keep, rest, found):
 def adagrad_block(lanes, rule, pace, slots, place, found):
     """Adagrad's step of a block whose gradient is `found`."""
     literally(lanes)
-    sums = add(load(slots[2], place, lanes), multiply(found, found))
-    store(slots[2], place, sums)
+    sums = add(load(slots.full_state, place, lanes), multiply(found, found))
+    store(slots.full_state, place, sums)
     scale = add(square_root(sums), broadcast(rule.eps, lanes))
-    move(lanes, rule, pace, slots[0], place, divide(multiply(broadcast(pace.rate, lanes), found), scale))
+    move(lanes, rule, pace, slots.weights, place, divide(multiply(broadcast(pace.rate, lanes), found), scale))
 
 
 @njit(**BODY)
 def adam_block(lanes, rule, pace, slots, place, state, D, found):
     """Adam's step of a block: the moments of a slot lie one behind the other, the block's own from `state` on."""
     literally(lanes)
-    first = blend(lanes, slots[2], state, rule.beta1, rule.rest1, found)
-    second = blend(lanes, slots[2], state + D, rule.beta2, rule.rest2, multiply(found, found))
+    first = blend(lanes, slots.full_state, state, rule.beta1, rule.rest1, found)
+    second = blend(lanes, slots.full_state, state + D, rule.beta2, rule.rest2, multiply(found, found))
     scale = add(multiply(square_root(second), broadcast(pace.sharp, lanes)), broadcast(rule.eps, lanes))
-    move(lanes, rule, pace, slots[0], place, divide(multiply(broadcast(pace.stride, lanes), first), scale))
+    move(lanes, rule, pace, slots.weights, place, divide(multiply(broadcast(pace.stride, lanes), first), scale))
 
 
 @njit(**BODY)
 def factor_of(lanes, rule, pace, slots, row, D, gradient, start):
     """What a whole row's gradient, or its first moment, is multiplied by; the row's state takes the gradient in."""
     literally(lanes)
-    factor, row_state = pace.rate, slots[1]
+    factor, row_state = pace.rate, slots.row_state
     if rule.kind != SGD:
-        square = mean_square(lanes, rule, slots[0], row * D, D, gradient, start)
+        square = mean_square(lanes, rule, slots.weights, row * D, D, gradient, start)
         if rule.kind == ROWWISE_ADAGRAD:
             row_state[row] += square
             factor = pace.rate / (np.sqrt(row_state[row]) + rule.eps)
@@ -184,22 +204,22 @@ def update_row(lanes, rule, pace, slots, row, D, gradient, start):
         factor = factor_of(lanes, rule, pace, slots, row, D, gradient, start)
     for block in range(U(0), D, U(lanes)):
         place = first + block
-        found = direction(lanes, rule, slots[0], place, gradient, start + block)
+        found = direction(lanes, rule, slots.weights, place, gradient, start + block)
         if rule.kind == ADAGRAD:
             adagrad_block(lanes, rule, pace, slots, place, found)
         elif rule.kind == ADAM:
             adam_block(lanes, rule, pace, slots, place, first + place, D, found)
         else:
             if rule.kind == ROWWISE_ADAM:
-                found = blend(lanes, slots[2], place, rule.beta1, rule.rest1, found)
-            move(lanes, rule, pace, slots[0], place, multiply(broadcast(factor, lanes), found))
+                found = blend(lanes, slots.full_state, place, rule.beta1, rule.rest1, found)
+            move(lanes, rule, pace, slots.weights, place, multiply(broadcast(factor, lanes), found))
 
 
 @njit(**BODY)
 def catch_up(lanes, rule, course, slots, row, D):
     """Take the steps that row `row` has missed, one by one, as they would have been taken."""
     literally(lanes)
-    clock = slots[3]
+    clock = slots.clock
     # One by one: the missed decay of SGD has a closed form, but a row that is read in between has its gap cut in two,
     # and two products have other bits than one. Adagrad and Adam have no such form.
     for missed in range(U(clock[row]), U(course.steps)):
@@ -212,22 +232,22 @@ def catch_up(lanes, rule, course, slots, row, D):
 def train_row(lanes, step, slots, row, D, gradient, start):
     """`update_row` of a row that has taken every step before this one."""
     literally(lanes)
-    if len(slots[3]):
+    if len(slots.clock):
         # As a rule it has them from when it was looked up; not where another batch was trained in between.
         catch_up(lanes, step.rule, step.course, slots, row, D)
-        slots[3][row] += np.int32(1)
+        slots.clock[row] += np.int32(1)
     update_row(lanes, step.rule, step.pace, slots, row, D, gradient, start)
 
 
 @njit(**BODY)
 def prefetch_state(kind, slots, row, D):
     """Ask for all that `train_row` will touch."""
-    prefetch_row(slots[0], row * D, D)
-    if len(slots[3]):
-        prefetch(slots[3], row)
+    prefetch_row(slots.weights, row * D, D)
+    if len(slots.clock):
+        prefetch(slots.clock, row)
     if kind == ROWWISE_ADAGRAD or kind == ROWWISE_ADAM:
-        prefetch(slots[1], row)
+        prefetch(slots.row_state, row)
     if kind == ADAGRAD or kind == ROWWISE_ADAM:
-        prefetch_row(slots[2], row * D, D)
+        prefetch_row(slots.full_state, row * D, D)
     if kind == ADAM:
-        prefetch_row(slots[2], U(2) * row * D, U(2) * D)
+        prefetch_row(slots.full_state, U(2) * row * D, U(2) * D)
