@@ -12,8 +12,10 @@ import pytest
 from recipes import log_config, tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
+from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride, bounded
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
@@ -139,3 +141,14 @@ def test_a_hash_beside_counted_ones_trains_and_scores(tmp_path: Path) -> None:
 def test_what_a_kind_makes_no_use_of_is_refused(tmp_path: Path, vocabulary: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         recipe(tmp_path, **vocabulary)
+
+
+def test_access_counts_are_one_number_a_row_and_fall(tmp_path: Path) -> None:
+    dataset = prepare(PrepareConfig(source=SyntheticConfig(samples=2000, scale=0.001), path=str(tmp_path / "d")))
+    for name, info in dataset.vocabularies.items():
+        counts = dataset.access_counts(name)
+        assert len(counts) == info.rows
+        assert (counts[: info.values][:-1] >= counts[: info.values][1:]).all()
+    missing = 0.1 * dataset.samples("train")
+    assert dataset.access_counts("C1").sum() == dataset.samples("train")
+    assert abs(dataset.access_counts("C3").sum() - (dataset.samples("train") - missing)) < 0.3 * missing
