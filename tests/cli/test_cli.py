@@ -222,7 +222,7 @@ def test_a_full_output_is_one_line(place: Path) -> None:
 
 def test_names_beyond_the_terminals_encoding_do_not_end_a_run(place: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "stratarec.cli", "train", "café.yaml"],
+        [sys.executable, "-m", "stratarec", "train", "café.yaml"],
         capture_output=True, text=True, check=False, cwd=place, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 2
