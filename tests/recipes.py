@@ -21,9 +21,14 @@ from stratarec.data.splits import SplitConfig
 from stratarec.embedding.checkpoint.transfer import saved_rows
 from stratarec.io.tensors import read_tensors
 from stratarec.planning.plan import Plan
-from stratarec.progress import Progress
+from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
+from stratarec.training.export.export import export
+from stratarec.training.predict import predict
+from stratarec.training.raw_logs import FreshLogs
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 KILLS = int(os.environ.get("STRATAREC_KILLS", "1"))
@@ -115,6 +120,24 @@ def train(
     trainer = Trainer(made, Dataset.open(made.data.path), progress, plan=plan)
     trainer.train(resume=resume)
     return trainer
+
+
+def agreeing_scores(
+    run: str | Path, log: Path, root: Path, *, program: bool = False, rtol: float = 1e-4
+) -> tuple[Scorer, np.ndarray[Any, Any]]:
+    """The scorer of an export of a run, and its scores of a Parquet log: within `rtol` those of the raw log, and those
+    that the run predicts of the test split that was made of it."""
+    with open_run(run) as trained:
+        predict(trained, "test", root / "test.parquet", SilentProgress())
+        fresh = FreshLogs(trained, [str(log)])
+        raw = np.concatenate([part.logits for part in fresh.scored(SilentProgress())])
+        export(trained, root / "export", program=program)
+    scorer = Scorer.open(root / "export")
+    scores = scorer.score(pl.read_parquet(log))
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-raw.astype(np.float64))), rtol=rtol)
+    known = pl.read_parquet(root / "test.parquet")
+    np.testing.assert_allclose(known["score"], scores[known["row"].to_numpy() - 1], rtol=1e-4)
+    return scorer, scores
 
 
 def interrupt(trainer: Trainer, at: int, times: int = 1) -> None:

@@ -9,14 +9,12 @@ import numpy as np
 import polars as pl
 import pytest
 
+from recipes import agreeing_scores
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.serving.scorer import Scorer
 from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.export.export import export
-from stratarec.training.raw_logs import FreshLogs
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -65,12 +63,7 @@ def test_a_quarter_of_the_negatives_gives_the_probabilities_of_all(tmp_path: Pat
         # Without the correction predictions would be more than twice the click rate.
         assert found["calibration"] == pytest.approx(1, abs=0.15)
         assert found["auc"] > 0.7
-        export(trained, tmp_path / "export")
-        log = pl.read_parquet(tmp_path / "log.parquet")
-        fresh = FreshLogs(trained, [str(tmp_path / "log.parquet")])
-        raw = np.concatenate([part.logits for part in fresh.scored(SilentProgress())])
-    scores = Scorer.open(tmp_path / "export").score(log)
-    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-raw.astype(np.float64))), rtol=1e-5)
+    agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path, rtol=1e-5)
 
 
 def test_all_negatives_are_kept_by_default_and_samples_are_those_of_before(tmp_path: Path) -> None:

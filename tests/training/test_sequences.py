@@ -11,20 +11,14 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from recipes import tiny
+from recipes import agreeing_scores, tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.dataset.stored_columns import ShardLayout
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import DataError
-from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.serving.scorer import Scorer
-from stratarec.training.export.export import export
-from stratarec.training.predict import predict
-from stratarec.training.raw_logs import FreshLogs
-from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 ROWS, LONGEST = 1200, 4
@@ -121,21 +115,12 @@ def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: st
     frame = write_log(tmp_path)
     made = recipe(tmp_path, groups=groups)
     Trainer(made, prepare(made.data)).train()
-    with open_run(made.run) as trained:
-        predict(trained, "test", tmp_path / "test.parquet", SilentProgress())
-        fresh = FreshLogs(trained, [str(tmp_path / "log.parquet")])
-        raw = np.concatenate([part.logits for part in fresh.scored(SilentProgress())])
-        export(trained, tmp_path / "export", program=True)
-    known = pl.read_parquet(tmp_path / "test.parquet")
-    scores = 1 / (1 + np.exp(-raw[known["row"].to_numpy() - 1].astype(np.float64)))
-    np.testing.assert_allclose(known["score"], scores, rtol=1e-4)
-    exported = Scorer.open(tmp_path / "export").score(frame)
-    np.testing.assert_allclose(exported[known["row"].to_numpy() - 1], scores, rtol=1e-4)
+    scorer, exported = agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path, program=True)
     changed = frame.with_columns(last_kind=pl.col("last_kind").list.reverse())
-    assert not np.allclose(Scorer.open(tmp_path / "export").score(changed), exported, rtol=1e-4)
+    assert not np.allclose(scorer.score(changed), exported, rtol=1e-4)
     pair = {"item": [1, 2], "kind": ["k1", "k2"], "last": [[3], [4, 5]], "last_kind": [["k3"], ["k4"]]}
     with pytest.raises(DataError, match=r"row 2: column 'last_kind': got a list of 1, expected 2 values, as many as"):
-        Scorer.open(tmp_path / "export").score(pair)
+        scorer.score(pair)
 
 
 def test_lists_of_unequal_lengths_are_bad_rows(tmp_path: Path) -> None:

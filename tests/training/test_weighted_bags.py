@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recipes import assert_same_model, last, tiny
+from recipes import agreeing_scores, assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.inverse import InverseJagged
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged, offsets_of
@@ -31,11 +31,7 @@ from stratarec.errors import ConfigError, DataError
 from stratarec.models.request import Request
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.serving.scorer import Scorer
 from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.export.export import export
-from stratarec.training.predict import predict
-from stratarec.training.raw_logs import FreshLogs
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.shard_tables import shared_collection
 from stratarec.training.trainer import Trainer
@@ -225,18 +221,10 @@ def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: st
     dataset = prepare(made.data)
     Trainer(made, dataset).train()
     with open_run(made.run) as trained:
-        predict(trained, "test", tmp_path / "test.parquet", SilentProgress())
         _, found = evaluate_split(trained.model, dataset, "test", precision="float32", progress=SilentProgress())
-        fresh = FreshLogs(trained, [str(tmp_path / "log.parquet")])
-        raw = np.concatenate([part.logits for part in fresh.scored(SilentProgress())])
-        export(trained, tmp_path / "export")
-    known = pl.read_parquet(tmp_path / "test.parquet")
-    scores = 1 / (1 + np.exp(-raw[known["row"].to_numpy() - 1].astype(np.float64)))
-    np.testing.assert_allclose(known["score"], scores, rtol=1e-4)
-    np.testing.assert_allclose(np.sort(1 / (1 + np.exp(-found.logit.astype(np.float64)))), np.sort(scores), rtol=1e-4)
-    scorer = Scorer.open(tmp_path / "export")
-    exported = scorer.score(frame)
-    np.testing.assert_allclose(exported[known["row"].to_numpy() - 1], scores, rtol=1e-4)
+    scorer, exported = agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path)
+    scores = np.sort(pl.read_parquet(tmp_path / "test.parquet")["score"])
+    np.testing.assert_allclose(np.sort(1 / (1 + np.exp(-found.logit.astype(np.float64)))), scores, rtol=1e-4)
     np.testing.assert_allclose(scorer.score(frame[:3].to_dict(as_series=False)), exported[:3], rtol=1e-5)
     doubled = frame.with_columns(share=pl.col("share").list.eval(pl.element() * 2))
     assert np.allclose(scorer.score(doubled), exported, rtol=1e-5) == (pooling == "mean")
