@@ -189,7 +189,14 @@ def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("stratarec-error-*"))
 
 
-@pytest.mark.parametrize("arguments", [["evaluate", "-q", "runs/tiny"], ["plan", "r.yaml"], ["profile", "data/tiny"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "r.yaml"],
+        pytest.param(["evaluate", "-q", "runs/tiny"], marks=pytest.mark.slow),
+        pytest.param(["profile", "data/tiny"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments: list[str]) -> None:
     output = ["-o", str(tmp_path / "p.html")] if arguments[0] == "profile" else []
     reader, writer = os.pipe()
@@ -200,6 +207,7 @@ def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments:
     assert (done.returncode, done.stderr.replace("evaluate test: 601 samples\n", "")) == (141, "")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_its_progress(place: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -222,7 +230,7 @@ def test_a_full_output_is_one_line(place: Path) -> None:
 
 def test_names_beyond_the_terminals_encoding_do_not_end_a_run(place: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "stratarec.cli", "train", "café.yaml"],
+        [sys.executable, "-m", "stratarec", "train", "café.yaml"],
         capture_output=True, text=True, check=False, cwd=place, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 2

@@ -14,7 +14,7 @@ from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, Schedule
 from stratarec.embedding.engine import Engine
 from stratarec.errors import ConfigError, TrainingError
 
-ROWS, WIDTH, STEPS = 12, 10, 60
+ROWS, WIDTH, STEPS = 12, 4, 60
 
 
 def made(**options: Any) -> TieredEmbeddingBagCollection:

@@ -33,7 +33,7 @@ torch.set_num_threads(2)
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    from stratarec.kernels import team
+    from stratarec.kernels.runtime import team
     from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
     from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 
