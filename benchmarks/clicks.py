@@ -36,8 +36,8 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding import ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig
+from stratarec.models.metrics import Metrics, evaluate_logits
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation.metrics import Metrics, evaluate_logits
 from stratarec.training.torch_settings import build_optimizer, peak_rss_bytes, torch_settings
 from stratarec.training.trainer import Trainer
 
@@ -235,7 +235,7 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
     seconds = train_all({"ours": trainer, "torchrec": peer, **linear}, trainer, steps, minutes)
     limit = QUICK_BATCHES if quick else None
     valid = metrics_of(score(dataset, "valid", {"ours": trainer.model, "torchrec": peer, **linear}, limit))
-    best = min(linear, key=lambda name: valid[name].log_loss)
+    best = min(linear, key=lambda name: valid[name]["log_loss"])
     print("growing trees", file=sys.stderr)
     trees = grow_trees(trainer, QUICK_BATCHES if quick else TREE_BATCHES)
     place = [feature.name for feature in dataset.schema.dense].index("popularity")
@@ -250,19 +250,19 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
     rows = [
         {
             "model": name,
-            "test_auc": test[name].auc,
+            "test_auc": test[name]["auc"],
             # Popularity orders samples; it is no probability.
-            "log_loss": test[name].log_loss if name != "popularity" else None,
-            "normalized_entropy": test[name].normalized_entropy if name != "popularity" else None,
-            "calibration": test[name].calibration if name != "popularity" else None,
-            "valid_auc": valid[best if name == "logistic" else name].auc
+            "log_loss": test[name]["log_loss"] if name != "popularity" else None,
+            "normalized_entropy": test[name]["normalized_entropy"] if name != "popularity" else None,
+            "calibration": test[name]["calibration"] if name != "popularity" else None,
+            "valid_auc": valid[best if name == "logistic" else name]["auc"]
             if name in ("ours", "torchrec", "logistic")
             else None,
             "train_seconds": seconds.get(best if name == "logistic" else name),
         }
         for name in contenders
     ]
-    auc = {name: found.auc for name, found in test.items()}
+    auc = {name: found["auc"] for name, found in test.items()}
     return {
         "config": {
             "recipe": recipe.to_dict() | {"data": {**recipe.to_dict()["data"], "path": "", "source": _source(recipe)}},
@@ -276,16 +276,16 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
             **{f"auc_{name}": value for name, value in auc.items()},
             "auc_delta_torchrec": auc["ours"] - auc["torchrec"],
             "auc_delta_logistic": auc["ours"] - auc["logistic"],
-            "normalized_entropy_ours": test["ours"].normalized_entropy,
-            "normalized_entropy_torchrec": test["torchrec"].normalized_entropy,
-            "normalized_entropy_logistic": test["logistic"].normalized_entropy,
-            "log_loss_ours": test["ours"].log_loss,
+            "normalized_entropy_ours": test["ours"]["normalized_entropy"],
+            "normalized_entropy_torchrec": test["torchrec"]["normalized_entropy"],
+            "normalized_entropy_logistic": test["logistic"]["normalized_entropy"],
+            "log_loss_ours": test["ours"]["log_loss"],
             "peak_rss_gib": peak_rss_bytes() / 2**30,
         },
         "samples": {
             "rows": rows,
             "logistic": [
-                {**side.settings, "valid_auc": valid[name].auc, "valid_log_loss": valid[name].log_loss}
+                {**side.settings, "valid_auc": valid[name]["auc"], "valid_log_loss": valid[name]["log_loss"]}
                 for name, side in linear.items()
             ],
         },

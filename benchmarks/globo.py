@@ -35,11 +35,11 @@ from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
+from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation.evaluate import Scored, whole_split
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
-from stratarec.training.evaluation.metrics import evaluate_logits
 from stratarec.training.torch_settings import torch_settings
 from stratarec.training.trainer import Trainer
 
@@ -109,7 +109,7 @@ def judged(found: dict[str, Scored], seconds: float) -> Row:
 
 def _figures(found: Scored) -> dict[str, float]:
     metrics = evaluate_logits(found.label, found.logit)
-    return {name: getattr(metrics, name) for name in FIGURES}
+    return {name: metrics[name] for name in FIGURES}
 
 
 def ours(log: Log, seed: int, changes: Sequence[str]) -> Row:

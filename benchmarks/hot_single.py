@@ -146,7 +146,7 @@ def _row(name: str, each: Side, seconds: float, in_dram: float) -> dict[str, Any
         "tables": name,
         "step_ms": 1e3 * seconds,
         "speed": in_dram / seconds,
-        "dram_mib": model.embeddings.nbytes / 2**20,
+        "dram_mib": model.embeddings.engine.nbytes / 2**20,
         "hot_inputs": hot,
         "rows_in_a_step": moved / max(model.embeddings.step, 1),
     }

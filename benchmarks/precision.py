@@ -69,7 +69,7 @@ def measure_bytes(kind: str, width: int, float32_bytes: int) -> dict[str, Any]:
     before = _resident_bytes()
     collection = _filled(kind, width, rows, share)
     grown = _resident_bytes() - before
-    parts = collection.bytes_by_part()
+    parts = collection.engine.bytes_by_part()
     stated = sum(parts.values())
     return {
         "kind": kind,

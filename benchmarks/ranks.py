@@ -29,7 +29,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.recipe import Recipe
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.run.open_run import new_plan, open_run
 
 Model = dict[str, NDArray[Any]]

@@ -17,7 +17,7 @@ from benchmarks.contenders import EPS, RATE, Shape
 from benchmarks.registry import import_peer
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_collection import ShardedCollection
+from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding
 from stratarec.distributed.table_placement import TableLoad, plan_sharding
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig

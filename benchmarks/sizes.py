@@ -33,9 +33,9 @@ from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
+from stratarec.models.metrics import evaluate_logits
 from stratarec.recipe import Recipe, read_content
 from stratarec.training.auto_config import chosen, sized
-from stratarec.training.evaluation.metrics import evaluate_logits
 from stratarec.training.torch_settings import torch_settings
 from stratarec.training.trainer import Trainer
 

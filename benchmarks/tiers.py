@@ -119,14 +119,14 @@ def check_budget(row: dict[str, Any], budget: float) -> None:
 def _row(name: str, side: Side, seconds: float, in_dram: float) -> dict[str, Any]:
     model = side.model
     assert isinstance(model, CTRModel)
-    parts = model.embeddings.bytes_by_part()
+    parts = model.embeddings.engine.bytes_by_part()
     traffic = [tables.traffic for tables in model.embeddings.engine.tables]
     steps = max(model.embeddings.step, 1)
     return {
         "tables": name,
         "step_ms": 1e3 * seconds,
         "speed": in_dram / seconds,
-        "dram_mib": model.embeddings.nbytes / 2**20,
+        "dram_mib": model.embeddings.engine.nbytes / 2**20,
         "block_mib": parts.get("home_block", 0) / 2**20,
         "rows_in_a_step": sum(each.rows_in for each in traffic) / steps,
     }

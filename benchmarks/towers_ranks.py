@@ -83,7 +83,7 @@ class Bench:
         from stratarec.data.schema import DenseFeature, Schema, SparseFeature
         from stratarec.distributed.config import DistributedConfig
         from stratarec.distributed.hot_replicas import HotRows
-        from stratarec.distributed.sharded_collection import ShardedCollection
+        from stratarec.distributed.sharded_engine import ShardedCollection
         from stratarec.distributed.sharding import Place, Sharding
         from stratarec.distributed.table_placement import beside, plan_sharding
         from stratarec.distributed.towers.tower_model import DisaggregatedModel

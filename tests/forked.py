@@ -96,7 +96,7 @@ def _stop(line: socket.socket, server: subprocess.Popen[bytes]) -> None:
 def _serve(line: socket.socket) -> None:
     import torch.utils.tensorboard  # noqa: F401
 
-    import stratarec.cli.main
+    import stratarec.cli
     import stratarec.data.prepare.prepare
     import stratarec.serving
     import stratarec.training.trainer  # noqa: F401

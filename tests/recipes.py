@@ -13,7 +13,7 @@ import torch
 
 from stratarec.embedding.checkpoint.transfer import saved_rows
 from stratarec.io.tensors import read_tensors
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 
 KILLS = int(os.environ.get("STRATAREC_KILLS", "1"))
 """How often the tests that kill a run do so."""

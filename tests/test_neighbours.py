@@ -29,7 +29,7 @@ from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.io.atomic import read_frame
 from stratarec.recipe import Recipe
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 
 PAIRS = int(os.environ.get("STRATAREC_NEIGHBOURS", "5"))
 SEED = int(os.environ.get("STRATAREC_NEIGHBOURS_SEED", "11"))

@@ -15,7 +15,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_collection import ShardedCollection
+from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig

@@ -14,7 +14,7 @@ from distributed.ranks import Ranks
 
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_collection import ShardedCollection
+from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Sharding
 from stratarec.errors import ConfigError
 

@@ -17,8 +17,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_collection import ShardedCollection
-from stratarec.distributed.sharded_engine import SharedEngine
+from stratarec.distributed.sharded_engine import ShardedCollection, SharedEngine
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.errors import ConfigError

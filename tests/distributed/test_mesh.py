@@ -14,9 +14,8 @@ import pytest
 import torch
 from distributed.ranks import Ranks
 
-from stratarec.distributed.collectives import Channel
+from stratarec.distributed.collectives import Channel, reduce_gradients
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.gradients import reduce_gradients
 from stratarec.distributed.mesh import Mesh, joined
 from stratarec.errors import ConfigError, DataError, RankError
 

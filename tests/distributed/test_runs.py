@@ -20,11 +20,11 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.codecs import CodecConfig
+from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.evaluation.metrics import figures
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import new_model, new_plan, open_run
 from stratarec.training.trainer import Trainer
@@ -66,7 +66,7 @@ def train(mesh: Mesh, made: Recipe, resume: bool = False, earlier: Path | None =
         "losses": trainer.position.losses,
         "evaluations": [settled(point) for point in trainer.position.evaluations],
         "test": settled(result["test"]),
-        "cached": len(trainer.model.embeddings.tiers.tables),
+        "cached": len(trainer.model.embeddings.engine.tiers.tables),
     }
 
 

@@ -24,7 +24,7 @@ from recipes import KILLS
 from stratarec.cli import main
 from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed import table_placement
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_collection import ShardedCollection
+from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding
 from stratarec.distributed.towers.tower_model import DisaggregatedModel
 from stratarec.embedding import RowOptimizerConfig

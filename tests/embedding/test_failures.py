@@ -173,7 +173,7 @@ def test_nothing_works_after_close(tmp_path: Path, home: HomeKind | None) -> Non
         lambda: module.table("a"),
         lambda: module.rows("a", 0, 3),
         lambda: module.state_dict() if home is None else module.table("b"),
-        lambda: module.nbytes,
+        lambda: module.engine.nbytes,
         pending.backward,
     )
     for action in refused:
@@ -334,7 +334,7 @@ def large() -> TieredEmbeddingBagCollection:
 @pytest.mark.slow
 def test_saving_takes_little_memory_and_writes_what_changed(tmp_path: Path) -> None:
     module = large()
-    size = module.bytes_by_part()["level0"]
+    size = module.engine.bytes_by_part()["level0"]
     tracemalloc.start()
     try:
         module.save(tmp_path / "a")

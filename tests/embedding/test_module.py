@@ -137,7 +137,7 @@ def reference_step(
     module: TieredEmbeddingBagCollection, features: KeyedJagged, outputs: dict[str, Tensor], state: dict[str, Any]
 ) -> None:
     """Update plain copies of the tables, lookup by lookup."""
-    rule = module.optimizer.rule(state["step"])
+    rule = module.engine.optimizer.rule(state["step"])
     for table in module.tables:
         lookups = []
         for name in (*table.feature_names, *table.sequence_features):
@@ -242,7 +242,7 @@ def test_tables_are_state_but_no_parameters() -> None:
     module(batch_of(np.random.default_rng(0), 5)).pooled.sum().backward()
     other.load_state_dict(module.state_dict())
     assert other.step == 1
-    assert all(torch.equal(view, dict(other.named_state())[name]) for name, view in module.named_state())
+    assert all(torch.equal(view, dict(other.engine.named_views())[name]) for name, view in module.engine.named_views())
     with pytest.raises(RuntimeError, match=r"tables\.a\.weight is \(50, 4\), expected \(50, 5\)"):
         collection(5).load_state_dict(module.state_dict())
 

@@ -211,9 +211,9 @@ def test_records_of_rows_that_missed_steps_are_not_exported_as_they_are():
 def test_reading_many_rows_takes_no_memory_for_good(tmp_path):
     model = Model(tiers(0.01, home="log", log_path=tmp_path), "sgd")
     train(model, batches(20), 0)
-    before = model.tables.bytes_by_part()["staging"]
+    before = model.tables.engine.bytes_by_part()["staging"]
     model.tables.rows("item", 0, ROWS["item"])
-    assert model.tables.bytes_by_part()["staging"] == before
+    assert model.tables.engine.bytes_by_part()["staging"] == before
     model.tables.close()
 
 

@@ -144,7 +144,7 @@ def test_a_dlrm_under_rowwise_adam_follows_its_formula(pooling: str, decay: floa
     and rows that a batch does not look up left alone, moments included."""
     # At ten times this rate the training of both is chaotic: rounding grows to 1e-2 in the loss within 100 steps.
     model = model_of("rowwise_adam", pooling, rate=0.01, decay=decay)
-    rule = model.embeddings.optimizer
+    rule = model.embeddings.engine.optimizer
     bags = {
         table.feature_names[0]: nn.EmbeddingBag(
             table.num_embeddings, table.embedding_dim, mode=pooling, include_last_offset=True, sparse=True,

@@ -35,12 +35,12 @@ def step(ids):
 step(torch.arange(4, dtype=torch.int32))
 ids = torch.randperm(2 * BATCH, dtype=torch.int32)
 def counted():
-    parts = module.bytes_by_part()
+    parts = module.engine.bytes_by_part()
     return parts["workspace"] + parts["outputs"]
 
 before, small = memory("VmRSS:"), counted()
 step(ids)
-print(json.dumps([memory("VmHWM:") - before, counted() - small, module.bytes_by_part()]))
+print(json.dumps([memory("VmHWM:") - before, counted() - small, module.engine.bytes_by_part()]))
 """
 BATCH = 390_000
 

@@ -18,6 +18,7 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SPLITS
 from stratarec.embedding.codecs import CodecConfig
+from stratarec.models.metrics import figures
 from stratarec.planning.plan import Plan
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -25,7 +26,6 @@ from stratarec.serving.export_files import check_files
 from stratarec.serving.export_manifest import ExportManifest as ExportManifest
 from stratarec.serving.scorer import Scorer
 from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.evaluation.metrics import figures
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import new_plan, open_run
 from stratarec.training.trainer import Trainer

@@ -24,7 +24,7 @@ from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.lock import held
 from stratarec.io.owned_directory import HOLDER, Kind, claim, entries
 from stratarec.recipe import Recipe
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 

@@ -36,7 +36,7 @@ def test_expand_and_fold_are_the_reference_bitwise(
     draws = torch.Generator().manual_seed(width)
     pooled, gradient = torch.randn(50, width, generator=draws), torch.randn(50, width, generator=draws)
     columns = [column for first, count in spans for column in range(first, first + count)]
-    made, runs = dedup.Spans(width, spans, torch.tensor(starts)), len(starts) - 1
+    made, runs = dedup.RunColumns(width, spans, torch.tensor(starts)), len(starts) - 1
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -143,7 +143,7 @@ def test_rows_that_two_groups_share_get_one_update(pooling: str, scattered: bool
     grouped = batch(seed=9, scattered=scattered)
     for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
         functional.binary_cross_entropy_with_logits(model(given), given.label).backward()
-    one, other = (dict(model.embeddings.named_state()) for model in pair)
+    one, other = (dict(model.embeddings.engine.named_views()) for model in pair)
     for key in one:
         torch.testing.assert_close(one[key], other[key], rtol=1e-3, atol=1e-7)
 

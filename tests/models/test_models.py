@@ -68,7 +68,7 @@ def test_the_loss_trains_every_weight_and_every_table(
     config: ModelConfig, pooling: Any, precision: torch.dtype
 ) -> None:
     model = build_model(with_history(config, pooling), schema(), ROWS, click_rates=[0.3])
-    before = {name: view.clone() for name, view in model.embeddings.named_state()}
+    before = {name: view.clone() for name, view in model.embeddings.engine.named_views()}
     batch = batch_of(HISTORIES)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
         logits = model(batch)
@@ -79,7 +79,7 @@ def test_the_loss_trains_every_weight_and_every_table(
         assert weight.grad is not None, name
         assert weight.grad.isfinite().all(), name
         assert weight.grad.abs().sum() > 0 or "project.bias" in name, name
-    for name, view in model.embeddings.named_state():
+    for name, view in model.embeddings.engine.named_views():
         assert not torch.equal(view, before[name]), name
 
 

@@ -223,7 +223,7 @@ def test_the_loss_trains_every_weight_and_every_table(name: str, precision: str,
     columns = replace(schema(), label="label", labels=labels)
     config = replace(CONFIGS[name], history=HistoryConfig(pooling="target_attention"))
     model = build_model(config, columns, ROWS, click_rates=[0.3] * max(len(labels), 1))
-    before = {key: view.clone() for key, view in model.embeddings.named_state()}
+    before = {key: view.clone() for key, view in model.embeddings.engine.named_views()}
     batch = batch_of(HISTORIES)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
         logits = model(batch)
@@ -235,7 +235,7 @@ def test_the_loss_trains_every_weight_and_every_table(name: str, precision: str,
         assert weight.grad.isfinite().all(), key
     idle = [key for key, weight in model.network.named_parameters() if not weight.grad.abs().sum()]  # type: ignore[union-attr]
     assert len(idle) <= 2, f"more than a ReLU that is dead: {idle}"
-    for key, view in model.embeddings.named_state():
+    for key, view in model.embeddings.engine.named_views():
         assert not torch.equal(view, before[key]), key
 
 

@@ -27,8 +27,7 @@ from stratarec.planning.popularity import Popularity
 from stratarec.planning.towers.bounds import Item, TowerBounds, tied_items
 from stratarec.planning.towers.clustering import Limits, assign, balanced_clusters, embed, spread
 from stratarec.planning.towers.interaction import _inputs, _mixed, feature_keys, measure, normalized
-from stratarec.planning.towers.partitioner import partition
-from stratarec.planning.towers.tower_plan import TowerPlan
+from stratarec.planning.towers.partitioner import TowerPlan, partition
 from stratarec.recipe import Recipe
 from stratarec.training.tower_partition import TowerRequest, make_towers
 

@@ -26,7 +26,7 @@ from stratarec.models import CTRModel
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.run.open_run import identity, new_model, new_plan, open_run
 from stratarec.training.run.warm_start import beginning
 from stratarec.training.torch_settings import build_optimizer

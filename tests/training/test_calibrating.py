@@ -20,11 +20,11 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models.calibration import Calibration, LogitMap
+from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation.evaluate import Scored, evaluate_split
 from stratarec.training.evaluation.fit_calibration import IDENTITY, corrected_by, fit
-from stratarec.training.evaluation.metrics import evaluate_logits
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
@@ -68,10 +68,10 @@ def test_a_correction_leaves_other_samples_calibrated_and_in_their_order(kind: A
     maps = fit(kind, overconfident(100_000))
     other = overconfident(50_000, seed=1)
     before, after = (evaluate_logits(each.label, each.logit) for each in (other, corrected_by(maps, other)))
-    assert before.calibration_error > 8 * before.calibration_noise
-    assert after.calibration_error < 1.6 * after.calibration_noise
-    assert after.log_loss < before.log_loss - 0.03
-    assert after.auc == pytest.approx(before.auc, abs=1e-6)
+    assert before["calibration_error"] > 8 * before["calibration_noise"]
+    assert after["calibration_error"] < 1.6 * after["calibration_noise"]
+    assert after["log_loss"] < before["log_loss"] - 0.03
+    assert after["auc"] == pytest.approx(before["auc"], abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -157,8 +157,8 @@ def test_it_is_fitted_on_validation_and_told_before_and_after(run: tuple[Recipe,
     assert maps == fit(recipe.train.calibration, splits["valid"])
     for split, found in splits.items():
         before, after = (evaluate_logits(each.label, each.logit) for each in (found, corrected_by(maps, found)))
-        assert result["uncalibrated"][split]["log_loss"] == pytest.approx(before.log_loss, rel=1e-6)
-        assert result[split]["log_loss"] == pytest.approx(after.log_loss, rel=1e-6)
+        assert result["uncalibrated"][split]["log_loss"] == pytest.approx(before["log_loss"], rel=1e-6)
+        assert result[split]["log_loss"] == pytest.approx(after["log_loss"], rel=1e-6)
     assert result["valid"]["log_loss"] < result["uncalibrated"]["valid"]["log_loss"]
     page = (recipe.run / "report.html").read_text()
     assert "test, uncorrected" in page

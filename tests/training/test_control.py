@@ -26,8 +26,7 @@ from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataEr
 from stratarec.models import CTRModel
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training import loop
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint, loop
 from stratarec.training.evaluation import evaluate
 from stratarec.training.trainer import Trainer
 
@@ -395,7 +394,7 @@ def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path
 
 INTERRUPT = """
 import os, signal
-from stratarec.training import evaluation
+from stratarec.training.evaluation import evaluate as evaluation
 found = evaluation.Loader.epoch
 def epoch(self, *arguments):
     for place, batch in enumerate(found(self, *arguments)):

@@ -63,8 +63,8 @@ def test_a_quarter_of_the_negatives_gives_the_probabilities_of_all(tmp_path: Pat
         metrics, _ = evaluate_split(trained.model, dataset, "test", precision="float32", progress=SilentProgress())
         found = metrics["click"]
         # Without the correction predictions would be more than twice the click rate.
-        assert found.calibration == pytest.approx(1, abs=0.15)
-        assert found.auc > 0.7
+        assert found["calibration"] == pytest.approx(1, abs=0.15)
+        assert found["auc"] > 0.7
         export(trained, tmp_path / "export")
         log = pl.read_parquet(tmp_path / "log.parquet")
         fresh = FreshLogs(trained, [str(tmp_path / "log.parquet")])

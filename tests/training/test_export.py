@@ -164,10 +164,10 @@ def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from stratarec.serving.export_manifest import Manifest\n"
+        "from stratarec.serving.export_manifest import ExportManifest\n"
         "from stratarec.training.export.export import export\n"
         "from stratarec.training.run.open_run import open_run\n"
-        "Manifest.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "ExportManifest.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "with open_run(sys.argv[1]) as trained:\n"
         "    export(trained, Path(sys.argv[2]))\n"
     )

@@ -264,4 +264,4 @@ def test_public_logs_are_scored_with_labels_and_without(
     assert re.search(rf"bare\.txt: .*{'label' if kind == 'criteo' else 'click'}", capsys.readouterr().err)
     (tmp_path / "short.txt").write_text(delimiter.join(lines[-1][:-5]) + "\n")
     assert main(["predict", "-q", run, str(tmp_path / "short.txt"), "-o", str(tmp_path / "no.csv")]) == 2
-    assert ("short.txt, line 1: " if kind == "criteo" else "short.txt: no column 'click'") in capsys.readouterr().err
+    assert ("short.txt, line 1: " if kind == "criteo" else "short.txt: no column 'C1'") in capsys.readouterr().err

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from stratarec.training.evaluation.metrics import auc, evaluate_logits, grouped_auc
+from stratarec.models.metrics import auc, evaluate_logits, grouped_auc
 
 SCORES = st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=60)
 
@@ -45,22 +45,24 @@ def test_metrics_agree_with_scikit_learn() -> None:
     label = (draws.random(5000) < 1 / (1 + np.exp(-logit))).astype(np.float32)
     found = evaluate_logits(label, logit)
     probability = 1 / (1 + np.exp(-logit.astype(np.float64)))
-    assert found.auc == pytest.approx(roc_auc_score(label, logit), abs=1e-12)
-    assert found.log_loss == pytest.approx(log_loss(label, probability), rel=1e-9)
+    assert found["auc"] == pytest.approx(roc_auc_score(label, logit), abs=1e-12)
+    assert found["log_loss"] == pytest.approx(log_loss(label, probability), rel=1e-9)
     base = label.mean(dtype=np.float64)
-    assert found.normalized_entropy == pytest.approx(found.log_loss / log_loss(label, np.full(5000, base)), rel=1e-6)
-    assert found.calibration == pytest.approx(probability.mean() / base, rel=1e-9)
+    assert found["normalized_entropy"] == pytest.approx(
+        found["log_loss"] / log_loss(label, np.full(5000, base)), rel=1e-6
+    )
+    assert found["calibration"] == pytest.approx(probability.mean() / base, rel=1e-9)
 
 
 @pytest.mark.parametrize("label", [[], [1.0, 1.0], [0.0]])
 def test_undefined_metrics_are_nan(label: list[float]) -> None:
     found = evaluate_logits(np.array(label), np.zeros(len(label)))
-    assert math.isnan(found.auc)
-    assert math.isnan(found.normalized_entropy)
+    assert math.isnan(found["auc"])
+    assert math.isnan(found["normalized_entropy"])
     assert found.samples == len(label)
 
 
 def test_extreme_logits_stay_finite() -> None:
     found = evaluate_logits(np.array([0.0, 1.0]), np.array([1e4, -1e4]))
-    assert math.isfinite(found.log_loss)
-    assert math.isfinite(found.calibration)
+    assert math.isfinite(found["log_loss"])
+    assert math.isfinite(found["calibration"])

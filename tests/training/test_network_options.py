@@ -13,15 +13,15 @@ from recipes import assert_same_model, last, tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.io.tensors import read_tensors
+from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, TrainConfig
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.evaluation.metrics import figures
 from stratarec.training.preflight import check_average
 from stratarec.training.run.open_run import open_run
-from stratarec.training.run.run_files import read_recipe
+from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.weight_average import Averaging
 from stratarec.training.trainer import Trainer
 

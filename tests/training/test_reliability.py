@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from stratarec.training.evaluation.metrics import evaluate_labels, evaluate_logits, figures
-from stratarec.training.evaluation.reliability import MOST_BINS, Reliability
+from stratarec.models.metrics import evaluate_labels, evaluate_logits, figures
+from stratarec.models.reliability import MOST_BINS, Reliability
 
 
 def drawn(samples: int, shift: float = 0.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -26,9 +26,7 @@ def sigmoid(logit: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("samples", [1_000, 20_000])
 def test_a_calibrated_model_has_the_error_that_chance_gives_it(samples: int) -> None:
     found = [evaluate_logits(*drawn(samples, seed=seed)) for seed in range(30)]
-    errors, noises = (
-        np.array([getattr(each, name) for each in found]) for name in ("calibration_error", "calibration_noise")
-    )
+    errors, noises = (np.array([each[name] for each in found]) for name in ("calibration_error", "calibration_noise"))
     assert errors.mean() == pytest.approx(noises.mean(), rel=0.08)
     # Falls as the square root of samples.
     assert noises.mean() * math.sqrt(samples) == pytest.approx(1.25, rel=0.15)
@@ -39,8 +37,8 @@ def test_a_shifted_model_has_the_shift(shift: float) -> None:
     label, logit = drawn(300_000, shift)
     expected = np.abs(sigmoid(logit) - sigmoid(logit - shift)).mean()
     found = evaluate_logits(label, logit)
-    assert found.calibration_error == pytest.approx(expected, rel=0.03)
-    assert found.calibration_noise < 0.1 * expected
+    assert found["calibration_error"] == pytest.approx(expected, rel=0.03)
+    assert found["calibration_noise"] < 0.1 * expected
     assert all((each.predicted > each.observed) == (shift > 0) for each in found.reliability)
     assert not any(each.low < each.predicted < each.high for each in found.reliability)
 
@@ -74,7 +72,7 @@ def test_intervals_hold_the_rate_of_a_calibrated_model_as_often_as_they_say() ->
 def test_few_samples_have_few_bins(samples: int, bins: int) -> None:
     found = evaluate_logits(*drawn(samples))
     assert len(found.reliability) == bins
-    assert math.isnan(found.calibration_error) == math.isnan(found.calibration_noise) == (samples == 0)
+    assert math.isnan(found["calibration_error"]) == math.isnan(found["calibration_noise"]) == (samples == 0)
 
 
 def test_samples_of_one_logit_are_one_bin_however_extreme() -> None:
@@ -89,9 +87,9 @@ def test_a_weight_is_so_many_samples() -> None:
     weight = np.random.default_rng(1).integers(0, 4, len(label))
     found = evaluate_logits(label, logit, weight=weight.astype(np.float32))
     repeated = evaluate_logits(*(np.repeat(column, weight) for column in (label, logit)))
-    assert found.calibration_error == pytest.approx(repeated.calibration_error, rel=0.2)
+    assert found["calibration_error"] == pytest.approx(repeated["calibration_error"], rel=0.2)
     # Fewer samples that count more are less sure.
-    assert found.calibration_noise > 1.1 * repeated.calibration_noise
+    assert found["calibration_noise"] > 1.1 * repeated["calibration_noise"]
     (whole,), (more,) = (
         Reliability().add(*each).bins(1)
         for each in ((label, logit, weight), [np.repeat(c, weight) for c in (label, logit)])

@@ -18,7 +18,7 @@ from recipes import last, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.recipe import Recipe
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.trainer import Trainer
 
 

@@ -26,7 +26,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.sources.synthetic import SyntheticSource
 from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.trainer import Trainer
 
 

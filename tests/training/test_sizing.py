@@ -13,7 +13,7 @@ from stratarec.cli import main
 from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.auto_config import chosen, sized
-from stratarec.training.run.run_files import read_recipe
+from stratarec.training.run.run_directory import read_recipe
 
 
 @pytest.mark.parametrize(

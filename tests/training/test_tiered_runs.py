@@ -25,7 +25,7 @@ from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import CheckpointError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.run.open_run import new_plan, open_run
 from stratarec.training.trainer import Trainer
 

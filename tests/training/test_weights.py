@@ -18,10 +18,10 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DataError
+from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.evaluation.metrics import evaluate_logits
 from stratarec.training.raw_logs import FreshLogs, evaluate_logs
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
@@ -75,12 +75,12 @@ def test_weighted_metrics_agree_with_scikit_learn() -> None:
     label, logit, _, weight = weighted()
     weight *= 0.37
     found, probability = evaluate_logits(label, logit, weight=weight), 1 / (1 + np.exp(-logit))
-    assert found.auc == pytest.approx(roc_auc_score(label, logit, sample_weight=weight), rel=1e-12)
-    assert found.log_loss == pytest.approx(log_loss(label, probability, sample_weight=weight), rel=1e-9)
+    assert found["auc"] == pytest.approx(roc_auc_score(label, logit, sample_weight=weight), rel=1e-12)
+    assert found["log_loss"] == pytest.approx(log_loss(label, probability, sample_weight=weight), rel=1e-9)
     rate = np.average(label, weights=weight)
     base = log_loss(label, np.full(len(label), rate), sample_weight=weight)
-    assert found.normalized_entropy == pytest.approx(found.log_loss / base, rel=1e-9)
-    assert found.calibration == pytest.approx(np.average(probability, weights=weight) / rate, rel=1e-9)
+    assert found["normalized_entropy"] == pytest.approx(found["log_loss"] / base, rel=1e-9)
+    assert found["calibration"] == pytest.approx(np.average(probability, weights=weight) / rate, rel=1e-9)
 
 
 def test_a_weight_is_so_many_rows() -> None:
@@ -154,17 +154,21 @@ def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -
         assert_same_model(last(other.run), last(none.run))
     with open_run(other.run) as run:
         whole, found = evaluate_split(run.model, dataset, "test", precision="float32", progress=SilentProgress())
-        assert whole["click"].auc == pytest.approx(roc_auc_score(found.label, found.logit, sample_weight=found.weight))
+        assert whole["click"]["auc"] == pytest.approx(
+            roc_auc_score(found.label, found.logit, sample_weight=found.weight)
+        )
         # Of raw logs, too, which need no weights to be scored.
         log = FreshLogs(run, [str(tmp_path / "log.parquet")], labelled=True, keep=["shop"])
         metrics, slices = evaluate_logs(log, SilentProgress())
         rows = pl.read_parquet(tmp_path / "log.parquet")
         scores = np.concatenate([part.logits for part in log.scored(SilentProgress())])
-        assert metrics["click"].auc == pytest.approx(roc_auc_score(rows["click"], scores, sample_weight=rows["weight"]))
+        assert metrics["click"]["auc"] == pytest.approx(
+            roc_auc_score(rows["click"], scores, sample_weight=rows["weight"])
+        )
         value, part = slices["shop"][0]
         chosen = rows["shop"] == int(value)
         known = [column.filter(chosen) for column in (rows["click"], pl.Series(scores), rows["weight"])]
-        assert part["click"].auc == pytest.approx(roc_auc_score(*known[:2], sample_weight=known[2]))
+        assert part["click"]["auc"] == pytest.approx(roc_auc_score(*known[:2], sample_weight=known[2]))
         rows.drop("weight").write_parquet(tmp_path / "bare.parquet")
         bare = FreshLogs(run, [str(tmp_path / "bare.parquet")])
         assert np.array_equal(np.concatenate([part.logits for part in bare.scored(SilentProgress())]), scores)

@@ -22,10 +22,9 @@ from stratarec.recipe import Recipe
 from stratarec.serving.export_files import check_files
 from stratarec.serving.export_manifest import MANIFEST as EXPORT
 from stratarec.serving.scorer import Scorer
-from stratarec.training.checkpoint import checkpoint
-from stratarec.training.checkpoint.state_schema import NETWORK, OPTIMIZER
-from stratarec.training.run.run_directory import PLAN, RECIPE, RUN
-from stratarec.training.run.run_files import RunPlan, read_recipe, read_result
+from stratarec.training import checkpoint
+from stratarec.training.checkpoint import NETWORK, OPTIMIZER
+from stratarec.training.run.run_directory import PLAN, RECIPE, RUN, RunPlan, read_recipe, read_result
 
 
 def check(path: Path) -> Iterator[str]:

@@ -20,10 +20,10 @@ def _options(command: argparse.ArgumentParser) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
     from stratarec.distributed.mesh import joined
+    from stratarec.models.metrics import figures
     from stratarec.reporting.metric_names import bins, lines, sliced
     from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.evaluation.evaluate import evaluate_split
-    from stratarec.training.evaluation.metrics import figures
     from stratarec.training.raw_logs import FreshLogs, evaluate_logs
     from stratarec.training.run.open_run import open_run
 

@@ -34,8 +34,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 def tune(args: argparse.Namespace) -> None:
     """Many trainings of a recipe, and its best values by validation."""
     from stratarec.cli.tune.space import Space
+    from stratarec.models.metrics import METRICS
     from stratarec.recipe import Recipe, read_content
-    from stratarec.reporting.metric_names import LABELS
     from stratarec.reporting.progress_bar import make_progress
 
     content = read_content(args.recipe, args.overrides)
@@ -51,7 +51,7 @@ def tune(args: argparse.Namespace) -> None:
     best = run(content, space, folder, args.trials, make_progress(quiet=args.quiet), args.recipe)
     for field, value in best.values.items():
         say(f"{field}={value}")
-    say(f"validation {LABELS[best.metric]} {best.value:.6f}, of {best.run}")
+    say(f"validation {METRICS[best.metric].label} {best.value:.6f}, of {best.run}")
     say(f"wrote {best.recipe}; to train and test it: stratarec train {best.recipe}")
 
 

@@ -23,6 +23,8 @@ LABEL, WEIGHT, TIME, USER, SESSION, ROW = "@label", "@weight", "@time", "@user",
 FILE, SPLIT, PARTITION, PLACE = "@file", "@split", "@partition", "@place"
 # The table of the sessions of a row group.
 SESSIONS = "@sessions"
+# Column of that table -> column of samples, where there are no tables.
+SESSION_KEYS = {"user": USER, "session": SESSION}
 
 # Before the name of the feature that they are of.
 _WEIGHTS = "@weights/"

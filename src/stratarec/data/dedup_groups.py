@@ -1,7 +1,9 @@
 """Which features repeat together within a session: measured while values are counted, then declared or proposed.
 
 RecD (arXiv 2211.05239) stores a group's distinct values once; a value is a duplicate only if all members match, so a
-member that changes on its own costs the others their repeats.
+member that changes on its own costs the others their repeats. So features are joined as long as no member loses more
+than a fifth of its dedup factor. Values are compared raw, and vocabularies and transforms run on distinct ones; those
+that become equal by it (rare ones share rows) are joined afterwards.
 """
 
 from __future__ import annotations
@@ -71,8 +73,7 @@ class Repeats:
         pairs = np.empty((len(names), int(inside.sum())), dtype=np.float32)
         for place, name in enumerate(names):
             columns = [feature.name for feature in schema.sequences.get(name, ())] or [name]
-            same = (frame[column].eq_missing(frame[column].shift(1)).to_numpy() for column in columns)
-            pairs[place] = np.logical_and.reduce(list(same))[inside]
+            pairs[place] = as_before(frame, columns)[inside]
         return cls(
             names=names,
             samples=len(frame),
@@ -136,6 +137,15 @@ class Repeats:
         return {
             name: tuple(sorted(group, key=self.names.index)) for group, name in zip(groups, free_names, strict=False)
         }
+
+
+def as_before(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
+    """``[N]`` whether a row has in all of `columns` what the row before it has; nowhere, if there are none."""
+    same = np.full(len(frame), bool(columns))
+    for name in columns:
+        same &= frame[name].eq_missing(frame[name].shift(1)).to_numpy()
+    same[:1] = False
+    return same
 
 
 def feature_names(schema: Schema) -> tuple[str, ...]:

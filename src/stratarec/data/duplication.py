@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
+import pyarrow as pa
 
 from stratarec.data.column_names import SESSION, USER
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dedup_groups import dedup_factor
+from stratarec.data.dedup_groups import as_before, dedup_factor
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 
@@ -153,19 +152,16 @@ class _SessionCounts:
         self._samples = self._sessions = 0
 
     def add(self, frame: pl.DataFrame) -> None:
-        inside = _inside(frame)
+        inside = as_before(frame, [name for name in (USER, SESSION) if name in frame.columns])
         self._samples += len(frame)
         self._sessions += len(frame) - int(inside.sum())
         for name, features in self._parts.items():
-            same = inside.copy()
-            for feature in features:
-                values = frame[feature]
-                same &= values.eq_missing(values.shift(1)).to_numpy()
+            for values in (frame[feature] for feature in features):
                 if values.dtype == pl.List:
                     self._ids[name] += int(values.list.len().sum())
                 elif values.dtype.is_integer():
                     self._ids[name] += int((values >= 0).sum())
-            self._same[name] += int(same.sum())
+            self._same[name] += int((inside & as_before(frame, features)).sum())
 
     @property
     def samples_per_session(self) -> float:
@@ -177,15 +173,6 @@ class _SessionCounts:
 
     def ids(self, name: str) -> float:
         return self._ids[name] / max(self._samples, 1)
-
-
-def _inside(frame: pl.DataFrame) -> NDArray[np.bool_]:
-    keys = [name for name in (USER, SESSION) if name in frame.columns]
-    same = np.full(len(frame), bool(keys))
-    for key in keys:
-        same &= frame[key].eq_missing(frame[key].shift(1)).to_numpy()
-    same[:1] = False
-    return same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,35 +190,15 @@ def _batch_factors(
     users: list[float] = []
     batches = Loader(dataset, split, config).epoch(0)
     for _, batch in zip(range(most), batches, strict=False):
-        columns = {
-            feature.name: _codes_of_numbers(batch.dense[:, place].numpy())
-            for place, feature in enumerate(dataset.schema.dense)
-        }
+        columns = [
+            pl.Series(feature.name, batch.dense[:, place].numpy()) for place, feature in enumerate(dataset.schema.dense)
+        ]
         for key in batch.sparse.keys:
             bag = batch.sparse[key]
-            columns[key] = _codes_of_bags(bag.values.numpy(), bag.offsets.numpy())
+            columns.append(pl.Series(key, pa.LargeListArray.from_arrays(bag.offsets.numpy(), bag.values.numpy())))
+        frame = pl.DataFrame(columns)
         for name, features in parts.items():
-            codes = columns[features[0]]
-            for feature in features[1:]:
-                joined = codes * (int(columns[feature].max(initial=0)) + 1) + columns[feature]
-                codes = np.unique(joined, return_inverse=True)[1]
-            sizes[name].append(batch.size / max(len(np.unique(codes)), 1))
+            sizes[name].append(batch.size / max(frame[list(features)].unique().height, 1))
         users.append(1.0 if batch.user is None else batch.size / len(np.unique(batch.user.numpy())))
     batches.close()  # type: ignore[attr-defined]
     return _BatchFactors(samples_per_session=mean(users), factors={name: mean(found) for name, found in sizes.items()})
-
-
-def _codes_of_numbers(values: NDArray[np.float32]) -> NDArray[np.int64]:
-    return np.unique(values, return_inverse=True)[1].astype(np.int64)
-
-
-def _codes_of_bags(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same number for bags of the same ids in the same order."""
-    lists = pl.DataFrame({"bag": np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)), "id": values})
-    grouped = lists.group_by("bag", maintain_order=True).agg("id")
-    codes = np.zeros(len(offsets) - 1, dtype=np.int64)
-    ranks = grouped.group_by("id", maintain_order=True).agg("bag")["bag"]
-    codes[ranks.explode(empty_as_null=False).to_numpy()] = np.repeat(
-        np.arange(1, len(ranks) + 1), ranks.list.len().to_numpy()
-    )
-    return codes

@@ -1,4 +1,13 @@
-"""What the columns of a data set are: one label, dense features, sparse features, and the keys that group samples."""
+"""What the columns of a data set are: labels, dense and sparse features, and the keys that group samples.
+
+Labels. Of several a row may lack some (`UNKNOWN` in files, NaN in batches), but not all. The first is the one that
+histories, early stopping and the counts of a split go by.
+Weights. `Schema.weight` is a sample's in the loss and in metrics, and its unit does not matter: weights of 1 give the
+bits of none. `SparseFeature.weights` are those of the values of a bag: stored with the samples and in no group, since
+every change of a weight would be another value.
+Sequences. A ``history`` is found by `prepare`; a ``sequence`` is a list that the log has in order, oldest first, with
+columns `beside` it. Both share the vocabulary of what they are `of`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Which split a sample belongs to: by time, by fraction or by file."""
+"""Which split a sample belongs to: by time, by fraction or by file.
+
+By fraction users are whole where the schema names them, else sessions: a user on both sides would be tested on what was
+learnt of them. By time, durations that leave nothing to train on are refused with the log's span. Negatives of the
+training split can be left out by the hash of their row; a network adds the logarithm of the share that is kept to its
+logits wherever it is not trained, and an export has it in its last bias.
+"""
 
 from __future__ import annotations
 

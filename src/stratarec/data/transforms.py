@@ -1,4 +1,8 @@
-"""Dense columns: log1p, then standardised by the training split's moments; float64 until all is done."""
+"""Dense columns: log1p, then standardised by the training split's moments; float64 until all is done.
+
+Moments of partitions are added by number of partition, so that their bits are those of any machine. A column is
+constant where its least and most are equal, and what float32 cannot hold in the end is its largest number.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A vocabulary with a base begins with the values of an earlier one, whose ids they keep; those that are new follow by
 frequency. So only the ids behind the base's are ranked, and counts rise where a value of the base is rare by now.
+Counts are lookups of the training split, those by histories included; ties go by value. Rare and unseen values share
+the tail's rows behind all others, and a missing value is an empty bag.
 """
 
 from __future__ import annotations
@@ -10,19 +12,21 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pydantic
 import xxhash
 from numpy.typing import NDArray
 
-from stratarec.data.hashing import stable_hash
+from stratarec.data.hashing import HashRule, stable_hash
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.io.atomic import reading
+from stratarec.io.sealed import Hash, Model
 
 MISSING = -1
 _BUCKET = "@bucket"
@@ -128,6 +132,55 @@ def _check_limits(limits: VocabularyLimits | VocabularyOverride, where: str) -> 
             raise ConfigError(f"{where}.{name} is {value}, expected at most {most}")
 
 
+# Of a table, whose ids are int32.
+Rows = Annotated[int, pydantic.Field(ge=0, le=1 << 31)]
+StoredType = Literal["String", "Int64", "UInt64"]
+
+
+class TailRule(HashRule):
+    """The id of a value that has no row of its own: ``first + hash % buckets``. A missing value has no id."""
+
+    hashed: Literal["values that are not in the vocabulary", "every value"]
+    first: Rows
+    buckets: Rows
+
+    @classmethod
+    def tail_of(cls, kind: VocabularyKind, stored: StoredType, values: int, buckets: int) -> TailRule:
+        """Of a vocabulary with so many values and tail buckets."""
+        return cls(
+            **vars(HashRule.of(stored)),
+            hashed="every value" if kind == "hash" else "values that are not in the vocabulary",
+            first=values,
+            buckets=buckets,
+        )
+
+
+class Ids(Model):
+    """What ids a vocabulary gives to which values."""
+
+    kind: VocabularyKind
+    """``count``: a value of the file has the id that stands beside it. ``hash``: the tail's rule holds for all."""
+    type: StoredType
+    """Of the values; values of another one are cast to it first."""
+    values: Rows
+    inherited: Rows
+    """Values, the first ones, that keep the ids of the data set that this one is based on; behind them ids are ranked
+    by falling count."""
+    tail_buckets: Annotated[Rows, pydantic.Field(ge=1)]
+    """Rows behind those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
+    digest: Hash
+    """xxh3_128 of the values in order of id."""
+    tail: TailRule
+
+    @pydantic.model_validator(mode="after")
+    def _check_ids(self) -> Ids:
+        if self.inherited > self.values or (self.kind == "hash" and self.values):
+            raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of them of its base")
+        if self.tail != TailRule.tail_of(self.kind, self.type, self.values, self.tail_buckets):
+            raise ValueError("tail is not the rule that StrataRec gives ids by")
+        return self
+
+
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
     """Values in order of id, and their training counts."""
@@ -213,30 +266,27 @@ class Vocabulary:
         """``[N]`` ids of values that have no row of their own."""
         return len(self.values) + _buckets(values, self.tail_buckets)
 
+    @property
+    def ids(self) -> Ids:
+        """What is to be said of it."""
+        stored: StoredType = str(self.values.dtype)  # type: ignore[assignment]
+        return Ids(
+            kind=self.kind,
+            type=stored,
+            values=len(self.values),
+            inherited=self.inherited,
+            tail_buckets=self.tail_buckets,
+            digest=self.digest,
+            tail=TailRule.tail_of(self.kind, stored, len(self.values), self.tail_buckets),
+        )
+
     def frame(self) -> pl.DataFrame:
         """What is stored: value, id, count; the tail buckets have no value."""
         values = self.values.extend_constant(None, self.tail_buckets)
         return pl.DataFrame({"value": values, "id": np.arange(self.rows, dtype=np.int32), "count": self.counts})
 
 
-class VocabularySize(Protocol):
-    """What a manifest says of a vocabulary."""
-
-    @property
-    def values(self) -> int: ...
-    @property
-    def tail_buckets(self) -> int: ...
-    @property
-    def kind(self) -> VocabularyKind: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def inherited(self) -> int: ...
-    @property
-    def digest(self) -> str: ...
-
-
-def read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize, origin: str) -> Vocabulary:
+def read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids, origin: str) -> Vocabulary:
     """The vocabulary in a Parquet file that may be anybody's.
 
     Raises
@@ -251,7 +301,7 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize
             raise ValueError(f"it cannot be read: {error}") from error
 
 
-def _read_vocabulary(file: str | Path | pa.BufferReader, expected: VocabularySize) -> Vocabulary:
+def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocabulary:
     rows = expected.values + expected.tail_buckets
     kind = _check_file(pq.ParquetFile(file), rows)
     # Texts stay behind their numbers until they are known to be distinct: repeats of a long one take a few bytes here.

@@ -3,13 +3,16 @@
 All of it is `all_to_all_single`, of which gloo has one implementation for uneven sizes. Nothing is reduced by gloo: its
 `reduce_scatter` is one all-reduce a rank, it adds in an order of its own and does not know bfloat16. Sums are taken
 here, in the order of ranks, so that every run gives the same bits.
+
+Gradients of weights that every rank has travel in one flat buffer, not by DDP, whose buckets change after the first
+step, and again after a run was resumed, and with them the order of sums.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +22,8 @@ from torch import distributed as dist
 from stratarec.distributed.failures import RollCall
 from stratarec.embedding.handle import WaitAbandoned
 from stratarec.errors import RankError, StrataError
+
+Result = TypeVar("Result")
 
 # A wait that may be given up looks again after this share of what it has waited, within limits: on few cores every look
 # is taken from whoever computes.
@@ -63,6 +68,7 @@ class Channel:
 
     def close(self) -> None:
         """Drop the connections, so that the others see at once that this rank is gone; ends waits that may be."""
+        # Not destroyed here: a group is made together, and `joined` ends all of them.
         self._group = None
 
     def exchange(
@@ -141,6 +147,7 @@ class Channel:
     def gather(self, content: bytes) -> list[bytes]:
         """What every rank gave, in the order of ranks, on all of them."""
         sizes = [size for (size,) in self.everyones([len(content)])]
+        # Copied, since a view of bytes cannot be written, which torch warns of.
         given = torch.from_numpy(np.frombuffer(content * self.ranks, dtype=np.uint8).copy())
         parts = self.exchange(given, [len(content)] * self.ranks, sizes).split(sizes)  # type: ignore[no-untyped-call]
         return [part.numpy().tobytes() for part in parts]
@@ -157,10 +164,28 @@ class Channel:
         if any(failed):
             self.raise_together(error, failed)
 
+    def together(self, work: Callable[[], Result]) -> Result:
+        """What `work` gives this rank, once it did so on every rank.
+
+        Raises
+        ------
+        RankError
+            On all ranks, as by `agree`, where it raised a `StrataError` on one of them.
+        """
+        failed: StrataError | None = None
+        try:
+            found = work()
+        except StrataError as error:
+            # Not raised yet: the others would wait here for this rank until the timeout.
+            failed = error
+        self.agree(failed)
+        return found
+
     def raise_together(self, error: StrataError | None, failed: Sequence[int]) -> NoReturn:
         """As `agree` once every rank knows which of them `failed`."""
         if self._group is None and error is not None:
             raise error
+        # Those that failed nothing take part, too: a gather is a collective.
         messages = self.gather(str(error).encode() if error is not None else b"")
         first = next(rank for rank, bad in enumerate(failed) if bad)
         raise RankError(f"rank {first}: {messages[first].decode()}") from error
@@ -182,6 +207,7 @@ class Channel:
         if self._group is None:
             return flat
         piece = -(-flat.numel() // self.ranks)
+        # As long as all pieces together: zeros at the end change no sum, and pieces stay even.
         padded = torch.zeros(piece * self.ranks, dtype=dtype)
         padded[: flat.numel()] = flat
         even = [piece] * self.ranks
@@ -189,6 +215,50 @@ class Channel:
         first, *others = range(self.ranks) if order is None else order
         total = parts[first].float()
         total = total.clone() if dtype == torch.float32 else total
+        # One after another, never as a tree: the order is part of the bits.
         for rank in others:
             total += parts[rank]
         return self.exchange(total.to(dtype).repeat(self.ranks), even, even)[: flat.numel()].float()
+
+
+def reduce_gradients(
+    channel: Channel, weights: Sequence[Tensor], order: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float32, more: Sequence[Tensor] = (),
+) -> list[Tensor]:  # fmt: skip
+    """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
+
+    A weight that has no gradient on a rank counts as zeros there; weights come in the same order everywhere. See
+    `Channel.sum` for `order` and `dtype`.
+
+    Parameters
+    ----------
+    more : sequence of Tensor
+        Flat float32 that is added with them.
+
+    Returns
+    -------
+    list of Tensor
+        The sums of `more`.
+    """
+    if channel.ranks == 1 or not (weights or more):
+        return list(more)
+    flat = torch.cat([*(_flat_gradient(weight) for weight in weights), *more])
+    sizes = [each.numel() for each in (*weights, *more)]
+    parts = channel.sum(flat, order, dtype).split(sizes)  # type: ignore[no-untyped-call]
+    for weight, part in zip(weights, parts, strict=False):
+        weight.grad = part.view_as(weight)
+    return list(parts[len(weights) :])
+
+
+def average(channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None) -> None:
+    """Replace float32 values by their mean over ranks, in which this one counts for `share`; see `Channel.sum`."""
+    if channel.ranks == 1 or not values:
+        return
+    flat = torch.cat([value.reshape(-1) for value in values]).mul_(share)
+    parts = channel.sum(flat, order).split([value.numel() for value in values])  # type: ignore[no-untyped-call]
+    for value, part in zip(values, parts, strict=True):
+        value.copy_(part.view_as(value))
+
+
+def _flat_gradient(weight: Tensor) -> Tensor:
+    return torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).float()

@@ -93,6 +93,7 @@ class Heartbeat:
         # The store goes with the rank that holds it; the others learn that by their connections.
         with contextlib.suppress(RuntimeError):
             while True:
+                # A count, not a time: clocks of hosts differ.
                 count += 1
                 self._store.set(f"beat/{self._rank}", str(count))
                 if self._stop.wait(self._timeout / _BEATS_PER_TIMEOUT):
@@ -109,6 +110,7 @@ class Heartbeat:
             count = self._store.get(name) if self._store.check([name]) else b""
             known, since = self._seen.get(rank, (None, now))
             if count != known:
+                # By this rank's clock: those of hosts differ.
                 self._seen[rank] = (count, now)
             elif now - since > self._timeout:
                 raise RankError(
@@ -137,6 +139,7 @@ class RollCall:
     def leave(self, reason: str) -> None:
         """Note that this rank ends with an error; the first reason counts."""
         with contextlib.suppress(RuntimeError):
+            # What follows an error (closed connections) would say less than the error.
             if not self._store.check([self._left(self._rank)]):
                 self._store.set(self._left(self._rank), reason)
 
@@ -159,9 +162,11 @@ class RollCall:
 
     def _called(self, error: BaseException) -> RankError:
         self._store.set(self._here(self._rank), "")
+        # Long enough for ranks that are busy in a kernel to meet the failure themselves.
         deadline, silent = time.monotonic() + _GRACE_SECONDS, self._others()
         while silent and time.monotonic() < deadline:
             left = [rank for rank in self._others() if self._store.check([self._left(rank)])]
+            # A reason beats a guess: who left said why, and others may only have lost their connection to it.
             if left:
                 return RankError(self._store.get(self._left(left[0])).decode())
             silent = [rank for rank in silent if not self._store.check([self._here(rank)])]

@@ -165,6 +165,7 @@ class Replicas:
         if name not in self._hot:
             return np.full(len(rows), -1, dtype=np.int64)
         hot, table = self._hot[name], self._tables[name]
+        # Behind the first rows come the last ones; what lies between gets -1 after `first` is added.
         begin = table.num_embeddings - hot.tail
         found = np.where(rows < hot.head, rows, np.where(rows >= begin, rows - begin + hot.head, -1 - self.first[name]))
         return found + self.first[name]
@@ -205,6 +206,7 @@ class Replicas:
         *columns, asked = self._split(sums)
         for width, memory in enumerate(self._memory):
             first, last = self.bounds[width : width + 2]
+            # A row whose gradient is 0 is looked up all the same, and Adam moves it: gradients cannot tell.
             rows = np.flatnonzero(asked[first:last].numpy())
             if not len(rows):
                 continue
@@ -242,6 +244,7 @@ class Replicas:
     def owned(self, sharding: Sharding, name: str, rank: int) -> tuple[Rows, FloatRows]:
         """The hot rows of a table that a rank owns: their numbers there, and their values."""
         rows = np.concatenate([np.arange(*span) for span in self._hot[name].spans(self._tables[name].num_embeddings)])
+        # Owners keep theirs, so that checkpoints and layouts know nothing of copies.
         owners, own = sharding.owner(name, rows)
         mine = owners == rank
         width = self.widths.index(self._tables[name].embedding_dim)

@@ -52,6 +52,7 @@ def _local_address(host: str) -> str:
     """The IPv4 address that this machine has towards `host`; nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # A connected datagram socket only picks a route.
             probe.connect((host, 9))
             return str(probe.getsockname()[0])
     except OSError:
@@ -78,7 +79,6 @@ def _interface_of(address: str) -> str:
 
 
 Result = TypeVar("Result")
-Here = TypeVar("Here")
 
 # What reading, writing or compiling may take on one rank while the others wait and see signs of life.
 _LONGEST_WORK_SECONDS = 6 * 3600.0
@@ -153,18 +153,11 @@ class Mesh:
         RankError
             On all ranks, where `work` raised a `StrataError`.
         """
-        found: object = None
-        failed: StrataError | None = None
-        if self.is_first:
-            try:
-                found = work()
-            except StrataError as error:
-                failed = error
-        self.files.agree(failed)
+        found = self.files.together(lambda: work() if self.is_first else None)
         result: Result = json.loads(self.files.gather(json.dumps(found).encode())[0])
         return result
 
-    def first_then_others(self, work: Callable[[], Here]) -> Here:
+    def first_then_others(self, work: Callable[[], Result]) -> Result:
         """Do `work` on every rank, on rank 0 before the others: what it leaves on disk is there for them.
 
         Raises
@@ -172,15 +165,12 @@ class Mesh:
         RankError
             On all ranks, where `work` raised a `StrataError` on one of them.
         """
-        done: list[Here] = []
+        done: list[Result] = []
         for turn in (True, False):
-            failed: StrataError | None = None
             if self.is_first == turn:
-                try:
-                    done.append(work())
-                except StrataError as error:
-                    failed = error
-            self.files.agree(failed)
+                done.append(self.files.together(work))
+            else:
+                self.files.agree(None)
         return done[0]
 
     @classmethod
@@ -206,6 +196,7 @@ class Mesh:
         RankError
             On every rank, naming the first that differs from rank 0, the field and both values.
         """
+        # Sorted: ranks may have built the same settings in another order.
         given = self.files.gather(json.dumps(settings, sort_keys=True).encode())
         first = json.loads(given[0])
         for rank, content in enumerate(given):
@@ -268,6 +259,7 @@ def joined(config: DistributedConfig | None = None, towers: int = 0) -> Iterator
             termination.ignore()
             for channel in mesh.channels if mesh is not None else ():
                 channel.close()
+            # After the channels, by whose end the others see at once that this rank is gone.
             dist.destroy_process_group()
         if told is not None:  # connections are broken, so others notice and answer
             raise roll.explain(told)
@@ -289,7 +281,9 @@ def _connected(
     timeout = timedelta(seconds=config.timeout)
     try:
         devices = init_device_mesh("cpu", shape, mesh_dim_names=("host", "local"))
+        # In one order on all ranks: a group is known by how many were made before it.
         channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(2)]
+        # Its collectives wait while a rank reads a terabyte; signs of life tell slow from gone.
         patient = dist.new_group(timeout=timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS)))
         channels.append(Channel(rank, size, patient, roll, heart.look))
         subgroups = [devices.get_group(name) for name in ("host", "local")]
@@ -320,6 +314,7 @@ def _part(rank: int, parts: Sequence[Sequence[int]], timeout: timedelta, roll: R
         return found
     channels = []
     for _ in range(2):
+        # Every rank makes all groups, also those that it is in no part of.
         groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in parts]
         group = groups[parts.index(mine)]
         channels.append(Channel(mine.index(rank), len(mine), group, roll))
@@ -342,6 +337,7 @@ def _meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store
         store = PrefixStore(f"start-{_starts()}", store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
+        # What torch says goes on with a C++ stack trace.
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RankError(
             f"rank {rank} of {size} could not meet the others at {where} within {config.timeout:g} s ({detail[:200]}); "

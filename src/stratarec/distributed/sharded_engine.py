@@ -26,6 +26,7 @@ from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.embedding.checkpoint.save import RANK_GROUPS
 from stratarec.embedding.checkpoint.transfer import Renumbering
+from stratarec.embedding.collection import EmbeddingCollection
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.handle import Prepared
@@ -132,6 +133,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         own: Prepared | None = None
         failed: StrataError | None = None
         try:
+            # Whether a batch fits differs from rank to rank; who could train must not wait for one that cannot.
             own = prepare(self.own, dispatched.own) if self.own else None
         except StrataError as error:
             failed = error
@@ -141,11 +143,13 @@ class SharedEngine(LookupEngine[SharedBatch]):
         except BaseException:
             batch.release()
             raise
+        # After all agreed: a batch that one rank refused counts on none, or noise of wires would differ.
         self.batches += 1
         return batch
 
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         """See `Engine.look_up`."""
+        # Between ids and rows only this rank's own tables are asked, so no rank waits for another here.
         found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
         self._sum_hot_rows()
         return self._exchange.combine(found, prepared.dispatched)
@@ -167,6 +171,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         if self.own and prepared.own:
             self.own.update(prepared.own, own_pooled, own_rows, None)
         else:
+            # A rank without tables has no engine that counts; schedules are the same on all.
             self.course.step += 1
 
     # Tables by name
@@ -185,35 +190,30 @@ class SharedEngine(LookupEngine[SharedBatch]):
 
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
         """See `Engine.save`: every rank writes its own rows beside the others; all get the manifest of all."""
-        channel, failed = self.mesh.files, None
-        mine: dict[str, Any] = {}
+        channel = self.mesh.files
         self._give_owners()
-        try:
-            mine = self.own.save(directory, previous, self.mesh.rank) if self.own else {}
-        except StrataError as error:
-            failed = error
-        channel.agree(failed)
+        mine = channel.together(lambda: self.own.save(directory, previous, self.mesh.rank) if self.own else {})
+        # Every rank gets the whole manifest, for the checks of loading; only the first writes it down.
         parts = [json.loads(content) for content in channel.gather(json.dumps(mine).encode())]
         found: dict[str, Any] = next(part for part in parts if part)
         return {**found, "groups": [group for part in parts if part for group in part["groups"]]}
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
         """See `Engine.load`: by the same ranks and sharding as they were, else row by row."""
-        channel, failed, reason = self.mesh.files, None, ""
+        channel = self.mesh.files
         ranks = {int(group["name"].removeprefix("group-")) // RANK_GROUPS for group in manifest["groups"]}
 
         def agreed(same: bool) -> bool:
             return all(each for (each,) in channel.everyones([same and max(ranks) < channel.ranks]))
 
-        try:
+        def loaded() -> str:
             if self.own:
-                reason = self.own.load(directory, manifest, self.mesh.rank, agreed)
-            else:
-                agreed(self.mesh.rank not in ranks)
-                self.course.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
-        except StrataError as error:
-            failed = error
-        channel.agree(failed)
+                return self.own.load(directory, manifest, self.mesh.rank, agreed)
+            agreed(self.mesh.rank not in ranks)
+            self.course.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
+            return ""
+
+        reason = channel.together(loaded)
         self._take_copies()
         self.batches = int(manifest["batches"])
         return next((found.decode() for found in channel.gather(reason.encode()) if found), "")
@@ -223,13 +223,12 @@ class SharedEngine(LookupEngine[SharedBatch]):
         optimizer: RowOptimizerConfig,
     ) -> None:  # fmt: skip
         """See `EmbeddingCollection.begin_with`: every rank takes its own rows."""
-        failed = None
-        try:
+
+        def begun() -> None:
             if self.own:
                 self.own.begin_with(directory, manifest, moved, seed, optimizer)
-        except StrataError as error:
-            failed = error
-        self.mesh.files.agree(failed)
+
+        self.mesh.files.together(begun)
         self._take_copies()
 
     # Hot rows
@@ -261,6 +260,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
             if self.own and table.name in self.replicas.first:
                 rows, copies = self.replicas.owned(self.sharding, table.name, self.mesh.rank)
                 group = self.own.tables_of(table.name)
+                # Straight into slots: what a rank owns of hot rows never leaves level 0 (`_own_tiers`).
                 places = np.arange(len(rows), dtype=np.int64)
                 group.put(rows + group.first_row[table.name], copies, places, self.batches)
         self._older = False
@@ -270,6 +270,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         self._older = False
         if self.replicas is None:
             return
+        # Sums of steps after the checkpoint, or of tables that are no more.
         self.replicas.pending = None
         for name, first, last in self.replicas.parts:
             found = self.tables_of(name).part(name, first, last)
@@ -294,6 +295,33 @@ class SharedEngine(LookupEngine[SharedBatch]):
     @property
     def _copied_bytes(self) -> int:
         return 0 if self.replicas is None else self.replicas.nbytes
+
+
+class ShardedCollection(EmbeddingCollection[SharedBatch]):
+    """An embedding collection whose tables are shared among the ranks of a mesh.
+
+    To models it is what `TieredEmbeddingBagCollection` is. Each rank passes its own batch; with one rank it trains the
+    same bits as that class. Where tables travel whole (`Place.travel` of ``pooled``) and wires are fp32, the tables get
+    the bits that one process gets on the batches of all ranks one after another; else they agree up to the rounding of
+    sums.
+
+    Parameters
+    ----------
+    sharding, mesh, optimizer, seed, tiers, config, hot
+        As those of `SharedEngine`.
+    """
+
+    def __init__(
+        self, sharding: Sharding, mesh: Mesh, *, optimizer: RowOptimizerConfig | None = None, seed: int = 0,
+        tiers: TierConfig | None = None, config: DistributedConfig | None = None,
+        hot: Mapping[str, HotRows] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            SharedEngine(
+                sharding, mesh, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig(),
+                config or DistributedConfig(), hot,
+            )
+        )  # fmt: skip
 
 
 def _own_tiers(

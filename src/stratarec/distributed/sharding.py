@@ -143,6 +143,7 @@ class Sharding:
         places = {}
         for name, place in self.places.items():
             inside = [first <= rank < first + ranks for rank in (place.first, place.first + place.ranks - 1)]
+            # By towers no row leaves its host.
             if any(inside) and not all(inside):
                 raise ConfigError(
                     f"table {name!r} is on ranks {place.first} to {place.first + place.ranks - 1}, expected ranks of "

@@ -192,6 +192,7 @@ class _Ranks:
 
     def refine(self, whole: Sequence[TableLoad]) -> None:
         """Move single tables from the slowest rank as long as that makes the slowest of the two faster."""
+        # Every move makes the slowest faster, so this ends anyway; the bound is for many equal tables.
         for _ in range(4 * len(whole)):
             slowest = max(range(self._ranks), key=lambda rank: self._costs[rank])
             moves = [

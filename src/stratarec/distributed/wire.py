@@ -92,6 +92,7 @@ class Wire:
             For a row that the format cannot hold; float32 holds all.
         """
         if self._config is None:
+            # Not copied: most runs use this wire.
             return rows.view(torch.uint8)
         out, key = np.empty(self.bytes_of(spans), dtype=np.uint8), table_key(self._seed, f"{direction}/{self._rank}")
         floats, done, at, number = rows.numpy(), 0, 0, 0
@@ -99,6 +100,7 @@ class Wire:
             codec, end = self._codec(width), at + count * self.row_bytes(width)
             places = np.arange(count, dtype=np.int64)
             level = FloatRows.bare(floats[done : done + count * width], width)
+            # Numbered over the whole message: rows of equal value must not round alike, or errors would add up.
             noise = np.arange(number, number + count, dtype=np.uint64)
             keys = mix_array(noise * _GOLDEN ^ np.uint64(key))
             bad = codec.encode(level, places, out[at:end].reshape(count, -1), places, keys, step)
@@ -141,6 +143,7 @@ def merged(spans: Sequence[Span]) -> list[Span]:
     for rows, width in spans:
         if not rows:
             continue
+        # One kernel call a width, not one for each stream of each rank.
         if found and found[-1].width == width:
             found[-1] = Span(found[-1].rows + rows, width)
         else:

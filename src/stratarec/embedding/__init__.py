@@ -3,8 +3,7 @@
 from stratarec.embedding.collection import EmbeddingCollection, Embeddings, TieredEmbeddingBagCollection
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.handle import Handle, Prepared
-from stratarec.embedding.learning_rate import ScheduleConfig
-from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig, ScheduleConfig
 from stratarec.embedding.prefetch import Prefetcher
 
 __all__ = [

@@ -81,12 +81,14 @@ def _cached_tables(
         for place, (key, mine) in enumerate(groups):
             # Before the store takes memory or files: what is too large is refused here.
             directory = Directory(mine, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
+            # By bytes, not evenly: each log needs room for its own live rows.
             share = log_bytes[place] / max(sum(log_bytes), 1)
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, share)
             store = _with_level1(store, sum(tiers.tables[table.name].level1_rows for table in mine))
             found.append(CachedTables(mine, columns, directory, codecs[place], store, course, health, scratch))
     except Exception:
         for tables in found:
+            # Files and threads of the groups before: nobody will hold these to close them.
             tables.close()
         raise
     return found
@@ -105,6 +107,7 @@ def _sharing(key: Shared, configs: Configs, optimizer: RowOptimizerConfig) -> li
     for table in configs[1:]:
         together = [*found[-1], table]
         alone = sum(location_bytes(each.num_embeddings, record_bytes) for each in together)
+        # Fewer logs have fewer open segments; wider locations would cost memory for every row.
         if location_bytes(_rows(together), record_bytes) <= alone:
             found[-1] = together
         else:

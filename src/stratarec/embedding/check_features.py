@@ -37,6 +37,7 @@ class Validator:
             )
         if offsets is not None:
             _check_offsets(features)
+        # Kernels read them by address: what they are not would be read beyond its end.
         if weights is not None and (weights.dtype != torch.float32 or weights.shape != values.shape):
             raise ConfigError(
                 f"weights are {_words(weights.dtype)} of shape {tuple(weights.shape)}, expected float32 of shape "

@@ -5,7 +5,7 @@ Here are the module and autograd alone; what is done to rows, `Engine` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
-from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.handle import Handle, Prepared
@@ -57,6 +56,9 @@ class Embeddings:
 class EmbeddingCollection(nn.Module, Generic[Held]):
     """Embedding tables that train themselves, over whatever engine holds them: the module that models see.
 
+    Here is what a model and a training loop of one's own need. Bytes, the factor on the rate, views for a
+    ``state_dict`` and what else there is to ask, `engine` answers.
+
     Parameters
     ----------
     engine : LookupEngine
@@ -73,16 +75,6 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
     def tables(self) -> tuple[EmbeddingBagConfig, ...]:
         """What the tables are."""
         return self.engine.configs
-
-    @property
-    def tiers(self) -> TierConfig:
-        """Where they are at home."""
-        return self.engine.tiers
-
-    @property
-    def optimizer(self) -> RowOptimizerConfig:
-        """How they are trained."""
-        return self.engine.optimizer
 
     @property
     def pooled_keys(self) -> tuple[str, ...]:
@@ -103,34 +95,6 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
     def learning_rate(self) -> float:
         """The rate that the next backward will use."""
         return self.engine.learning_rate
-
-    @property
-    def rate_factor(self) -> float:
-        """What the optimizer's rate is multiplied by from the next backward on, beside its schedule; 1 at first.
-
-        Checkpoints have it, and those before it.
-        """
-        return self.engine.rate_factor
-
-    @rate_factor.setter
-    def rate_factor(self, factor: float) -> None:
-        self.engine.rate_factor = factor
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory for rows, all that describes them and what the update works in; file space is not in it."""
-        return self.bytes_by_memory()["dram"]
-
-    def bytes_by_memory(self) -> dict[str, int]:
-        """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
-        return self.engine.bytes_by_memory()
-
-    def bytes_by_part(self) -> dict[str, int]:
-        """Of level 0, cache metadata, homes in DRAM, file space, staging buffers and workspace, as they are now.
-
-        ``outputs`` are activations, and in no memory's sum: what the largest look-up gave, and its gradient.
-        """
-        return self.engine.bytes_by_part()
 
     def prepare(self, features: KeyedJagged) -> Held:
         """Bring the rows of a batch into level 0; hand what this gives to `forward`, once, in order.
@@ -153,6 +117,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
             return self._named(features, *engine.read(features))
         inputs = (self._anchor, features.weights, prepared, engine)
         found = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
+        # No backward pass will come that lets the rows go.
         if not training:
             prepared.release()
         return self._named(features, *found)
@@ -162,6 +127,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         values, size, sequences = dict(zip(engine.row_order, rows, strict=True)), features.batch_size, {}
         for key in engine.sequence_keys:
             place = features.keys.index(key)
+            # Rows of a feature are handed out from its own first one, as values of a tensor of its own.
             offsets = features.bag_offsets()[place * size : (place + 1) * size + 1]
             sequences[key] = JaggedTensor(values=values[key], offsets=offsets - offsets[0])
         return Embeddings(pooled=pooled, pooled_keys=engine.pooled_keys, dims=engine.dims, sequences=sequences)
@@ -178,10 +144,6 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
     def rows(self, name: str, first: int, last: int) -> dict[str, Tensor]:
         """Rows ``first:last`` of a table as they are now: ``weight`` and optimizer state."""
         return self.engine.tables_of(name).part(name, first, last)
-
-    def named_state(self) -> Iterator[tuple[str, Tensor]]:
-        """``tables.<name>.<part>`` and the view of it, for every part of every table that lies whole in level 0."""
-        return self.engine.named_views()
 
     def save(self, directory: Path, previous: Path | None = None) -> dict[str, Any]:
         """Write all tables into the new directory `directory`; returns the JSON manifest that `load` takes.
@@ -217,32 +179,6 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         """
         return self.engine.load(directory, manifest)
 
-    def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
-        optimizer: RowOptimizerConfig,
-    ) -> None:  # fmt: skip
-        """Begin new training with the rows and optimizer state of other tables, by whatever tiers, caches and codecs.
-
-        Steps and schedules are counted from 0; the state of row-wise Adam knows how many steps it is of.
-
-        Parameters
-        ----------
-        directory, manifest
-            As for `load`.
-        moved : mapping of str to Renumbering
-            Where the rows of each table are now; those that none of them becomes keep their initial values.
-        seed : int
-            Of the other tables, whose rows that were never looked up are functions of it.
-        optimizer : RowOptimizerConfig
-            Of the other tables, by which rows take the steps that they missed.
-
-        Raises
-        ------
-        CheckpointError
-            As by `load`; also when these tables were trained.
-        """
-        self.engine.begin_with(directory, manifest, moved, seed, optimizer)
-
     def close(self) -> None:
         """Give back the files and threads of stores; whatever is asked of the collection afterwards is an error."""
         self.engine.close()
@@ -250,7 +186,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if not self.engine.resident:
             raise ConfigError("tables that do not lie whole in level 0 are in no state_dict; call save and load")
-        for name, view in self.named_state():
+        for name, view in self.engine.named_views():
             destination[prefix + name] = view
         destination[prefix + "step"] = torch.tensor(self.step)
 
@@ -258,7 +194,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
         unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        expected = dict(self.named_state())
+        expected = dict(self.engine.named_views())
         for name, view in expected.items():
             found = state_dict.get(prefix + name)
             if found is None:
@@ -276,7 +212,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
 
     def extra_repr(self) -> str:
         rows = sum(table.num_embeddings for table in self.tables)
-        return f"{len(self.tables)} tables, {rows:,} rows, {self.optimizer.kind}, {self.engine.health.state}"
+        return f"{len(self.tables)} tables, {rows:,} rows, {self.engine.optimizer.kind}, {self.engine.health.state}"
 
 
 class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
@@ -352,7 +288,9 @@ class FusedLookup(torch.autograd.Function):
     def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, ...]:
         prepared: Handle = ctx.prepared
         weights = prepared.features.weights
+        # A pass over all ids, and only where somebody asked for it: rows are trained, and the anchor is a constant.
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
+        # Under autocast gradients come as bfloat16; an expanded one, as of a sum, has strides of 0.
         rows = tuple(part.float().contiguous() for part in rows)
         ctx.engine.update(prepared, pooled.float().contiguous(), rows, gradient)
         return None, gradient, None, None

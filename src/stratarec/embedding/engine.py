@@ -4,7 +4,12 @@ A batch is prepared in one of two ways. On the thread that trains, `prepare` fin
 under way or says that there is none. On a thread ahead of it, `prepare_ahead` waits. What may be given up when batch n
 is prepared k batches ahead follows from n and k alone: rows that batches n - k and later use stay. So it waits for the
 backward pass of batch n - k - 1, and never looks at what has finished by chance: moves, and with them the rounding of
-rows that go home, are the same in every run.
+rows that go home, are the same in every run. Pins that are counted and released when a batch happens to finish would
+give other bits in every run.
+
+Where the norm of all gradients is clipped (`hold_updates`, `apply`), rows' squares are added in the order of first
+look-ups within a table, in float64, and tables by an exactly rounded sum: the norm has the same bits whatever lies
+where. Weight decay is added afterwards and is in no norm, as in torch's optimizers.
 """
 
 from __future__ import annotations
@@ -118,6 +123,7 @@ class Engine(LookupEngine[Prepared]):
         return self._prepare(features, horizon, lambda number: self.flight.wait_for(number, stopped))
 
     def _prepare(self, features: KeyedJagged, horizon: int, make_room: Callable[[int], None]) -> Prepared:
+        # Not to be waited for: two threads that prepare would number their batches in an order of chance.
         if not self._preparing.acquire(blocking=False):
             raise TrainingError("another thread is preparing a batch of this collection: take batches from it in turn")
         try:
@@ -132,6 +138,7 @@ class Engine(LookupEngine[Prepared]):
                 slots = _NO_SLOTS if self.resident else _slots_for(features)
                 bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
             except BaseException:
+                # The number is used up all the same: noise of rounding is a function of it and must never repeat.
                 flight.done(number)
                 raise
             return Prepared(features, bags, number, flight)
@@ -221,12 +228,14 @@ class Engine(LookupEngine[Prepared]):
 
     def _apply(self, scale: float) -> None:
         while self._held:
+            # Off the list first: after an error the step must not be taken again.
             held = self._held.pop(0)
             try:
                 with self.health.changing("an optimizer step"):
                     rule = self.course.scaled_rule(scale)
                     for tables, bags, gradients in held.by_tables(self.tables):
                         tables.update(bags, gradients, rule)
+                    # Last, so that an interrupted step is not counted; the tables refuse to go on then anyway.
                     self.course.step += 1
             finally:
                 held.prepared.release()
@@ -253,6 +262,7 @@ class Engine(LookupEngine[Prepared]):
         """See `TieredEmbeddingBagCollection.save`; several processes write beside each other, each as its own rank."""
         self.health.require()
         self._require_nothing_ahead("saved")
+        # Rows of batches under way are in the checkpoint as they are now, and again in the next one.
         settled = self.flight.oldest(self.batches) - self._origin
         with self._stepping, self.health.changing("saving"):
             groups = save_tables(self.tables, directory, previous, settled, rank)
@@ -284,6 +294,7 @@ class Engine(LookupEngine[Prepared]):
         manifest = checked(directory, manifest)
         batches, origin = int(manifest["batches"]), int(manifest["origin"])
         groups = manifest["groups"]
+        # Ranks must go one way together: one that took rows over, beside others that went on, has another origin.
         same = agreed(lie_alike(self.tables, groups, rank))
         load_tables(
             self.tables, directory, groups, batches, batches - origin, rank=rank if same else None, fresh=self._fresh,
@@ -304,7 +315,7 @@ class Engine(LookupEngine[Prepared]):
         self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
         optimizer: RowOptimizerConfig,
     ) -> None:  # fmt: skip
-        """See `EmbeddingCollection.begin_with`."""
+        """See `LookupEngine.begin_with`."""
         self.health.require()
         if not self._fresh:
             raise CheckpointError(f"these tables were trained; let new ones begin with those in {directory}")
@@ -342,7 +353,7 @@ class Engine(LookupEngine[Prepared]):
     # Accounting
 
     def bytes_by_memory(self) -> dict[str, int]:
-        """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
+        """See `LookupEngine.bytes_by_memory`."""
         total: Counter[str] = Counter(dram=self._scratch.nbytes)
         for tables, parts in self._bytes():
             files = parts.pop("home_block", 0)
@@ -352,10 +363,7 @@ class Engine(LookupEngine[Prepared]):
         return dict(total)
 
     def bytes_by_part(self) -> dict[str, int]:
-        """Of level 0, cache metadata, homes in DRAM, file space, staging buffers and workspace, as they are now.
-
-        ``outputs`` are activations, and in no memory's sum: what the largest look-up gave, and its gradient.
-        """
+        """See `LookupEngine.bytes_by_part`."""
         total: Counter[str] = Counter(workspace=self._scratch.nbytes, outputs=2 * self._output_bytes)
         for _, parts in self._bytes():
             total.update(parts)

@@ -155,6 +155,7 @@ class InFlight:
 
     def drop(self, number: int, generation: int) -> None:
         """As `done`, from a destructor: only noted, because this thread may be in the middle of anything here."""
+        # A deque's append is atomic. The rest is left to whoever next asks (`_sweep`).
         self._dropped.append((number, generation))
         with self.changed:
             self.changed.notify_all()

@@ -1,4 +1,9 @@
-"""Whether the rows of a collection are what training made of them: `open`, `failed` or `closed`."""
+"""Whether the rows of a collection are what training made of them: `open`, `failed` or `closed`.
+
+A home that is read and written before any slot changes (a log) can refuse, on a full disk say, and every row is where
+it was: the collection stays open. What cannot be taken back makes it `failed`: an interrupt in the middle of a move, or
+a row that does not fit its codec and is found by the one pass that swaps rows with addressable homes.
+"""
 
 from __future__ import annotations
 

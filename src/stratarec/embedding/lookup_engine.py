@@ -25,7 +25,7 @@ Held = TypeVar("Held", bound=Handle)
 
 
 class NamedRows(Protocol):
-    """Rows of tables by name and number: see `Tables`."""
+    """Rows of tables by name and number: a `TableGroup` of one process, or rows gathered from all ranks."""
 
     def table(self, name: str) -> dict[str, Tensor]: ...
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]: ...
@@ -79,7 +79,10 @@ class LookupEngine(ABC, Generic[Held]):
 
     @property
     def rate_factor(self) -> float:
-        """See `EmbeddingCollection.rate_factor`."""
+        """What the optimizer's rate is multiplied by from the next backward on, beside its schedule; 1 at first.
+
+        Checkpoints have it, and those before it.
+        """
         return self.course.rate_factor
 
     @rate_factor.setter
@@ -139,7 +142,26 @@ class LookupEngine(ABC, Generic[Held]):
         self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
         optimizer: RowOptimizerConfig,
     ) -> None:  # fmt: skip
-        """See `EmbeddingCollection.begin_with`."""
+        """Begin new training with the rows and optimizer state of other tables, by whatever tiers, caches and codecs.
+
+        Steps and schedules are counted from 0; the state of row-wise Adam knows how many steps it is of.
+
+        Parameters
+        ----------
+        directory, manifest
+            As for `load`.
+        moved : mapping of str to Renumbering
+            Where the rows of each table are now; those that none of them becomes keep their initial values.
+        seed : int
+            Of the other tables, whose rows that were never looked up are functions of it.
+        optimizer : RowOptimizerConfig
+            Of the other tables, by which rows take the steps that they missed.
+
+        Raises
+        ------
+        CheckpointError
+            As by `load`; also when these tables were trained.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -147,8 +169,16 @@ class LookupEngine(ABC, Generic[Held]):
 
     @abstractmethod
     def bytes_by_memory(self) -> dict[str, int]:
-        """See `EmbeddingCollection.bytes_by_memory`."""
+        """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
 
     @abstractmethod
     def bytes_by_part(self) -> dict[str, int]:
-        """See `EmbeddingCollection.bytes_by_part`."""
+        """Of level 0, cache metadata, homes in DRAM, file space, staging buffers and workspace, as they are now.
+
+        ``outputs`` are activations, and in no memory's sum: what the largest look-up gave, and its gradient.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for rows, all that describes them and what the update works in; file space is not in it."""
+        return self.bytes_by_memory()["dram"]

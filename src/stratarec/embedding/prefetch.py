@@ -1,4 +1,8 @@
-"""Batches prepared on a thread of their own while earlier ones train."""
+"""Batches prepared on a thread of their own while earlier ones train.
+
+The thread stops at barriers (evaluations, checkpoints by steps, the end), whose places are known beforehand; `drain`
+is for what comes unforeseen. Both leave the same batches prepared whatever was fast.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +70,7 @@ class Prefetcher(Generic[Item]):
 
     def __enter__(self) -> Prefetcher[Item]:
         if self._depth:
+            # A daemon: an interpreter that ends must not wait for a source that blocks.
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
         return self
@@ -82,6 +87,7 @@ class Prefetcher(Generic[Item]):
             prepared.release()
         self._ready.clear()
         for prepared in self._given:
+            # One that was looked up may still have its backward pass.
             prepared.release_unused()
         self._flight.forgive()
 
@@ -140,15 +146,18 @@ class Prefetcher(Generic[Item]):
         return item, self._engine.prepare_ahead(self._features(item, stopped), self._depth, stopped)
 
     def _run(self) -> None:
+        # Kernels of preparing take one core, or they would wait for those of the step that trains meanwhile.
         limit_threads(1)
         try:
             for place, item in enumerate(self._source):
                 if not self._may_prepare(last=self._pause_after(place)):
                     return
                 self._hand_over(self._prepare(item))
+        # Whoever leaves the context asked for it.
         except WaitAbandoned:
             pass
         except BaseException as error:
+            # Raised where the item is asked for: nobody sees an exception of a thread.
             self._error = error
         finally:
             with self._changed:

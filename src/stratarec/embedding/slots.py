@@ -1,14 +1,11 @@
-"""The seam of level 0: slots of float32 rows that are trained in place, wherever they lie.
+"""The seam of level 0: slots of float32 rows that are trained in place.
 
-Everything that reads or writes a trained row goes through a `SlotMemory`. Caches, stores, saving and the module know
-slot numbers, host rows (`FloatRows`) and records (bytes), never the arrays: slots in the memory of another device need
-another class here and nothing else. For a table that lies whole in level 0 a slot is a row; under a cache it is a place
-that rows come to and leave.
+Everything that reads or writes a trained row goes through `CpuSlots`. Caches, stores, saving and the module know slot
+numbers, host rows (`FloatRows`) and records (bytes), never the arrays. For a table that lies whole in level 0 a slot is
+a row; under a cache it is a place that rows come to and leave.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,75 +26,13 @@ Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
 """Records in addressable memory ``[R, record_bytes]``, the bits of rows that were written, of those that changed."""
 
 
-class SlotMemory(Protocol):
-    """S slots of width D with their optimizer state. Slots and places are ``[n]`` int64."""
-
-    slots: int
-    width: int
-    device: torch.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights and state."""
-
-    def like(self, slots: int) -> SlotMemory:
-        """Zeroed slots of the same width and state on the same device."""
-
-    def pool(self, layout: GroupLayout, bags: BagBatch, out: Tensor) -> int:
-        """Fill the group's columns of `out` ``[B, columns]``; the place of an id outside its table, or -1."""
-
-    def gather(self, layout: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
-        """Fill `out` ``[N, D]`` with the rows of a sequence feature; returns as `pool` does."""
-
-    def update(
-        self, layout: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None
-    ) -> None:
-        """One step of the row optimizer."""
-
-    def square_norms(self, layout: GroupLayout, bags: BagBatch, gradients: Gradients) -> NDArray[np.float64]:
-        """Of the summed gradients of a batch's rows, ``[tables]``."""
-
-    def catch_up(self, layout: GroupLayout, bags: BagBatch, missed: Missed) -> None:
-        """Let the rows of a batch take the steps that they missed; ids outside their table are passed over."""
-
-    def settle(self, first: int, last: int, missed: Missed) -> None:
-        """Let the rows in the slots ``first:last`` take the steps that they missed."""
-
-    def weight_gradient(
-        self, layout: GroupLayout, bags: BagBatch, pooled: Tensor, out: Tensor
-    ) -> None:  # fmt: skip
-        """Add the gradients of per-sample weights to `out` ``[N]``."""
-
-    def read(self, slots: Indices) -> FloatRows:
-        """A host copy of some slots."""
-
-    def write(self, slots: Indices, rows: FloatRows, places: Indices) -> None:
-        """``slots[i]`` gets row ``places[i]`` of `rows`."""
-
-    def views(self, first: int, last: int) -> dict[str, Tensor]:
-        """``weight`` ``[n, D]`` and named optimizer state of the slots ``first:last``, sharing their memory."""
-
-    def encode(
-        self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],
-        write: int,
-    ) -> int:  # fmt: skip
-        """`RecordCodec.encode` of slots."""
-
-    def decode(self, codec: RecordCodec, records: Records, places: Indices, slots: Indices) -> None:
-        """`RecordCodec.decode` into slots."""
-
-    def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
-        """Initial values in the slots of the rows of `moves` that are `absent` from their home."""
-
-    def swap(
-        self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
-        home: Home, write: int,
-    ) -> tuple[int, int] | None:  # fmt: skip
-        """Victims go home and the rows that take their slots come in; table and row of one that does not fit."""
-
-
 class CpuSlots:
-    """A `SlotMemory` in DRAM.
+    """S slots of width D with their optimizer state, in DRAM.
+
+    Slots and places are ``[n]`` int64. Slots in the memory of another device need a class with these methods and
+    nothing else: rows come and go as `FloatRows` and as records of the host, while `pool`, `gather`, `update`,
+    `square_norms`, `catch_up` and `weight_gradient` take tensors of that device. A step must give the bits that these
+    give: sums of a row's gradients in ascending order of lookup position, noise from keys alone.
 
     Parameters
     ----------
@@ -108,8 +43,6 @@ class CpuSlots:
     scratch : Scratchpad
         Of the updates of all tables that are not updated at the same time; one of its own by default.
     """
-
-    device = torch.device("cpu")
 
     def __init__(
         self, slots: int, width: int, optimizer: RowOptimizerConfig, scratch: Scratchpad | None = None
@@ -125,45 +58,55 @@ class CpuSlots:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of weights and state."""
         return self._rows.nbytes
 
     def like(self, slots: int) -> CpuSlots:
+        """Zeroed slots of the same width and state on the same device."""
         return CpuSlots(slots, self.width, self._optimizer)
 
     def pool(self, layout: GroupLayout, bags: BagBatch, out: Tensor) -> int:
+        """Fill the group's columns of `out` ``[B, columns]``; the place of an id outside its table, or -1."""
         return pooling.pool(self._rows.weights, layout, bags, out)
 
     def gather(self, layout: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
+        """Fill `out` ``[N, D]`` with the rows of a sequence feature; returns as `pool` does."""
         return pooling.gather(self._rows.weights, layout, bags, feature, out)
 
     def update(
         self, layout: GroupLayout, bags: BagBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None
     ) -> None:
+        """One step of the row optimizer."""
         update.update(self._slots, layout, bags, gradients, rule, self._workspace, missed)
 
     def square_norms(self, layout: GroupLayout, bags: BagBatch, gradients: Gradients) -> NDArray[np.float64]:
+        """Of the summed gradients of a batch's rows, ``[tables]``."""
         return update.square_norms(layout, bags, gradients, self._workspace)
 
     def catch_up(self, layout: GroupLayout, bags: BagBatch, missed: Missed) -> None:
+        """Let the rows of a batch take the steps that they missed; ids outside their table are passed over."""
         update.catch_up(self._slots, layout, bags, missed, self._workspace)
 
     def settle(self, first: int, last: int, missed: Missed) -> None:
+        """Let the rows in the slots ``first:last`` take the steps that they missed."""
         update.settle(self._slots, self.width, first, last, missed)
 
-    def weight_gradient(
-        self, layout: GroupLayout, bags: BagBatch, pooled: Tensor, out: Tensor
-    ) -> None:  # fmt: skip
+    def weight_gradient(self, layout: GroupLayout, bags: BagBatch, pooled: Tensor, out: Tensor) -> None:
+        """Add the gradients of per-sample weights to `out` ``[N]``."""
         pooling.weight_gradient(self._rows.weights, layout, bags, pooled, out)
 
     def read(self, slots: Indices) -> FloatRows:
+        """A host copy of some slots."""
         found = self._allocate(len(slots), self.width)
         found.copy(np.arange(len(slots), dtype=np.int64), self._rows, slots)
         return found
 
     def write(self, slots: Indices, rows: FloatRows, places: Indices) -> None:
+        """``slots[i]`` gets row ``places[i]`` of `rows`."""
         self._rows.copy(slots, rows, places)
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
+        """``weight`` ``[n, D]`` and named optimizer state of the slots ``first:last``, sharing their memory."""
         rows, width, names = self._rows, self.width, self._optimizer.full_state
         views = {"weight": torch.from_numpy(rows.weights).view(-1, width)[first:last]}
         if self._optimizer.row_state:
@@ -185,16 +128,20 @@ class CpuSlots:
         self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],
         write: int,
     ) -> int:  # fmt: skip
+        """`RecordCodec.encode` of slots."""
         return codec.encode(self._rows, slots, records, places, keys, write)
 
     def decode(self, codec: RecordCodec, records: Records, places: Indices, slots: Indices) -> None:
+        """`RecordCodec.decode` into slots."""
         codec.decode(records, places, self._rows, slots)
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
+        """Initial values in the slots of the rows of `moves` that are `absent` from their home."""
         cache.initialize(layout, moves, absent, self._slots, self.width)
 
     def swap(
         self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
         home: Home, write: int,
     ) -> tuple[int, int] | None:  # fmt: skip
+        """Victims go home and the rows that take their slots come in; table and row of one that does not fit."""
         return swap.swap(layout, staging, workspace, codec.layout, self._slots, home, write)

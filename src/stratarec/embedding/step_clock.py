@@ -3,7 +3,9 @@
 Where a step changes all rows (`RowOptimizerConfig.rows`), it changes those that its batch lacks only when they are
 asked for: every row knows how many steps it has taken (its *clock*), and the steps it missed are taken then, one by
 one, each with the numbers that it had. A row so has the bits that taking every step at once would give it, wherever
-it lies and whoever looks at it in between.
+it lies and whoever looks at it in between. Products in closed form, which SGD has, would depend on where a gap is cut.
+Nothing is swept before an evaluation or a checkpoint: reading brings rows up to date, and rows at home may lag. The
+work is proportional to the steps missed, in total at most that of a dense optimizer.
 """
 
 from __future__ import annotations
@@ -79,6 +81,7 @@ class StepClock:
         if not self.optimizer.clocked:
             return None
         if self.step > len(self._paces):
+            # Doubled: a run appends a step at a time, and kernels take one array.
             room = np.empty((max(2 * len(self._paces), self.step, 1024), 3), dtype=np.float32)
             room[: self._known] = self._paces[: self._known]
             self._paces = room

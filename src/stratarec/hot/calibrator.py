@@ -2,7 +2,12 @@
 
 Two ways are tried (`by_count`), and the one that makes more of the inputs hot that neither was chosen by is taken: rows
 with most lookups per byte, and thresholds that make most inputs hot. Of the inputs some are drawn to choose by, and
-others to judge the choice.
+others to judge the choice. Counts of rows are the vocabularies' own, so the bytes of a hot set are exact, and only the
+share of inputs is estimated.
+
+A choice is of one data set: on a news portal the old one makes 15 % as many inputs hot a day later, and 0.1 % after two
+days. Where ids are inherited (``data.vocabulary.base``) a new choice does not help: what became popular has an id
+behind all earlier ones, and a prefix that reaches it holds them all.
 """
 
 from __future__ import annotations

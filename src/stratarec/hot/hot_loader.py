@@ -2,6 +2,7 @@
 
 Every input is told hot or not when its shuffle buffer is read, and waits in one of two queues. How many of each a row
 group has is known (`classifier`), so the order of an epoch's batches is, too, and an epoch can be taken up anywhere.
+The rate of `schedule` changes from epoch to epoch alone, because batches are read ahead of evaluations.
 What is left of both at the end of an epoch is one batch where it fits into one, so an epoch has as many as any other.
 """
 

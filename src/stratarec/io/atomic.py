@@ -190,7 +190,7 @@ def remove_tree(path: Path) -> None:
 def replace_directory(temporary: Path, final: Path) -> None:
     """Sync everything in `temporary` and rename it to `final`; an older `final` is removed after the swap.
 
-    For directories inside one of ours; `replacing.replace` is for those that a user names.
+    For directories inside one of ours; `replace.replace` is for those that a user names.
     """
     try:
         sync_tree(temporary)

@@ -22,7 +22,7 @@ _SEAL = "hash"
 _LONGEST = 80
 
 Hash = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{32}$")]
-"""Of a file: xxh3_128, as `files.file_hash` gives it."""
+"""Of a file: xxh3_128, as `atomic.file_hash` gives it."""
 Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 62)]
 """How many there are of something, or how many bytes it takes."""
 

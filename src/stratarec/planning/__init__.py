@@ -1,4 +1,4 @@
 """Which table lives in which tier, at which precision, with how much cache.
 
-`make_plan` is the whole of it: `tables` reads access counts, `tiers` measures the machine, `placement` decides.
+`make_plan` is the whole of it: `table_load` reads access counts, `memories` measures the machine, `placement` decides.
 """

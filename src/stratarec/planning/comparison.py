@@ -1,4 +1,8 @@
-"""What a plan said about memory, beside what a run used."""
+"""What a plan said about memory, beside what a run used.
+
+Parts that are upper bounds (a log's dead space and buffers, staging, workspace) may be left unused; any other part that
+is off by more than 5 % is a defect of the plan.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Seconds of a step that a table costs where it is placed.
 
 Every term is bytes over a measured bandwidth or reads over a measured rate, which ranks placements; it is no simulation
-of the engine. Float32 rows of level 0 are pooled and updated alike wherever a table's home is.
+of the engine. With lookahead the device works beside the processor. Float32 rows of level 0 are pooled and updated
+alike wherever a table's home is.
 """
 
 from __future__ import annotations

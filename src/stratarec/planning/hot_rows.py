@@ -1,4 +1,9 @@
-"""Hot rows in a plan: beside the caches, out of the same DRAM."""
+"""Hot rows in a plan: beside the caches, out of the same DRAM.
+
+Of tables under a cache alone, for tables whole in level 0 are hot for nothing; what is left of ``memory.dram`` is
+planned for the lookups that are left, so that caches pin and hold less. They stand in the plan, which a run keeps, so a
+resumed run has the same. A hot batch then has nothing to look up in a directory and nothing to move.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 After MTrainS (arXiv 2305.01515), which places tables over a machine's memories by the capacity and the bandwidth that
 each of them needs; precision and cache size are chosen in the same step.
+
+A program of a few thousand binaries picks one candidate a table under the byte budgets: one to four seconds for 26
+tables. When nothing fits, the same program with bytes as the cost gives the least budget that would do. A table that
+needs a cache as large as itself, for the rows of the batches in flight, is whole in level 0 at any precision.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from stratarec.config.validate import check_directory, check_finite, check_seed
 from stratarec.data.loading.shuffle_buffer import Unit
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
+from stratarec.models.metrics import MetricName
 
 # Beyond this starting them fails or takes the machine down.
 _MOST_THREADS = 1024
@@ -40,7 +41,7 @@ class EarlyStoppingConfig:
 
     patience: int = 0
     """Evaluations without a better one before stopping; 0 never stops early."""
-    metric: Literal["auc", "log_loss"] = "auc"
+    metric: MetricName = "auc"
     """What must get better."""
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class PlateauConfig:
     """What they are multiplied by each time."""
     min_factor: float = 1e-3
     """What they are multiplied by in all is never less than this."""
-    metric: Literal["auc", "log_loss"] = "auc"
+    metric: MetricName = "auc"
     """What must get better."""
 
     def __post_init__(self) -> None:

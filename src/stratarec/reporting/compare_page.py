@@ -14,8 +14,9 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from stratarec.config.units import readable
 from stratarec.io.names import visible
+from stratarec.models.metrics import METRICS
 from stratarec.reporting.html import LINE, Chart, ShownTable, new_axes, write_html
-from stratarec.reporting.metric_names import LABELS, by_label, show
+from stratarec.reporting.metric_names import by_label, show
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
@@ -26,7 +27,6 @@ Courses = Mapping[str, Sequence[tuple[float, float]]]
 # Characters of a recipe's value, which may be a list of a hundred features.
 _WIDEST = 24
 _MARK = "*"
-_SHOWN = ("auc", "log_loss", "grouped_auc", "calibration", "calibration_error")
 
 
 def print_contest(content: Content) -> None:
@@ -72,9 +72,9 @@ def figures(content: Content) -> list[tuple[str, ...]]:
         each = [{} if one is None else dict(by_label(split, one)) for one in found]
         for name in dict.fromkeys(name for one in each for name in one):
             rows += [
-                (f"{name}: {LABELS[key]}", *(show(one.get(name, {}).get(key), 5) for one in each))
-                for key in _SHOWN
-                if any(one.get(name, {}).get(key) is not None for one in each)
+                (f"{name}: {metric.label}", *(show(one.get(name, {}).get(key), 5) for one in each))
+                for key, metric in METRICS.items()
+                if metric.compared and any(one.get(name, {}).get(key) is not None for one in each)
             ]
     return [*rows, *(tuple(row) for row in _costs(runs))]
 

@@ -1,4 +1,4 @@
-"""Metrics in words: what they are called, and what stands where one is not defined."""
+"""Metrics in words: what stands under what name, and where one is not defined."""
 
 from __future__ import annotations
 
@@ -6,17 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stratarec.io.names import visible
-
-LABELS = {
-    "auc": "AUC",
-    "log_loss": "log loss",
-    "normalized_entropy": "normalized entropy",
-    "calibration": "calibration",
-    "grouped_auc": "grouped AUC",
-    "calibration_error": "calibration error",
-    "calibration_noise": "by chance alone",
-}
-"""Names of the figures of `Metrics.to_dict`, in the order in which they are shown."""
+from stratarec.models.metrics import METRICS
 
 INTERVAL = "95 %"
 """Head of a column of `interval`."""
@@ -32,9 +22,9 @@ def show(value: float | None, digits: int) -> str:
 
 
 def shown(evaluations: Iterable[Figures]) -> tuple[str, ...]:
-    """Which figures to show: all but the grouped AUC, which needs users, where no evaluation has it."""
-    known = any(figures.get("grouped_auc") is not None for figures in evaluations)
-    return tuple(name for name in LABELS if name != "grouped_auc" or known)
+    """Which figures to show: all but those that need users, where no evaluation has them."""
+    known = {name for figures in evaluations for name, value in figures.items() if value is not None}
+    return tuple(name for name, metric in METRICS.items() if name in known or not metric.of_users)
 
 
 def by_label(split: str, figures: Mapping[str, Any]) -> list[tuple[str, Figures]]:
@@ -72,7 +62,7 @@ def bins(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
 
 def _lines(split: str, figures: Figures) -> Sequence[str]:
     found = [f"{split}: {figures['samples']:,} samples"]
-    found += [f"  {LABELS[name]:20} {show(figures.get(name), 6)}" for name in shown([figures])]
+    found += [f"  {METRICS[name].label:20} {show(figures.get(name), 6)}" for name in shown([figures])]
     if figures["auc"] is None:
         found.append(f"  ({figures['positives']:,} of them positive: what compares both classes is not defined)")
     return found

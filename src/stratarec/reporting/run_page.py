@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.models.metrics import METRICS, WATCHED
 from stratarec.reporting import reliability_chart
 from stratarec.reporting.html import ACCENT, LINE, SECOND, Chart, ShownTable, new_axes, write_html
-from stratarec.reporting.metric_names import LABELS, by_label, show, shown
+from stratarec.reporting.metric_names import by_label, show, shown
 from stratarec.reporting.plan_page import COMPARED, comparison_rows
 
 # Fewer points than this are marked, so that a line between two is not taken for a course.
@@ -66,7 +67,7 @@ def write_report(
 def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tuple[str, str]]:
     cards = []
     for name, figures in by_label("test", test) if test else []:
-        cards += [(f"{name} AUC", show(figures["auc"], 5)), (f"{name} log loss", show(figures["log_loss"], 5))]
+        cards += [(f"{name} {METRICS[key].label}", show(figures[key], 5)) for key in WATCHED]
     return [
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}"),
@@ -101,7 +102,7 @@ def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> Show
     rows = [(name, step, figures) for split, step, entry in found for name, figures in by_label(split, entry)]
     names = shown(figures for _, _, figures in rows)
     return ShownTable(
-        heads=("split", "step", *(LABELS[name] for name in names)),
+        heads=("split", "step", *(METRICS[name].label for name in names)),
         rows=[(split, f"{step:,}", *(show(figures.get(name), 5) for name in names)) for split, step, figures in rows],
     )
 

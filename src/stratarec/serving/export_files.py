@@ -1,7 +1,7 @@
 """Files that a manifest names, opened once: what was hashed is what is read.
 
 A file is opened without following links. Whoever can write it can still change it afterwards: an export that others
-may write while it is open is not for use.
+may write while it is open is not for use: scores could be changed, or the process ended by a mapped file cut short.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from typing import Annotated, Literal
 import pydantic
 import torch
 
-from stratarec.data.dataset.manifest import Ids
 from stratarec.data.schema import Schema
+from stratarec.data.vocabulary import Ids
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import CodecConfig, CodecKind, RecordCodec
 from stratarec.errors import ExportError

@@ -1,6 +1,9 @@
 """A recipe on a cluster that is not here: which exchange, and which compression of towers, makes the shortest step.
 
 Towers are as many as hosts, one each: that is what keeps look-ups inside a host.
+
+This ranks ways to train by what they send. Overlap, stragglers, caches and repeated ids are left out, and so is what
+towers cost in quality; of the steps that benchmark `held` measures, half are within 15 % of what is predicted.
 """
 
 from __future__ import annotations

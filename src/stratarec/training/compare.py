@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.run.open_run import require_run
-from stratarec.training.run.run_files import read_recipe, read_result
+from stratarec.training.run.run_directory import read_recipe, read_result
 from stratarec.training.steps.position import Position, best
 
 # Fields of a recipe that say nothing of how a run went.

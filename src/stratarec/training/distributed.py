@@ -1,24 +1,26 @@
 """One run by several processes: tables over ranks, a part of every batch each, and all decisions taken together.
 
-What several processes of a run do between the stages of a step: sums, agreement, and requests to peers.
+What several processes of a run do between the stages of a step: sums, agreement, and requests to peers. All sums are
+taken here, in float32 and in the order of ranks, whatever they travel in: gloo's own reductions add in another order,
+and DDP's buckets change after a resume. Losses are divided by the samples, or weights, of all ranks; a share without
+samples still asks for nothing and answers all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.jagged import KeyedJagged
-from stratarec.distributed.gradients import average, reduce_gradients
+from stratarec.distributed.collectives import average, reduce_gradients
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import SharedEngine
-from stratarec.distributed.towers.tower_model import DisaggregatedModel, PeerRequest
-from stratarec.distributed.wait_times import Waits
 from stratarec.distributed.wire import WIRES, DenseWireKind
 from stratarec.embedding import Handle
 from stratarec.models.base import Network
@@ -28,6 +30,57 @@ from stratarec.models.towers.network import TowerNetwork
 from stratarec.training.steps.cadence import Seen
 from stratarec.training.steps.step import Stages, Trained, gradient_norm, refuse_loss
 from stratarec.training.torch_settings import peak_rss_bytes
+
+
+class Waits:
+    """Counts the waits of steps; each step is a ``with`` block on the thread that trains.
+
+    An exchange is *exposed* where that thread waits for it: in a step, for rows, gradients and what is decided
+    together; between two steps, for the ids of the next batch, as far as the thread that exchanges them waits then. It
+    is *hidden* where only the thread of ids waits.
+
+    Parameters
+    ----------
+    mesh : Mesh
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self.exposed_seconds = self.step_seconds = 0.0
+        """Waits that were exposed; time of all steps, and of such waits before them."""
+        self._background = 0.0
+        self._began = self._ended = time.perf_counter()
+        self._start = self._ids = self._of_ids
+        self._rows = 0.0
+
+    @property
+    def _of_ids(self) -> float:
+        return sum(part.ids.wait_seconds for part in self._mesh.parts)
+
+    @property
+    def _of_rows(self) -> float:
+        return sum(part.rows.wait_seconds for part in self._mesh.parts)
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Waits of the thread of ids that were not exposed."""
+        return max(self._of_ids - self._start - self._background, 0.0)
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+        waited = min(self._of_ids - self._ids, self._began - self._ended)
+        self.exposed_seconds += waited
+        self._background += waited
+        self.step_seconds += waited
+        self._rows = self._of_rows
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = time.perf_counter()
+        self.exposed_seconds += self._of_rows - self._rows
+        self.step_seconds += self._ended - self._began
+        self._ids = self._of_ids
 
 
 class SharedStages(Stages):
@@ -72,7 +125,7 @@ class SharedStages(Stages):
             "hidden_seconds": waits.hidden_seconds,
             "step_seconds": waits.step_seconds,
             "sent_bytes": sum(channel.sent_bytes for channel in mesh.channels),
-            "table_bytes": embeddings.nbytes,
+            "table_bytes": embeddings.engine.nbytes,
             "peak_rss_bytes": peak_rss_bytes(),
         }
         return [
@@ -138,15 +191,3 @@ class Together:
         """Rank 0 has the clock; whoever was asked to stop stops all."""
         found = self._mesh.rows.figures([seen.checkpoint_age_seconds, seen.stop])
         return Seen(checkpoint_age_seconds=found[0][0], stop=any(stop for _, stop in found))
-
-
-class Peers:
-    """The `Exchange` of a model whose towers are on hosts of their own."""
-
-    def __init__(self, model: DisaggregatedModel) -> None:
-        self._model = model
-
-    def features(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        """See `Exchange.features`."""
-        assert isinstance(request, PeerRequest)
-        return self._model.exchange(request, stopped)

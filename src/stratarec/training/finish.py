@@ -1,4 +1,7 @@
-"""The end of a run: its one test, its result and its report."""
+"""The end of a run: its one test, its result and its report.
+
+The test split is evaluated once, on the last weights, or on the best by validation where early stopping is on.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import Interrupted
 from stratarec.models import CTRModel
+from stratarec.models.metrics import figures
 from stratarec.planning.bytes import MEMORIES, Memory
 from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
@@ -18,8 +22,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
-from stratarec.training.evaluation.metrics import figures
-from stratarec.training.run.run_files import write_result
+from stratarec.training.run.run_directory import write_result
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Position
 from stratarec.training.torch_settings import peak_rss_bytes
@@ -55,8 +58,8 @@ class Ending:
             "checkpoint": path.name,
             "steps": position.step,
             "samples_per_second": position.speed,
-            "table_bytes": round(self._sum(self.model.embeddings.nbytes)),
-            "output_bytes": round(self._sum(self.model.embeddings.bytes_by_part().get("outputs", 0))),
+            "table_bytes": round(self._sum(self.model.embeddings.engine.nbytes)),
+            "output_bytes": round(self._sum(self.model.embeddings.engine.bytes_by_part().get("outputs", 0))),
             "memory": self._memory(),
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
         }
@@ -120,7 +123,7 @@ class Ending:
 
     def _used(self) -> dict[Memory, int]:
         """Bytes of this rank in every memory."""
-        found = self.model.embeddings.bytes_by_memory()
+        found = self.model.embeddings.engine.bytes_by_memory()
         return {name: found.get(name, 0) for name in MEMORIES}
 
     def _memory(self) -> list[dict[str, Any]]:

@@ -11,8 +11,7 @@ from typing import NoReturn
 from stratarec.embedding import Prefetcher
 from stratarec.errors import Interrupted
 from stratarec.progress import Progress
-from stratarec.training.evaluation.curves import Curves
-from stratarec.training.evaluation.validation import Validation
+from stratarec.training.evaluation.validation import Curves, Validation
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.steps.cadence import Cadence, Decision
 from stratarec.training.steps.position import Position

@@ -8,11 +8,12 @@ from pathlib import Path
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError
+from stratarec.models.metrics import METRICS
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.checkpoint import checkpoint
-from stratarec.training.run.run_files import read_recipe
+from stratarec.training import checkpoint
+from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.position import Position
 
 
@@ -21,7 +22,7 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
     _check_calibration(config, dataset)
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
     for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):
-        known = first.known and (asked.metric != "auc" or 0 < first.positives < first.known)
+        known = first.known and (not METRICS[asked.metric].of_both_classes or 0 < first.positives < first.known)
         if asked.patience and not known:
             what = "samples of one class alone in its validation split" if samples else "no validation split"
             raise ConfigError(

@@ -1,4 +1,9 @@
-"""Rows of raw logs that a run has not seen: read by its own source, scored in their order, or evaluated."""
+"""Rows of raw logs that a run has not seen: read by its own source, scored in their order, or evaluated.
+
+A history is what the file has a column for, or the last values of the user's positive rows, strictly earlier, of the
+logs behind ``--history`` and of the log itself where it has labels; memory holds those rows. Sources whose samples are
+no rows of a log (clicks, synthetic) are refused.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +30,9 @@ from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfi
 from stratarec.data.user_history import Events
 from stratarec.errors import DataError
 from stratarec.models.base import autocast
+from stratarec.models.metrics import Metrics, evaluate_labels
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
-from stratarec.training.evaluation.metrics import Metrics, evaluate_labels
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192

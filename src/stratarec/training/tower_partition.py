@@ -1,6 +1,7 @@
 """Towers for a recipe: its features' interactions, from a run or a short probe, and the partition by them.
 
-A probe trains the recipe's model without towers for some steps and leaves nothing behind: no run, no checkpoint.
+A probe trains the recipe's model without towers for some steps and leaves nothing behind: no run, no checkpoint. It is
+asked about samples of the validation split, which it does not know by heart.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from stratarec.models.base import build_tables
 from stratarec.planning.table_load import describe_tables
 from stratarec.planning.towers.bounds import Item, TowerBounds, check_bounds, tied_items
 from stratarec.planning.towers.interaction import feature_keys, measure
-from stratarec.planning.towers.partitioner import partition
-from stratarec.planning.towers.tower_plan import TowerPlan
+from stratarec.planning.towers.partitioner import TowerPlan, partition
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.run.open_run import new_plan, open_run, run_steps, temporary_model

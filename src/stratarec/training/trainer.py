@@ -1,6 +1,12 @@
 """Trains a model: steps, evaluations, checkpoints, early stopping, one final test.
 
 A run is a function of its recipe and data: resumed from any checkpoint it ends with the same bits as uninterrupted.
+
+It is validated every `eval_every` steps or at the end of each epoch, and always when it ends; that closing evaluation
+is marked, and a run that is resumed with a greater length goes on without it, as one that had that length from the
+beginning. Until the longer run has a result, the earlier one keeps its checkpoint. A length that asks for nothing more
+is refused, and the run's recipe stays as it was. SIGINT and SIGTERM end a step, an evaluation or the final test at the
+next batch, with a checkpoint; what was not evaluated is evaluated by the next start.
 """
 
 from __future__ import annotations
@@ -28,17 +34,24 @@ from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.checkpoint import checkpoint
-from stratarec.training.distributed import Peers, SharedStages, Together
-from stratarec.training.evaluation.curves import Curves
-from stratarec.training.evaluation.validation import Validation, Watch, nobody
+from stratarec.training import checkpoint
+from stratarec.training.distributed import SharedStages, Together
+from stratarec.training.evaluation.validation import Curves, Validation, Watch, nobody
 from stratarec.training.finish import Ending
 from stratarec.training.loop import Loop
 from stratarec.training.preflight import check_average, check_validation, exchange_remarks, remarks, take_up
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, with_length
-from stratarec.training.run.run_directory import RUN, RunDirectory, opened
-from stratarec.training.run.run_files import Result, read_plan, read_result, write_plan, write_recipe
+from stratarec.training.run.run_directory import (
+    RUN,
+    Result,
+    RunDirectory,
+    opened,
+    read_plan,
+    read_result,
+    write_plan,
+    write_recipe,
+)
 from stratarec.training.run.warm_start import Beginning, beginning
 from stratarec.training.steps.cadence import Cadence, StopRequest
 from stratarec.training.steps.hot_batches import hot_loader
@@ -156,7 +169,7 @@ class Trainer:
         given = (self.model, self.optimizer, self.config, self.loader)
         if self._together is None:
             return Stages(*given)
-        exchange = Peers(self.model) if isinstance(self.model, DisaggregatedModel) else None
+        exchange = self.model if isinstance(self.model, DisaggregatedModel) else None
         return SharedStages(self.mesh, *given, exchange=exchange, reduction=self._together)
 
     @property

@@ -8,6 +8,10 @@ OUT/
 Values are suggested by tree-structured Parzen estimators (Bergstra et al. 2011), trials are ended early by the median
 rule (Golovin et al. 2017), both Optuna's. The first trial has the recipe's own values. What a trial is depends on the
 seed and on what was tried before it, so a study that was stopped goes on as if it had not been.
+
+The data set is opened without the files of its test split, so that no mistake further up can read them. Trials are
+compared by ``train.early_stopping.metric`` at the checkpoint that a run would test; while they train, at their n-th
+evaluation, and where batches differ in size ``eval_every`` counts as many samples.
 """
 
 from __future__ import annotations
@@ -34,9 +38,9 @@ from stratarec.io.atomic import make_directory, write_text
 from stratarec.io.lock import held
 from stratarec.io.owned_directory import Kind, claim, named_directory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
+from stratarec.models.metrics import METRICS, goodness
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe, with_values
-from stratarec.reporting.metric_names import LABELS
 from stratarec.training.auto_config import sized
 
 FORMAT: Literal[1] = 1
@@ -100,7 +104,7 @@ class Study:
                 self._study = optuna.create_study(
                     storage=storage,
                     study_name="study",
-                    direction="maximize" if self._metric == "auc" else "minimize",
+                    direction="maximize" if METRICS[self._metric].better == "higher" else "minimize",
                     pruner=optuna.pruners.MedianPruner(n_startup_trials=_BEFORE_PRUNING),
                     load_if_exists=True,
                 )
@@ -173,7 +177,7 @@ class Study:
             asked.set_user_attr(_REASON, str(error))
             self._study.tell(asked, state=TrialState.FAIL)
         else:
-            said = f"{LABELS[self._metric]} {value:.5f}"
+            said = f"{METRICS[self._metric].label} {value:.5f}"
             self._study.tell(asked, value)
         self._keep_best(trial, earlier)
         told = ", ".join(f"{field} {_said(value)}" for field, value in trial.values.items())
@@ -187,7 +191,7 @@ class Study:
             return
         if earlier is not None and earlier.run != trial.run:
             Trial(content=self._content, values={}, run=earlier.run).remove_checkpoints()
-        head = f"# `stratarec tune`: validation {LABELS[self._metric]} {found.value:.5f}, {trial.run.name}\n"
+        head = f"# `stratarec tune`: validation {METRICS[self._metric].label} {found.value:.5f}, {trial.run.name}\n"
         write_text(found.recipe, head + yaml.safe_dump(with_values(self._content, trial.overrides), sort_keys=False))
 
     def _trial(self, frozen: FrozenTrial) -> Trial:
@@ -199,11 +203,10 @@ class Study:
 
     def best(self) -> Best | None:
         """The best trial that was trained to its end; of equal ones the first."""
-        sign = 1 if self._metric == "auc" else -1
         whole = [(each.values[0], each) for each in self._study.get_trials(states=(TrialState.COMPLETE,))]
         if not whole:
             return None
-        value, found = max(whole, key=lambda each: (sign * each[0], -each[1].number))
+        value, found = max(whole, key=lambda each: (goodness(self._metric, each[0]), -each[1].number))
         trial, recipe = self._trial(found), self._folder / "best.yaml"
         return Best(values=trial.values, metric=self._metric, value=value, run=trial.run, recipe=recipe)
 

@@ -14,7 +14,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import TrainingError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe, with_values
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.steps.position import Evaluation, best
 from stratarec.training.trainer import Trainer
 

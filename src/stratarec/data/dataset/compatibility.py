@@ -8,6 +8,10 @@ recipe asks for is compared field by field with what the data set was prepared b
 - ``shard_samples``, which bounds the memory of `prepare` and deals the same samples to other files;
 - ``keep_rows``, which training does not read;
 - ``vocabulary.base``, as long as it leads to the same data set, or to one that is not here.
+
+What a model can read are a data set's *inputs*: features, the values of vocabularies in order of id, and moments, up to
+rounding. Evaluation, prediction and export ask for equal inputs; going on with training asks for the same fingerprint,
+which is of all contents.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
                                         column ``<table>/<column>`` holding the whole column as one list
 
-Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only `writing`,
-`layout`, `reading` and `row_group` know the layout of files. What begins with @ is in `names`.
+Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only `writer`,
+`stored_columns`, `row_group_reader` and `row_group` know the layout of files. What begins with @ is in `column_names`.
 """
 
 from __future__ import annotations

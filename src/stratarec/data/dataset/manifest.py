@@ -1,6 +1,8 @@
 """What ``dataset.json`` says: schema, counts, splits, groups, vocabularies, and size and hash of every file.
 
-A data set may come from somebody else, so every field is checked before anything relies on it.
+A data set may come from somebody else, so every field is checked before anything relies on it: here seal, fields, sums
+and names when it is opened; sizes then, hashes then or when a file is first used (`dataset.py`); the values of each row
+group when it is read (`stored_columns.py`). Whether the log said so, nothing can tell.
 """
 
 from __future__ import annotations
@@ -12,11 +14,10 @@ from typing import Annotated, Literal
 import pydantic
 
 from stratarec.data.column_names import SESSIONS, events, pointer
-from stratarec.data.hashing import HashRule
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
-from stratarec.data.vocabulary import Vocabulary, VocabularyKind
+from stratarec.data.vocabulary import Ids, Rows
 from stratarec.errors import DatasetError
 from stratarec.io.owned_directory import Kind
 from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
@@ -27,9 +28,6 @@ MANIFEST = "dataset.json"
 DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
 ADVICE = "prepare the data again"
 
-# Ids are int32.
-_MOST_ROWS = 1 << 31
-_Rows = Annotated[int, pydantic.Field(ge=0, le=_MOST_ROWS)]
 _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
 
 
@@ -80,58 +78,11 @@ class LabelCount(Model):
         return self
 
 
-ValueType = Literal["String", "Int64", "UInt64"]
-
-
-class TailRule(HashRule):
-    """The id of a value that has no row of its own: ``first + hash % buckets``. A missing value has no id."""
-
-    hashed: Literal["values that are not in the vocabulary", "every value"]
-    first: _Rows
-    buckets: _Rows
-
-    @classmethod
-    def tail_of(cls, kind: VocabularyKind, value_type: ValueType, values: int, buckets: int) -> TailRule:
-        """Of a vocabulary with so many values and tail buckets."""
-        return cls(
-            **vars(HashRule.of(value_type)),
-            hashed="every value" if kind == "hash" else "values that are not in the vocabulary",
-            first=values,
-            buckets=buckets,
-        )
-
-
-class Ids(Model):
-    """What ids a vocabulary gives to which values."""
-
-    kind: VocabularyKind
-    """``count``: a value of the file has the id that stands beside it. ``hash``: the tail's rule holds for all."""
-    type: ValueType
-    """Of the values; values of another one are cast to it first."""
-    values: _Rows
-    inherited: _Rows
-    """Values, the first ones, that keep the ids of the data set that this one is based on; behind them ids are ranked
-    by falling count."""
-    tail_buckets: Annotated[int, pydantic.Field(ge=1, le=_MOST_ROWS)]
-    """Rows behind those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
-    digest: Hash
-    """xxh3_128 of the values in order of id."""
-    tail: TailRule
-
-    @pydantic.model_validator(mode="after")
-    def _check_ids(self) -> Ids:
-        if self.inherited > self.values or (self.kind == "hash" and self.values):
-            raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of them of its base")
-        if self.tail != TailRule.tail_of(self.kind, self.type, self.values, self.tail_buckets):
-            raise ValueError("tail is not the rule that StrataRec gives ids by")
-        return self
-
-
 class VocabularyInfo(StoredFile, Ids):
     """One vocabulary and its file."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/\d{4,}(-[A-Za-z0-9_-]+)?\.parquet$")]
-    rows: _Rows
+    rows: Rows
     """Rows that a table needs: values and tail buckets."""
 
     @pydantic.model_validator(mode="after")
@@ -139,21 +90,6 @@ class VocabularyInfo(StoredFile, Ids):
         if self.rows != self.values + self.tail_buckets:
             raise ValueError(f"{self.path}: {self.rows} rows for {self.values} values and {self.tail_buckets} buckets")
         return self
-
-
-def ids_of(vocabulary: Vocabulary) -> Ids:
-    """What is to be said of a vocabulary."""
-    value_type: ValueType = str(vocabulary.values.dtype)  # type: ignore[assignment]
-    kind, values, buckets = vocabulary.kind, len(vocabulary.values), vocabulary.tail_buckets
-    return Ids(
-        kind=kind,
-        type=value_type,
-        values=values,
-        inherited=vocabulary.inherited,
-        tail_buckets=buckets,
-        digest=vocabulary.digest,
-        tail=TailRule.tail_of(kind, value_type, values, buckets),
-    )
 
 
 class MomentsInfo(Model):
@@ -200,7 +136,7 @@ class RowsInfo(Model):
 
 
 class RepeatsInfo(Model):
-    """See `groups.Repeats`."""
+    """See `dedup_groups.Repeats`."""
 
     names: tuple[str, ...]
     samples: Count

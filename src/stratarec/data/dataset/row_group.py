@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import ROW, SESSION, SESSIONS, USER, events, pointer
+from stratarec.data.column_names import ROW, SESSION_KEYS, SESSIONS, events, pointer
 
 # Lists that are cut at a time.
 _PIECE = 1 << 14
@@ -54,13 +54,17 @@ class RowGroup:
             rows = self.pointers(name)
             start, length = (self.tables[name][part].to_numpy()[rows] for part in ("start", "length"))
             found[name] = slices(start, length, self.tables[events(name)]["id"].to_numpy())
-        if SESSIONS in self.tables:
-            sessions = self.tables[SESSIONS]
-            repeats = sessions["samples"].to_numpy()
-            for part, name in (("session", SESSION), ("user", USER)):
-                if part in sessions.column_names:
-                    found[name] = pa.array(np.repeat(sessions[part].to_numpy(), repeats))
-        return found
+        return {**found, **(sample_keys(self.tables[SESSIONS]) if SESSIONS in self.tables else {})}
+
+
+def sample_keys(sessions: pa.Table) -> dict[str, pa.Array]:
+    """User and session of every sample, of what there is in a table of sessions."""
+    samples = sessions["samples"].to_numpy()
+    return {
+        stored: pa.array(np.repeat(sessions[name].to_numpy(), samples))
+        for name, stored in SESSION_KEYS.items()
+        if name in sessions.column_names
+    }
 
 
 def slices(start: NDArray[Any], length: NDArray[Any], values: NDArray[np.int32]) -> pa.Array:
@@ -203,14 +207,20 @@ def _runs(pointers: NDArray[np.int32]) -> pa.Table:
     return pa.table({"samples": pa.array(samples), "row": pa.array(pointers[starts])})
 
 
+def coverage(start: NDArray[np.int64], stop: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """``[size]`` how many of the windows from `start` to `stop` cover each place."""
+    edges = np.zeros(size + 1, dtype=np.int64)
+    np.add.at(edges, start, 1)
+    np.add.at(edges, stop, -1)
+    covered: NDArray[np.int64] = edges.cumsum()[:-1]
+    return covered
+
+
 def _window_tables(
     start: NDArray[np.int64], stop: NDArray[np.int64], values: NDArray[np.int32]
 ) -> tuple[pa.Table, pa.Table]:
     """Windows and the events that they cover, without the events between them."""
-    edges = np.zeros(len(values) + 1, dtype=np.int64)
-    np.add.at(edges, start, 1)
-    np.add.at(edges, stop, -1)
-    covered = edges.cumsum()[:-1] > 0
+    covered = coverage(start, stop, len(values)) > 0
     place = np.concatenate([[0], covered.cumsum()])
     length = stop - start
     begin = np.where(length > 0, place[start], 0)

@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 
 from stratarec.data.column_names import (
     ROW,
-    SESSION,
+    SESSION_KEYS,
     SESSIONS,
     TIME,
-    USER,
     WEIGHT,
     events,
     label_names,
@@ -78,8 +77,7 @@ class ShardLayout:
         pointed = (*(groups or {}), *histories) if manifest.deduplicated else ()
         tables: dict[str, Columns] = {}
         if not manifest.deduplicated:
-            names = {"user": USER, "session": SESSION}
-            samples.update({names[key]: kind for key, kind in sessions.items() if schema.session_keys})
+            samples.update({SESSION_KEYS[key]: kind for key, kind in sessions.items() if schema.session_keys})
         else:
             tables.update({name: {each: features[each] for each in names} for name, names in (groups or {}).items()})
             for name in histories:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stratarec.data.column_names import stored_name
-from stratarec.data.dataset.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo, ids_of
+from stratarec.data.dataset.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo
 from stratarec.data.dataset.row_group import Encoded, RowGroup
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.io.atomic import file_hash, write_atomic
@@ -105,7 +105,7 @@ def write_vocabulary(root: Path, number: int, name: str, vocabulary: Vocabulary)
     table = vocabulary.frame().to_arrow()
     write_atomic(root / relative, lambda file: pq.write_table(table, file, compression="zstd"))
     return VocabularyInfo(
-        **vars(ids_of(vocabulary)),
+        **vars(vocabulary.ids),
         rows=vocabulary.rows,
         path=relative,
         bytes=(root / relative).stat().st_size,

@@ -1,4 +1,10 @@
-"""Some row groups in memory, and the order in which to hand their samples out."""
+"""Some row groups in memory, and the order in which to hand their samples out.
+
+What is permuted is a *run*: neighbouring samples of a session that agree in every group with ids and in every history,
+such as a click and its negatives. Groups that would leave runs shorter than two samples on average do not count; where
+none is left, samples are shuffled one by one. Whole sessions repeat more, but a batch is then of few of them, which
+cost 0.001 of AUC on Globo's log. The words of a sample lie side by side, so that a batch reads one or two cache lines.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What `prepare` does in numbered pieces that are independent of each other, and who does them.
 
 A stage leaves its outcomes in files, so that it matters neither who does a piece nor in which order, and a piece may be
-done twice.
+done twice. Nothing crosses partitions but sums of counts, moments and repeats, which the process that runs `prepare`
+adds in order of their numbers: the bytes of a data set do not depend on who did what.
 """
 
 from __future__ import annotations

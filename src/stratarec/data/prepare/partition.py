@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import PLACE, ROW, SESSION, SPLIT, TIME, USER, WEIGHT, column, label_names, weights_of
-from stratarec.data.dataset.row_group import Encoded, GroupValues, WindowValues, slices
-from stratarec.data.dedup_groups import Repeats
+from stratarec.data.column_names import PLACE, ROW, SPLIT, TIME, WEIGHT, column, label_names, weights_of
+from stratarec.data.dataset.row_group import Encoded, GroupValues, WindowValues, coverage, sample_keys, slices
+from stratarec.data.dedup_groups import Repeats, as_before
 from stratarec.data.hashing import stable_hash
 from stratarec.data.prepare.executor import Executor
 from stratarec.data.prepare.spill import Spill, SpilledChunk
@@ -111,15 +111,7 @@ class Partition:
 
     def repeats(self) -> Repeats:
         """How features repeat within sessions."""
-        return Repeats.measure(self.frame, self._schema, self._inside(self.frame))
-
-    def _inside(self, frame: pl.DataFrame) -> NDArray[np.bool_]:
-        """Which rows are of the session of the row before them; without sessions, of its user."""
-        same = np.full(len(frame), bool(self._schema.session_keys))
-        for key in self._schema.session_keys:
-            same &= frame[key].eq_missing(frame[key].shift(1)).to_numpy()
-        same[:1] = False
-        return same
+        return Repeats.measure(self.frame, self._schema, as_before(self.frame, self._schema.session_keys))
 
     def encode(
         self,
@@ -157,7 +149,7 @@ class Partition:
             elif name not in grouped:
                 columns[name] = encoder.column(name, rows[name])
         weights = {weights_of(feature.name): feature for feature in self._schema.weighted}
-        columns |= {name: _weight_lists(rows[name], feature) for name, feature in weights.items()}
+        columns |= {name: _encode_lists(rows[name], feature, pl.Series.to_numpy) for name, feature in weights.items()}
         if groups is None:
             columns.update({name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()})
             columns = {name: columns[name] for name in (*front, *self._schema.names, *weights)}
@@ -167,7 +159,7 @@ class Partition:
             columns[ROW] = pa.array(rows[ROW].to_numpy(), pa.int64())
         sessions = self._sessions(rows)
         if groups is None:
-            return Encoded(samples=pa.table({**columns, **_key_columns(sessions)}))
+            return Encoded(samples=pa.table(columns if sessions is None else {**columns, **sample_keys(sessions)}))
         return Encoded(
             samples=pa.table(columns),
             groups={name: encoder.group(rows[list(features)]) for name, features in groups.items()},
@@ -186,26 +178,13 @@ class Partition:
         schema = self._schema
         if not schema.session_keys:
             return None
-        first = np.flatnonzero(~self._inside(rows))
+        first = np.flatnonzero(~as_before(rows, schema.session_keys))
         sizes = np.diff(np.append(first, len(rows))).astype(np.int32)
         columns = {}
         if schema.session:
             columns["session"] = pa.array(stable_hash(rows[schema.session][first]).view(np.int64))
         columns["user"] = pa.array(stable_hash(rows[schema.user or schema.session][first]).view(np.int64))
         return pa.table({**columns, "samples": pa.array(sizes)})
-
-
-def _key_columns(sessions: pa.Table | None) -> dict[str, pa.Array]:
-    """User and session of every sample, for data sets without groups."""
-    if sessions is None:
-        return {}
-    samples = sessions["samples"].to_numpy()
-    names = {"user": USER, "session": SESSION}
-    return {
-        column: pa.array(np.repeat(sessions[name].to_numpy(), samples))
-        for name, column in names.items()
-        if name in sessions.column_names
-    }
 
 
 class _Encoder:
@@ -223,7 +202,7 @@ class _Encoder:
         if name in self._dense:
             return pa.array(transform(values, self._dense[name], self._moments[name]))
         if self._sparse[name].traits.lists:
-            return _encode_lists(values, self._sparse[name], self._vocabularies[self._sparse[name].vocabulary])
+            return _encode_lists(values, self._sparse[name], partial(self.ids, name))
         return pa.array(self.ids(name, values))
 
     def group(self, rows: pl.DataFrame) -> GroupValues:
@@ -261,10 +240,8 @@ def _ordered(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
 
 def _window_counts(windows: EventWindows, chosen: NDArray[np.bool_]) -> pl.DataFrame:
     """How many chosen rows' windows cover each event, summed by value."""
-    edges = np.zeros(len(windows.events) + 1, dtype=np.int64)
-    np.add.at(edges, windows.start[chosen], 1)
-    np.add.at(edges, windows.stop[chosen], -1)
-    covered = pl.DataFrame({"value": windows.events, "count": edges.cumsum()[:-1]})
+    counts = coverage(windows.start[chosen], windows.stop[chosen], len(windows.events))
+    covered = pl.DataFrame({"value": windows.events, "count": counts})
     return covered.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
 
 
@@ -273,22 +250,12 @@ def _shortened(lists: pl.Series, feature: SparseFeature) -> pl.Series:
     return lists.list.tail(most) if feature.traits.last else lists.list.head(most)
 
 
-def _encode_lists(values: pl.Series, feature: SparseFeature, vocabulary: Vocabulary) -> pa.Array:
-    offsets, flat = _flattened(values, feature)
-    return pa.ListArray.from_arrays(offsets, vocabulary.encode(flat))
-
-
-def _weight_lists(weights: pl.Series, feature: SparseFeature) -> pa.Array:
-    offsets, flat = _flattened(weights, feature)
-    return pa.ListArray.from_arrays(offsets, flat.to_numpy())
-
-
-def _flattened(lists: pl.Series, feature: SparseFeature) -> tuple[NDArray[np.int32], pl.Series]:
-    """Offsets of the lists that are kept, and what is in them."""
+def _encode_lists(lists: pl.Series, feature: SparseFeature, encode: Callable[[pl.Series], NDArray[Any]]) -> pa.Array:
+    """Lists as they are kept, of what `encode` makes of all their values together."""
     kept = _shortened(lists, feature)
     lengths = kept.list.len().fill_null(0).to_numpy()
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
-    return offsets, kept.drop_nulls().explode(empty_as_null=False)
+    return pa.ListArray.from_arrays(offsets, encode(kept.drop_nulls().explode(empty_as_null=False)))
 
 
 class Partitions:

@@ -2,8 +2,8 @@
 
 1. *spill*: source chunks, checked and typed, are dealt to partitions by the hash of their user or session (`spill.py`);
 2. *count*: values and dense moments of the training rows, and how features repeat within sessions, partition by
-   partition, then added in a fixed order (`counting.py`); groups are chosen here;
-3. *encode*: each partition becomes one shard of each split (`encoding.py`).
+   partition, then added in a fixed order (`count.py`); groups are chosen here;
+3. *encode*: each partition becomes one shard of each split (`encode.py`).
 
 Memory holds one chunk, or one partition, and the vocabularies. Everything happens in ``<path>.preparing``
 (`workspace.py`); the last act renames its output to `path`. An earlier data set stays there until then.

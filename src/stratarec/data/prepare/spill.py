@@ -3,6 +3,9 @@
 Rows that belong together (a user, a session) share a partition; reading a partition reads its stream out of every
 chunk's file, at the place that the chunk's note names. (Row groups of a Parquet file did this first: each read parsed a
 footer that lists all partitions, so that the cost grew with the square of the log.)
+Every row has a number from here on: its file and row as messages count them, or its place in the order of a source that
+makes samples up. It breaks ties, deals samples without users and sessions to splits, and is stored unless
+`data.keep_rows` is false, so that predictions can be joined to the log.
 A chunk's file is renamed into place when it is whole, so an interrupted run goes on behind the last one.
 """
 

@@ -1,5 +1,7 @@
 """Text of any size: blocks of whole lines, and the line of every error.
 
+Delimited text is cut at line ends outside of quotes (an even number of them before), JSON lines at every one. A longest
+line bounds memory, and changes nothing of what is read.
 Lines are counted from 1. A row that cannot be used is either the `DataError` that ends the run or, with
 ``on_bad_row="skip"``, left out and counted. Damage to the file itself (a truncated gzip) always ends the run.
 """

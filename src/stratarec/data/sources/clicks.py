@@ -9,6 +9,7 @@ and draws that must differ from the clicked item, which makes popular items rare
 Training against draws from what is clicked anyway is noise-contrastive estimation (Gutmann and Hyvarinen 2010), where
 noise may hit the observation too. Negatives take over the user, session, time and contexts of their click. A click that
 no other user's click follows is no sample, so that every positive has exactly K negatives; histories still hold it.
+An item that appears within the window is a negative that nobody could have clicked yet: a shorter window has fewer.
 
 The log need not be sorted: it is first spooled into buckets of one `negative_window` each, which are then taken in
 order of time. Memory holds two buckets, keys and counts of the clicks of `memory`, and each item's first click.

@@ -1,7 +1,8 @@
 """CSV, TSV and JSON lines with any columns, by a schema in the recipe.
 
 Text knows no types, so the schema says them: the label, dense columns and times are numbers (or words and dates that
-stand for some), and a category is text, unless the schema calls it integer.
+stand for some), and a category is text, unless the schema calls it integer: what looks like a number in the first
+gigabyte may not be one in the last.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class CsvSource:
     def _chunk(self, task: _Task) -> Chunk:
         bad = BadRows(self._on_bad_row)
         frame, lines = self._parse(task, bad)
-        converter = TextConverter(task.reader.path, lines, bad, "line")
+        converter = TextConverter(task.reader.path, lines, bad)
         converted = converter.good(self._columns(frame, converter))
         if not bad.count:
             self._learn(frame)

@@ -1,7 +1,8 @@
 """Delimited text by the columns that are wanted: typed in one pass, and by record where something is wrong.
 
 Polars parses; it is asked for text alone where a block does not fit the types. What it lets pass, such as a record that
-ends early, is found by counting.
+ends early and that it fills with nothing, is found by counting, and read by record. A quote that never closes ends the
+run even where bad rows are skipped: what it swallowed is not known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What values say: whole numbers and times of any writing, and lists that belong together place by place."""
+"""What values say: whole numbers and times of any writing, and lists that belong together place by place.
+
+Timestamps finer than the unit of times, and integers that are dates between 1990 and 2100 in another unit only, are
+faults that name the unit to set.
+"""
 
 from __future__ import annotations
 

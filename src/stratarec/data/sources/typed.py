@@ -1,4 +1,8 @@
-"""Raw columns -> the types that a `Source` promises, with the file and row of what does not fit."""
+"""Raw columns -> the types that a `Source` promises, with the file and row of what does not fit.
+
+Lists that belong together (a sequence and what is beside it, values and their weights) must be as long as each other;
+an event that lacks a value in one of them is left out of all, before they are cut to their length.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,13 @@ class Converter:
         ``[N]`` number of each row in it, or line.
     bad : BadRows
         Told of rows that cannot be used.
-    unit : str
-        What numbers count.
     """
 
-    def __init__(self, path: str, numbers: NDArray[np.int64], bad: BadRows, unit: str = "row") -> None:
-        self._path, self._numbers, self._bad, self._unit = path, numbers, bad, unit
+    _unit = "row"
+    """What numbers count."""
+
+    def __init__(self, path: str, numbers: NDArray[np.int64], bad: BadRows) -> None:
+        self._path, self._numbers, self._bad = path, numbers, bad
         self._good = np.ones(len(numbers), dtype=bool)
 
     @property
@@ -94,9 +99,12 @@ class Converter:
         wrong = ~fine.fill_null(False).to_numpy() & self._good
         for row in np.flatnonzero(wrong):
             got = "nothing" if raw[int(row)] is None else repr(raw[int(row)])
-            problem = f"column {raw.name!r}: got {got}, expected {expected}"
-            self._bad.add(self._path, int(self._numbers[row]), problem, unit=self._unit)
-        self._good &= ~wrong
+            self._leave_out(row, raw.name, f"{got}, expected {expected}")
+
+    def _leave_out(self, row: np.intp, name: str, got: str) -> None:
+        """Note a row as bad, by one column of it."""
+        self._bad.add(self._path, int(self._numbers[row]), f"column {name!r}: got {got}", self._unit)
+        self._good[row] = False
 
     def _type_error(self, raw: pl.Series, expected: str) -> DataError:
         return DataError(f"{self._path}: column {raw.name!r} is {raw.dtype}, expected {expected}")
@@ -208,9 +216,7 @@ class Converter:
     def _weight_lists(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
         """``List(Float64)``; null in them is what is missing, or no number."""
         if feature.separator:
-            if raw.dtype not in (*_TEXT, pl.Null):
-                raise self._type_error(raw, f"text to split at {feature.separator!r}")
-            lists = raw.cast(pl.String).str.split(feature.separator)
+            lists = self._split(raw, feature.separator)
         else:
             lists = raw.cast(pl.List(pl.Float64)) if raw.dtype == pl.Null else raw
             inner = getattr(lists.dtype, "inner", pl.Object())
@@ -229,9 +235,7 @@ class Converter:
         rows, first = np.unique(np.repeat(np.arange(len(lengths)), lengths)[places], return_index=True)
         for row, place in zip(rows, places[first], strict=True):
             got = "no number" if given[int(place)] is None else repr(given[int(place)])
-            problem = f"column {name!r}: got {got}, expected finite numbers of 0 or more, one for each value"
-            self._bad.add(self._path, int(self._numbers[row]), problem, unit=self._unit)
-        self._good[rows] = False
+            self._leave_out(row, name, f"{got}, expected finite numbers of 0 or more, one for each value")
 
     def _of_good(self, lists: Sequence[pl.Series]) -> list[pl.Series]:
         return pl.DataFrame(lists).select(pl.when(pl.Series(self._good)).then(pl.all())).get_columns()
@@ -241,20 +245,18 @@ class Converter:
     ) -> None:
         wrong = (length != expected) & self._good
         for row in np.flatnonzero(wrong):
-            problem = (
-                f"column {name!r}: got a list of {length[row]}, expected {expected[row]} values, as many as "
-                f"{main!r} has, {relation}"
-            )
-            self._bad.add(self._path, int(self._numbers[row]), problem, unit=self._unit)
-        self._good &= ~wrong
+            wanted = f"{expected[row]} values, as many as {main!r} has, {relation}"
+            self._leave_out(row, name, f"a list of {length[row]}, expected {wanted}")
+
+    def _split(self, raw: pl.Series, separator: str) -> pl.Series:
+        if raw.dtype not in (*_TEXT, pl.Null):
+            raise self._type_error(raw, f"text to split at {separator!r}")
+        return raw.cast(pl.String).str.split(separator)
 
     def _lists(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
         """A column of lists; null in them is what is missing."""
         if feature.separator:
-            if raw.dtype not in (*_TEXT, pl.Null):
-                raise self._type_error(raw, f"text to split at {feature.separator!r}")
-            parts = raw.cast(pl.String).str.split(feature.separator)
-            return parts.list.eval(pl.when(pl.element() != "").then(pl.element()))
+            return self._split(raw, feature.separator).list.eval(pl.when(pl.element() != "").then(pl.element()))
         if raw.dtype == pl.Null:
             raw = raw.cast(pl.List(pl.Int64))
         if raw.dtype.base_type() != pl.List:
@@ -296,6 +298,8 @@ class Converter:
 
 class TextConverter(Converter):
     """The same where numbers are read as text, too: from files that know no types."""
+
+    _unit = "line"
 
     def _expected_label(self, raw: pl.Series) -> str:
         return "0 or 1, or true or false"

@@ -142,6 +142,7 @@ class FlatExchange:
         except StrataError as error:
             failed = error
         theirs, idle = self._announce(asked, failed, channel, stopped)
+        # Lengths and ids of one owner lie together: one message, however many streams.
         message = [self._requests.message(part) for part in asked]
         sizes, taken = message_sizes(theirs), torch.cat(message)
         if not idle:
@@ -171,6 +172,7 @@ class FlatExchange:
         """``[ranks, S * WORDS]`` what each rank is going to ask this one for; whether no rank asks any."""
         counts = [2 + WORDS * len(streams) for streams in self._streams]
         numbers, at = np.zeros(sum(counts), dtype=np.int64), 0
+        # Told beside the failure, so that it costs no collective of its own.
         asks = any(each.rows or each.ids.numel() for part in asked for each in part)
         for part, count in zip(asked, counts, strict=True):
             # A rank that failed asks for nothing, and still takes part: the others would wait for it.
@@ -210,6 +212,7 @@ class FlatExchange:
     ) -> tuple[MessageLayout, list[tuple[int, int]]]:
         """Where what each rank asks for lies in what this rank's tables give, and the shapes of that."""
         streams, row_array = self._streams[self._rank], {key: 1 + n for n, key in enumerate(self._own_rows)}
+        # `done`: ranks follow one another in each stream, as `joined` laid their bags out.
         shapes, done = [(bags, self._own_width), *((0, 0) for _ in row_array)], [0] * len(streams)
         layout = MessageLayout(1 + len(row_array))
         for part in requests:
@@ -251,6 +254,7 @@ class FlatExchange:
         gathered = []
         for buffer, distinct in zip(dispatched.buffers, buffers, strict=True):
             if self._replicas is not None and len(buffer.hot):
+                # After rows came, before pooling: copies fill the places that nobody was asked for.
                 self._replicas.read(buffer.hot, distinct, buffer.hot_places)
             gathered += buffer.pool(distinct, pooled)
         return (pooled, *whole, *gathered)
@@ -279,6 +283,7 @@ class FlatExchange:
             )
         found = [RECYCLER.empty(*shape) for shape in dispatched.own_shapes]
         if dispatched.idle:
+            # Own tables still take their step, of no rows: steps are counted alike on all ranks.
             return [each.zero_() for each in found]
         message = wire.encode(asking.pack([pooled, *whole, *sums]), asking.spans, "gradients", dispatched.step)
         taken = self._rows.exchange(message, asking.sizes(wire), answering.sizes(wire))

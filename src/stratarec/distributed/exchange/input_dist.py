@@ -95,6 +95,7 @@ class Requests:
     def __init__(self, sharding: Sharding, replicas: Replicas | None = None) -> None:
         self._sharding, self._replicas = sharding, replicas
         self.streams = [sharding.streams(rank) for rank in range(sharding.ranks)]
+        # Half the bytes of the ids that travel, for all tables that are not huge.
         large = any(table.num_embeddings > 2**31 for table in sharding.tables)
         self.ids = torch.int64 if large else torch.int32
         """Type of ids on the wire."""
@@ -136,6 +137,7 @@ class Requests:
         parts = [bags_of(features, key)[0] for key in keys]
         for key, ids in zip(keys, parts, strict=True):
             _check(ids, key, table)
+        # By first lookup, not sorted: sorting took a fifth of what a rank computes in a step.
         found, places = number_distinct(torch.cat(parts) if len(parts) > 1 else parts[0])
         place = self._sharding.places[table.name]
         owners, rows = self._sharding.owner(table.name, found)
@@ -176,12 +178,14 @@ def joined(streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], l
     values = [each.ids for stream in by_stream for each in stream]
     bags = [_bags(stream, found) for stream, found in zip(streams, by_stream, strict=True)]
     size = max(least, *(len(lengths) for lengths in bags)) if bags else least
+    # Batches of single ids have kernels of their own, which need no offsets.
     single = all(stream.kind == "pooled" for stream in streams) and all(
         each.lengths is None for found in by_stream for each in found
     )
     joined_values = torch.cat(values) if values else torch.empty(0, dtype=torch.int32)
     if single and all(len(lengths) == size for lengths in bags):
         return KeyedJagged(keys=keys, values=joined_values, offsets=None, batch_size=size)
+    # A jagged batch has equally many bags of each feature: what is missing are empty ones, of which `filled` says.
     padded = torch.zeros(len(streams), size, dtype=torch.int64)
     for place, lengths in enumerate(bags):
         padded[place, : len(lengths)] = lengths

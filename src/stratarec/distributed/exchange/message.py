@@ -52,6 +52,7 @@ class MessageLayout:
 
     def add(self, array: int, rows: int, width: int, first: int, stride: int) -> None:
         """A rectangle of an array whose first float is `first`, `stride` floats from one row to the next."""
+        # Empty ones would be copies of nothing, one for each rank and stream.
         if rows:
             self._rectangles[array].append(Rectangle(rows, width, first, stride, self.floats, width))
             self._spans[-1].append(Span(rows, width))
@@ -68,6 +69,7 @@ class MessageLayout:
 
     def pack(self, arrays: Sequence[Tensor]) -> Tensor:
         """Flat float32 message from the arrays."""
+        # Not zeroed: rectangles cover it.
         message = torch.empty(self.floats)
         for array, parts in zip(arrays, self._copies(), strict=True):
             copy_parts(array, message, parts)

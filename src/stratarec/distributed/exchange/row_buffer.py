@@ -65,6 +65,7 @@ class RowBuffers:
             np.arange(end - len(distinct[table.name].hot), end)
             for table, end in zip(self.tables, first[1:], strict=True)
         ])  # fmt: skip
+        # Ascending, as `Replicas.note` adds and reads them, through memory in one direction.
         order = np.argsort(hot)
         return Buffer(self, layout, self._bags(features, distinct), first_row, first[-1], hot[order], places[order])
 
@@ -91,6 +92,7 @@ class RowBuffers:
         """``[U, D]`` the gradient of each row, given those of the output and of each sequence feature."""
         found = RECYCLER.empty(buffer.rows, self.width).fill_(_NOTHING)
         nothing = np.empty(0, dtype=np.float32)
+        # No state: the rule is plain descent.
         slots = update.Slots(found.view(-1).numpy(), nothing, nothing, nothing.view(np.int32))
         update.update(slots, buffer.layout, buffer.bags, update.Gradients(pooled, rows), _SUM, self._workspace)
         return found

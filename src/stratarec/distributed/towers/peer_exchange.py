@@ -69,6 +69,7 @@ def send_requests(
         On all ranks, where one of them failed.
     """
     sizes = [message.numel() for message in messages]
+    # Sizes and failure in one collective of all ranks: peers alone could not end the others.
     told = everybody.everyones([failed is not None, *sizes], stopped)
     if any(found[0] for found in told):
         everybody.raise_together(failed, [found[0] for found in told])

@@ -100,6 +100,7 @@ def _repeated(asked: RowRequest, times: Tensor) -> RowRequest:
 def join(parts: Sequence[TowerRequest], streams: Sequence[IdStream]) -> Request:
     """One request of the samples of all parts, one after another."""
     shared = frozenset[str]().union(*(part.shared for part in parts))
+    # Runs may share other features with each peer; then they are of no use to all, and go by sample.
     if any(part.runs is not None and part.shared != shared for part in parts):
         parts, shared = [part.by_sample(streams) for part in parts], frozenset()
     features = joined(streams, [part.asked for part in parts], least=sum(part.samples for part in parts))

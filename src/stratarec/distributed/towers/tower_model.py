@@ -12,12 +12,13 @@ Shapes: B_s samples of the peer on host s, W_t columns that tower t tells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
@@ -91,8 +92,8 @@ class DisaggregatedModel(CTRModel):
             features=found.features, starts=found.starts, shared=found.shared, windows=found.windows, samples=batch.size
         )
 
-    def exchange(self, request: PeerRequest, stopped: Callable[[], bool] = never, *, ahead: bool = True) -> KeyedJagged:
-        """What peers ask of this host's tower; a collective of all ranks.
+    def features(self, request: Request, stopped: Callable[[], bool] = never, *, ahead: bool = True) -> KeyedJagged:
+        """What peers ask of this host's tower, the `Exchange` of a step's stages; a collective of all ranks.
 
         Parameters
         ----------
@@ -104,6 +105,7 @@ class DisaggregatedModel(CTRModel):
         RankError
             On all ranks, where one of them has a batch that cannot be looked up.
         """
+        assert isinstance(request, PeerRequest)
         failed: StrataError | None = None
         mine = [torch.empty(0, dtype=torch.uint8)] * self._peers.ranks
         try:
@@ -114,6 +116,7 @@ class DisaggregatedModel(CTRModel):
         channels = (self._peers.ids, self._mesh.ids) if ahead else (self._peers.rows, self._mesh.rows)
         parts = [TowerRequest.of(part) for part in send_requests(mine, failed, *channels, self._ranks, stopped)]
         found = join(parts, self._requests.streams[self._peers.rank])
+        # In the request, which travels with the batch: the thread that trains finds it there.
         request.arrived.append(Arrived(found, [part.samples for part in parts]))
         return found.features
 
@@ -131,7 +134,7 @@ class DisaggregatedModel(CTRModel):
         mine = request or self.request(batch)
         assert isinstance(mine, PeerRequest)
         if not mine.arrived:
-            self.exchange(mine, ahead=False)
+            self.features(mine, ahead=False)
         arrived, step = mine.arrived[0], self.embeddings.step
         size = sum(arrived.sizes)
         pooled, histories, runs = self.looked_up(arrived.request, size, self.tower.sequence_keys, prepared)
@@ -149,3 +152,31 @@ class DisaggregatedModel(CTRModel):
 def _tower_of(table: EmbeddingBagConfig, towers: Sequence[Any]) -> int:
     keys = {*table.feature_names, *table.sequence_features}
     return next(n for n, tower in enumerate(towers) if keys & {*tower.pooled_keys, *tower.sequence_keys})
+
+
+def gather_towers(model: CTRModel, optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
+    """Give every rank weights and optimizer state of all towers, which their own hosts alone train; a collective."""
+    if mesh.inside is None or mesh.between is None:
+        return
+    assert isinstance(model.network, TowerNetwork)
+    mine: dict[str, Tensor] = {}
+    if not mesh.inside.rank:
+        for name, weight in model.network.towers[mesh.between.rank].named_parameters():
+            mine[f"weight/{name}"] = weight.detach()
+            mine |= {f"{key}/{name}": value for key, value in optimizer.state[weight].items()}
+    # Ranks of a host have the same tower, so the first of each speaks.
+    contents = mesh.files.gather(safetensors.torch.save(mine) if mine else b"")
+    others = [content for rank, content in enumerate(contents) if not rank % mesh.inside.ranks]
+    for host, (tower, content) in enumerate(zip(model.network.each, others, strict=True)):
+        if host != mesh.between.rank:
+            _take(tower, optimizer, safetensors.torch.load(content) if content else {})
+
+
+def _take(tower: nn.Module, optimizer: torch.optim.Optimizer, found: Mapping[str, Tensor]) -> None:
+    weights = dict(tower.named_parameters())
+    for key, value in found.items():
+        part, name = key.split("/", 1)
+        if part == "weight":
+            weights[name].data.copy_(value)
+        else:
+            optimizer.state[weights[name]][part] = value

@@ -1,4 +1,11 @@
-"""Which row is in which slot: tags, stamps and the policy. It decides what moves, and moves nothing."""
+"""Which row is in which slot: tags, stamps and the policy. It decides what moves, and moves nothing.
+
+A cache is set-associative for each table, with a tag and a stamp of 4 bytes a slot. A row is in its slot or in its
+record, never in both: what is resident was brought in to be trained and goes home when its slot is needed, so there is
+no dirty bit. One set in sixteen is an overflow area under another hash, for rows whose own set is full of rows in use.
+Hot rows have slots of their own behind all caches of the group: two comparisons tell whether an id is hot, and its slot
+follows from it, so they need neither tag nor stamp.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +65,7 @@ class Directory:
         )
         for table, sets, hot in zip(configs, shapes.sum(axis=1).tolist(), (head + tail).tolist(), strict=True):
             _check_size(table, sets * ways, hot)
+        # Tables lie one behind the other, each with its sets and then its overflow sets.
         slots = int(shapes.sum()) * ways
         self.layout = kernel.CacheLayout(
             ways=ways,
@@ -114,7 +122,7 @@ class Directory:
         out : ndarray
             ``[N]`` int32: gets the slots, relative to their table's first; -1 where there is no room.
         stamp, horizon : int
-            As in `Moment`.
+            As in `BatchClock`.
         """
         return kernel.stage(
             group, self.layout, self.state, bags, out, batch=stamp, horizon=horizon, workspace=self.workspace
@@ -169,6 +177,7 @@ class Directory:
         hot = slots >= self.layout.slots
         tables, ids = self.layout.hot_slots.rows_in(slots[hot])
         found[hot] = self.layout.first_row[tables] + ids
+        # Slots of caches only: hot ones lie behind the last table's and would be taken for its own.
         tables = np.searchsorted(self.layout.slot_start, slots[~hot], side="right") - 1
         tags = self.state.tags[slots[~hot]].astype(np.int64)
         found[~hot] = np.where(tags > 0, self.layout.first_row[tables] + tags - 1, -1)
@@ -185,6 +194,7 @@ class Directory:
         return np.zeros(len(slots), dtype=np.uint32)
 
     def _noted(self, values: NDArray[Any], slots: Indices, hot: np.generic) -> NDArray[Any]:
+        # `where` reads both sides, so hot slots must point at something.
         last = max(self.layout.slots - 1, 0)
         return np.where(slots < self.layout.slots, values[np.minimum(slots, last)], hot)
 
@@ -211,6 +221,7 @@ class Directory:
         if len(state.counts) > 1:
             state.counts[slots] = counts
         overflow_start = layout.slot_start[:-1] + layout.sets * layout.ways
+        # A look-up goes only so far into the overflow area as rows may lie there; which of them do is not known here.
         spilled = np.unique(tables[(slots >= overflow_start[tables]) & (rows >= 0)])
         state.reach[spilled] = np.minimum(layout.overflow_sets, kernel.PROBES)[spilled]
 
@@ -226,6 +237,7 @@ class Directory:
     def shift(self, by: int) -> None:
         """Count stamps from `by` on; what is older is all the same age."""
         stamps = self.state.stamps
+        # First raised, then lowered: in 32 bits the oldest would come out as the newest.
         np.maximum(stamps, by - 1, out=stamps)
         stamps -= np.int32(by)
 

@@ -33,11 +33,12 @@ def save_tables(
 
 
 def _names(groups: int, rank: int) -> list[str]:
+    # A rank writes beside others into one folder: its groups have a range of numbers of their own.
     return [f"group-{rank * RANK_GROUPS + number:02d}" for number in range(groups)]
 
 
 def _parts(group: TableGroup) -> list[list[Any]]:
-    """As `manifest.TablePart`."""
+    """As `tables_manifest.TablePart`."""
     return [
         [table.name, table.num_embeddings, part.first, part.stride, part.rows]
         for table in group.configs
@@ -83,6 +84,7 @@ def load_tables(
         another and the tables are not `fresh`.
     """
     _check_tables(groups, manifests, {})
+    # Rows that the checkpoint lacks keep what they have, which must be their initial values.
     if rank is None and not fresh:
         raise CheckpointError(
             f"{directory} has other tiers than these tables, which were trained; load it into new ones"
@@ -114,7 +116,7 @@ def begin_tables(
     Parameters
     ----------
     moved, seed, missed
-        As `taking.begin_with`.
+        As `transfer.begin_with`.
     health : Health
         Fails when that ends in the middle.
 

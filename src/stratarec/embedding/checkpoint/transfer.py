@@ -64,6 +64,7 @@ class _Target:
         """Give it those of the `rows` of the whole earlier table that it holds: rows `places` of `found`."""
         part, first = self.table.numbering, self.group.first_row[self.table.name]
         own, rest = np.divmod(self.moved(rows) - part.first, part.stride)
+        # `divmod` rounds down, so rows before the part come out negative.
         held = (rest == 0) & (own >= 0) & (own < self.table.num_embeddings)
         self.group.put(own[held] + first, found, places[held], write)
 
@@ -133,9 +134,11 @@ def _initial_rows(target: _Target, seen: NDArray[np.uint8], key: int) -> Iterato
         absent = ~test_bits(seen, rows)
         if not absent.any():
             continue
+        # All of a chunk, though some are absent: the kernel fills neighbouring rows.
         weights = np.empty((len(rows), target.group.width), dtype=np.float32)
         bound = target.table.initial or float(total**-0.5)
         fill_uniform(weights, key=key, first_row=first, low=-bound, high=bound)
+        # With clocks, of 0, whatever the codec keeps: these rows missed every step.
         found = FloatRows.allocate(int(absent.sum()), target.group.width, **{**layout.kept, "clock": 1})
         found.weights[:] = weights[absent].reshape(-1)
         yield rows[absent], found
@@ -186,6 +189,7 @@ def _log_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple
     rows, size = int(manifest["rows"]), int(manifest["record_bytes"])
     opened = ScratchDirectory(directory.parent, ".reading-")
     with opened as scratch, closing(LogRecords(scratch, rows=rows, record_bytes=size)) as store:
+        # Segments are linked, not copied; the scratch directory keeps the checkpoint from being written.
         store.restore(directory, dict(manifest))
         for first in range(0, store.rows, _CHUNK_ROWS):
             chunk = np.arange(first, min(first + _CHUNK_ROWS, store.rows), dtype=np.int64)

@@ -1,7 +1,7 @@
 """Tables of one width that share kernel calls: what the engine asks of them, wherever their rows are at home.
 
 There are two kinds: `ResidentTables` lie whole in level 0, `CachedTables` pass through the slots of a cache. Both pool
-from a `SlotMemory` and are updated there, by the same kernels.
+from `CpuSlots` and are updated there, by the same kernels: these see slots and know no difference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.slots import SlotMemory
+from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError
@@ -93,7 +93,7 @@ class TableGroup(ABC):
         First output column of each pooled feature.
     first_slot, slots : sequence of int
         Where each table starts in `memory`, and how many slots it has.
-    course : Course
+    course : StepClock
         The steps that rows catch up with.
     """
 
@@ -106,7 +106,7 @@ class TableGroup(ABC):
         self,
         configs: Sequence[EmbeddingBagConfig],
         columns: Mapping[str, int],
-        memory: SlotMemory,
+        memory: CpuSlots,
         first_slot: Sequence[int],
         slots: Sequence[int],
         course: StepClock,
@@ -154,11 +154,12 @@ class TableGroup(ABC):
         """Fill these tables' columns of `out`; returns the rows of their sequence features."""
         return self._pool(bags, self.memory, self.layout, out)
 
-    def _pool(self, bags: BagBatch, memory: SlotMemory, layout: GroupLayout, out: Tensor) -> list[Tensor]:
+    def _pool(self, bags: BagBatch, memory: CpuSlots, layout: GroupLayout, out: Tensor) -> list[Tensor]:
         self.check(bags, memory.pool(layout, bags, out))
         rows = []
         for feature in self._sequences:
             first, last = bags.span(int(feature))
+            # Recycled, not zeroed: every row is written, or `check` raises.
             gathered = RECYCLER.empty(last - first, self.width)
             self.check(bags, memory.gather(layout, bags, int(feature), gathered))
             rows.append(gathered)

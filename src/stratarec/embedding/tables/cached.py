@@ -23,7 +23,7 @@ from stratarec.embedding.cache.saved_slots import SlotRecords
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.health import Health
-from stratarec.embedding.slots import CpuSlots, SlotMemory
+from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.base import BatchClock, TableGroup
@@ -82,6 +82,7 @@ class CachedTables(TableGroup):
         """See `TableGroup.stage`."""
         stuck = self._bring_in(bags, out, moment, moment.horizon)
         if stuck >= 0 and moment.horizon < moment.stamp:
+            # What was moved so far stays: it is needed, and the second pass finds it in its slots.
             moment.make_room()
             stuck = self._bring_in(bags, out, moment, moment.stamp)
         if stuck >= 0:
@@ -152,7 +153,7 @@ class CachedTables(TableGroup):
         rows: Indices = ids.astype(np.int64) + self.first_row[table.name]
         return rows
 
-    def copy(self, rows: Indices) -> SlotMemory:
+    def copy(self, rows: Indices) -> CpuSlots:
         """Rows of the group, distinct, as they are now, wherever they lie; changes nothing."""
         found = self.memory.like(len(rows))
         with self._moving:
@@ -160,6 +161,7 @@ class CachedTables(TableGroup):
             slots = self.directory.locate(rows)
             here, away = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
             found.write(here, self.memory.read(slots[here]), np.arange(len(here), dtype=np.int64))
+            # One that no slot holds is read where it lies, and stays there: evaluation moves nothing.
             if len(away):
                 moves = self.directory.moves_of(rows[away], away)
                 self.mover.copy(moves, found)

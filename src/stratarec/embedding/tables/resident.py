@@ -140,6 +140,7 @@ class _Records:
     def __getitem__(self, rows: Indices, /) -> NDArray[np.uint8]:
         records = np.empty((len(rows), self._codec.record_bytes), dtype=np.uint8)
         places = np.arange(len(rows), dtype=np.int64)
+        # float32 records are not rounded, so there is no noise whose key or number would matter.
         bad = self._memory.encode(self._codec, rows, records, places, np.zeros(len(rows), dtype=np.uint64), 0)
         if bad >= 0:
             raise TrainingError(f"row {rows[bad]} of the tables of width {self._width} is not finite")

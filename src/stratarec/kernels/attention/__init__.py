@@ -83,33 +83,32 @@ def _flat(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().view(-1).numpy()
 
 
+def _rows(pairs: Pairs, width: int, split: int, threads: int) -> tuple[Any, ...]:
+    """`cpu.PairRows` for work over `split` samples or events."""
+    return pairs.first.numpy(), pairs.offsets.numpy(), width, tile_size(split, threads, least=64)
+
+
 def _combine(samples: Tensor, events: Tensor, pairs: Pairs, times: bool) -> Tensor:
     width, threads = events.shape[1], team_threads()
     out = RECYCLER.empty(len(pairs), width)
-    cpu.kernels(*blocks(width)).combine(
-        team_of(threads), times, _flat(samples), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
-        out.view(-1).numpy(), tile_size(pairs.samples, threads, least=64),
-    )  # fmt: skip
+    rows = _rows(pairs, width, pairs.samples, threads)
+    cpu.kernels(*blocks(width)).combine(team_of(threads), rows, times, _flat(samples), _flat(events), _flat(out))
     return out
 
 
 def _sum_to_samples(term: int, left: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
     width, threads = events.shape[1], team_threads()
     out = RECYCLER.empty(pairs.samples, width)
-    cpu.kernels(*blocks(width)).sum_to_samples(
-        team_of(threads), term, _flat(left), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
-        out.view(-1).numpy(), tile_size(pairs.samples, threads, least=64),
-    )  # fmt: skip
+    rows = _rows(pairs, width, pairs.samples, threads)
+    cpu.kernels(*blocks(width)).sum_to_samples(team_of(threads), rows, term, _flat(left), _flat(events), _flat(out))
     return out
 
 
 def _sum_to_events(term: int, left: Tensor, samples: Tensor, pairs: Pairs, events: int) -> Tensor:
     width, threads = samples.shape[1], team_threads()
     out = RECYCLER.empty(events, width)
-    cpu.kernels(*blocks(width)).sum_to_events(
-        team_of(threads), term, _flat(left), _flat(samples), pairs.first.numpy(), pairs.offsets.numpy(), width,
-        out.view(-1).numpy(), events, tile_size(events, threads, least=64),
-    )  # fmt: skip
+    rows = _rows(pairs, width, events, threads)
+    cpu.kernels(*blocks(width)).sum_to_events(team_of(threads), rows, term, _flat(left), _flat(samples), _flat(out))
     return out
 
 
@@ -145,8 +144,6 @@ class _Pool(torch.autograd.Function):
         pairs: Pairs = ctx.pairs
         width, threads = events.shape[1], team_threads()
         dots = torch.empty(len(pairs))
-        cpu.kernels(*blocks(width)).dots(
-            team_of(threads), _flat(gradient), _flat(events), pairs.first.numpy(), pairs.offsets.numpy(), width,
-            dots.numpy(), tile_size(pairs.samples, threads, least=64),
-        )  # fmt: skip
+        rows = _rows(pairs, width, pairs.samples, threads)
+        cpu.kernels(*blocks(width)).dots(team_of(threads), rows, _flat(gradient), _flat(events), dots.numpy())
         return dots, _sum_to_events(cpu.SCALED, weights, gradient, pairs, len(events)), None

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from functools import cache
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 from numba import literally, njit
+from numpy.typing import NDArray
 
 from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.vector import add, broadcast, load, multiply, store, total
@@ -20,16 +22,25 @@ U = np.uint64
 PLAIN, PRODUCT, SCALED = 0, 1, 2
 
 
+class PairRows(NamedTuple):
+    """`attention.Pairs`, floats of a row, and how many samples (or events) a member takes at a time."""
+
+    first: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    width: int
+    tile: int
+
+
 @njit(**BODY)
-def combine(member, lanes, whole, counter, times, samples, events, first, offsets, width, out, tile):
-    """out[p] = samples[b] + events[e], or their product; `tile` samples at a time."""
+def combine(member, lanes, whole, counter, pairs, times, samples, events, out):
+    """out[p] = samples[b] + events[e], or their product."""
     literally(lanes)
-    D, count = U(lanes if whole else width), len(first)
+    D, first, offsets, tile = U(lanes if whole else pairs.width), pairs.first, pairs.offsets, pairs.tile
     while True:
         begin = take(counter) * tile
-        if begin >= count:
+        if begin >= len(first):
             break
-        for b in range(begin, min(begin + tile, count)):
+        for b in range(begin, min(begin + tile, len(first))):
             source = U(first[b]) * D
             for target in range(U(offsets[b]) * D, U(offsets[b + 1]) * D, D):
                 for block in range(U(0), D, U(lanes)):
@@ -51,15 +62,15 @@ def term_of(lanes, term, left, p, right, place, D):
 
 
 @njit(**BODY)
-def sum_to_samples(member, lanes, whole, counter, term, left, events, first, offsets, width, out, tile):
+def sum_to_samples(member, lanes, whole, counter, pairs, term, left, events, out):
     """out[b] = sum of the terms of its pairs."""
     literally(lanes)
-    D, count = U(lanes if whole else width), len(first)
+    D, first, offsets, tile = U(lanes if whole else pairs.width), pairs.first, pairs.offsets, pairs.tile
     while True:
         begin = take(counter) * tile
-        if begin >= count:
+        if begin >= len(first):
             break
-        for b in range(begin, min(begin + tile, count)):
+        for b in range(begin, min(begin + tile, len(first))):
             for block in range(U(0), D, U(lanes)):
                 found = broadcast(np.float32(0.0), lanes)
                 source = U(first[b]) * D + block
@@ -70,10 +81,11 @@ def sum_to_samples(member, lanes, whole, counter, term, left, events, first, off
 
 
 @njit(**BODY)
-def sum_to_events(member, lanes, whole, counter, term, left, samples, first, offsets, width, out, events, tile):
-    """out[e] = sum of the terms of its pairs; `tile` events at a time, each over all samples whose pairs reach them."""
+def sum_to_events(member, lanes, whole, counter, pairs, term, left, samples, out):
+    """out[e] = sum of the terms of its pairs: a tile of events at a time, over all samples whose pairs reach it."""
     literally(lanes)
-    D = U(lanes if whole else width)
+    D, first, offsets, tile = U(lanes if whole else pairs.width), pairs.first, pairs.offsets, pairs.tile
+    events = len(out) // pairs.width
     while True:
         low = take(counter) * tile
         if low >= events:
@@ -94,15 +106,15 @@ def sum_to_events(member, lanes, whole, counter, term, left, samples, first, off
 
 
 @njit(**BODY)
-def dots(member, lanes, whole, counter, samples, events, first, offsets, width, out, tile):
+def dots(member, lanes, whole, counter, pairs, samples, events, out):
     """out[p] = samples[b] . events[e]."""
     literally(lanes)
-    D, count = U(lanes if whole else width), len(first)
+    D, first, offsets, tile = U(lanes if whole else pairs.width), pairs.first, pairs.offsets, pairs.tile
     while True:
         begin = take(counter) * tile
-        if begin >= count:
+        if begin >= len(first):
             break
-        for b in range(begin, min(begin + tile, count)):
+        for b in range(begin, min(begin + tile, len(first))):
             source = U(first[b]) * D
             for p in range(U(offsets[b]), U(offsets[b + 1])):
                 product = np.float32(0.0)
@@ -118,24 +130,23 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """The passes for rows in blocks of `lanes`, compiled at their first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_combine(team, times, samples, events, first, offsets, width, out, tile):
-        given = (lanes, whole, np.zeros(1, np.int64), times, samples, events, first, offsets, width, out, tile)
+    def run_combine(team, pairs, times, samples, events, out):
+        given = (lanes, whole, np.zeros(1, np.int64), PairRows(*pairs), times, samples, events, out)
         run_team(team, combine, given)
 
     @njit(nogil=True, cache=True)
-    def run_sum_to_samples(team, term, left, events, first, offsets, width, out, tile):
-        given = (lanes, whole, np.zeros(1, np.int64), term, left, events, first, offsets, width, out, tile)
+    def run_sum_to_samples(team, pairs, term, left, events, out):
+        given = (lanes, whole, np.zeros(1, np.int64), PairRows(*pairs), term, left, events, out)
         run_team(team, sum_to_samples, given)
 
     @njit(nogil=True, cache=True)
-    def run_sum_to_events(team, term, left, samples, first, offsets, width, out, events, tile):
-        given = (lanes, whole, np.zeros(1, np.int64), term, left, samples, first, offsets, width, out, events, tile)
+    def run_sum_to_events(team, pairs, term, left, samples, out):
+        given = (lanes, whole, np.zeros(1, np.int64), PairRows(*pairs), term, left, samples, out)
         run_team(team, sum_to_events, given)
 
     @njit(nogil=True, cache=True)
-    def run_dots(team, samples, events, first, offsets, width, out, tile):
-        given = (lanes, whole, np.zeros(1, np.int64), samples, events, first, offsets, width, out, tile)
-        run_team(team, dots, given)
+    def run_dots(team, pairs, samples, events, out):
+        run_team(team, dots, (lanes, whole, np.zeros(1, np.int64), PairRows(*pairs), samples, events, out))
 
     return SimpleNamespace(
         combine=run_combine, sum_to_samples=run_sum_to_samples, sum_to_events=run_sum_to_events, dots=run_dots

@@ -136,25 +136,22 @@ class _Interaction(torch.autograd.Function):
         flat = _flat(pooled)
         front = flat[:0] if dense is None else _flat(dense)
         out = RECYCLER.empty(batch, columns)
-        cpu.kernels(*blocks(width)).forward(
-            team_of(team_threads()), front, flat, first, batch, vectors, width, out.view(-1).numpy(), columns
-        )
-        ctx.saved = (front, flat, None if dense is None else dense.dtype, pooled.dtype)
-        ctx.shape = (first, batch, features, vectors, width, columns)
+        ctx.samples = front, flat, first, batch, vectors, width, columns
+        ctx.types, ctx.shape = (None if dense is None else dense.dtype, pooled.dtype), pooled.shape
+        cpu.kernels(*blocks(width)).forward(team_of(team_threads()), ctx.samples, _flat(out))
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
-        front, flat, dense_type, pooled_type = ctx.saved
-        first, batch, features, vectors, width, columns = ctx.shape
-        dense_out = torch.empty(batch * first, width)
+        batch, features, width = ctx.shape
+        dense_type, pooled_type = ctx.types
+        dense_out = torch.empty(batch if dense_type else 0, width)
         pooled_out = RECYCLER.empty(batch, features, width)
         cpu.kernels(*blocks(width)).backward(
-            team_of(team_threads()), front, flat, first, batch, vectors, width, _flat(gradient), columns,
-            dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(),
-        )  # fmt: skip
-        return (dense_out.to(dense_type) if first else None), pooled_out.to(pooled_type)
+            team_of(team_threads()), ctx.samples, _flat(gradient), _flat(dense_out), _flat(pooled_out)
+        )
+        return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type)
 
 
 def _tile(runs_: int, threads: int) -> int:
@@ -171,15 +168,14 @@ class _RunInteraction(torch.autograd.Function):
         own_out = RECYCLER.empty(batch, _padded(len(columns[0])))
         common_out = RECYCLER.empty(starts.numel() - 1, _padded(len(columns[1])))
         flat, threads = _flat(pooled), team_threads()
-        ctx.given = (
+        ctx.samples = (
             flat[:0] if dense is None else _flat(dense), flat, int(dense is not None), width, features,
             *_places(shared), starts.numpy(),
         )  # fmt: skip
         ctx.types, ctx.shape = (None if dense is None else dense.dtype, pooled.dtype), pooled.shape
         runs.kernels(*blocks(width)).forward(
-            team_of(threads), *ctx.given, own_out.view(-1).numpy(), common_out.view(-1).numpy(), own_out.shape[1],
-            common_out.shape[1], _tile(len(common_out), threads),
-        )  # fmt: skip
+            team_of(threads), (*ctx.samples, _tile(len(common_out), threads)), _products(own_out, common_out)
+        )
         return own_out, common_out
 
     @staticmethod
@@ -190,10 +186,15 @@ class _RunInteraction(torch.autograd.Function):
         dense_out = torch.empty(batch if dense_type else 0, width)
         pooled_out, threads = RECYCLER.empty(batch, features, width), team_threads()
         runs.kernels(*blocks(width)).backward(
-            team_of(threads), *ctx.given, _flat(own), _flat(common), own.shape[1], common.shape[1],
-            dense_out.view(-1).numpy(), pooled_out.view(-1).numpy(), _tile(len(common), threads),
+            team_of(threads), (*ctx.samples, _tile(len(common), threads)), _products(own, common), _flat(dense_out),
+            _flat(pooled_out),
         )  # fmt: skip
         return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type), None, None
+
+
+def _products(own: Tensor, common: Tensor) -> tuple[Any, ...]:
+    """`runs.RunProducts`."""
+    return _flat(own), _flat(common), own.shape[1], common.shape[1]
 
 
 def _places(shared: tuple[bool, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 from numba import literally, njit
+from numpy.typing import NDArray
 
 from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.vector import broadcast, load, multiply, multiply_add, store, store_totals, total
@@ -14,6 +16,29 @@ from stratarec.kernels.simd.vector import broadcast, load, multiply, multiply_ad
 U = np.uint64
 # Samples that a thread takes at once.
 TILE = 32
+
+
+class Samples(NamedTuple):
+    """Flat inputs of a batch: `first` dense vectors of a sample, one or none, and the pooled ones behind them.
+
+    `columns` is how many a sample has of the output, its zeros included.
+    """
+
+    dense: NDArray[np.float32]
+    pooled: NDArray[np.float32]
+    first: int
+    batch: int
+    vectors: int
+    width: int
+    columns: int
+
+
+class Scratch(NamedTuple):
+    """Of each member: a sample's vectors, the square of its gradients, and the gradients of its vectors."""
+
+    vectors: NDArray[np.float32]
+    square: NDArray[np.float32]
+    totals: NDArray[np.float32]
 
 
 @njit(**BODY)
@@ -35,19 +60,26 @@ def product(lanes, scratch, one, other, width):
 
 
 @njit(**BODY)
-def forward(member, lanes, whole, counter, dense, pooled, first, batch, vectors, width, out, columns, scratches):
+def lay_side_by_side(lanes, samples, b, scratch):
+    """All vectors of sample b, the dense one first."""
+    front, pooled = samples.first * samples.width, (samples.vectors - samples.first) * samples.width
+    copy(lanes, samples.dense, b * samples.width, scratch, 0, front)
+    copy(lanes, samples.pooled, b * pooled, scratch, front, pooled)
+
+
+@njit(**BODY)
+def forward(member, lanes, whole, counter, samples, out, scratches):
     """out[b] = dense[b], then x_i . x_j for i = 1 .. V - 1 and j < i, then zeros."""
     literally(lanes)
-    D, V = U(lanes if whole else width), U(vectors)
+    first, width, columns = samples.first, samples.width, samples.columns
+    D, V = U(lanes if whole else width), U(samples.vectors)
     scratch = scratches[member]
     while True:
         begin = take(counter) * TILE
-        if begin >= batch:
+        if begin >= samples.batch:
             break
-        for b in range(begin, min(begin + TILE, batch)):
-            copy(lanes, dense, b * width, scratch, 0, first * width)
-            count = (vectors - first) * width
-            copy(lanes, pooled, b * count, scratch, first * width, count)
+        for b in range(begin, min(begin + TILE, samples.batch)):
+            lay_side_by_side(lanes, samples, b, scratch)
             place = U(b * columns)
             copy(lanes, scratch, 0, out, place, first * width)
             place += U(first * width)
@@ -80,23 +112,19 @@ def spread(gradient, place, vectors, square):
 
 
 @njit(**BODY)
-def backward(
-    member, lanes, whole, counter, dense, pooled, first, batch, vectors, width, gradient, columns, dense_out,
-    pooled_out, scratches, squares, totals,
-):  # fmt: skip
+def backward(member, lanes, whole, counter, samples, gradient, dense_out, pooled_out, work):
     """Gradients of `forward`'s inputs: those of x_i are the sum over j of g_ij x_j, four i at a time in registers."""
     literally(lanes)
-    D, V = U(lanes if whole else width), U(vectors)
-    scratch, square, found = scratches[member], squares[member], totals[member]
+    first, vectors, width = samples.first, samples.vectors, samples.width
+    D, V, count = U(lanes if whole else width), U(vectors), (vectors - first) * width
+    scratch, square, found = work.vectors[member], work.square[member], work.totals[member]
     while True:
         begin = take(counter) * TILE
-        if begin >= batch:
+        if begin >= samples.batch:
             break
-        for b in range(begin, min(begin + TILE, batch)):
-            count = (vectors - first) * width
-            copy(lanes, dense, b * width, scratch, 0, first * width)
-            copy(lanes, pooled, b * count, scratch, first * width, count)
-            place = U(b * columns)
+        for b in range(begin, min(begin + TILE, samples.batch)):
+            lay_side_by_side(lanes, samples, b, scratch)
+            place = U(b * samples.columns)
             spread(gradient, place + U(first * width), V, square)
             for i in range(U(0), V, U(4)):
                 for block in range(U(0), D, U(lanes)):
@@ -122,24 +150,22 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """Both passes for vectors in blocks of `lanes`, compiled at their first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_forward(team, dense, pooled, first, batch, vectors, width, out, columns):
-        counter, scratches = np.zeros(1, np.int64), np.empty((team.threads, vectors * width + 16), np.float32)
-        given = (
-            lanes, whole, counter, dense, pooled, first, batch, vectors, width, out, columns, scratches,
-        )  # fmt: skip
-        run_team(team, forward, given)
+    def run_forward(team, samples, out):
+        samples = Samples(*samples)
+        scratches = np.empty((team.threads, samples.vectors * samples.width + 16), np.float32)
+        run_team(team, forward, (lanes, whole, np.zeros(1, np.int64), samples, out, scratches))
 
     @njit(nogil=True, cache=True)
-    def run_backward(team, dense, pooled, first, batch, vectors, width, gradient, columns, dense_out, pooled_out):
+    def run_backward(team, samples, gradient, dense_out, pooled_out):
+        samples = Samples(*samples)
         # Four rows at a time: the last rows may be beyond the vectors, and what is computed there is not used.
-        rows = (vectors + 3) // 4 * 4
-        counter, scratches = np.zeros(1, np.int64), np.empty((team.threads, rows * width + 16), np.float32)
-        squares = np.zeros((team.threads, rows * vectors + 16), np.float32)
-        totals = np.empty((team.threads, rows * width + 16), np.float32)
-        given = (
-            lanes, whole, counter, dense, pooled, first, batch, vectors, width, gradient, columns, dense_out,
-            pooled_out, scratches, squares, totals,
-        )  # fmt: skip
+        rows = (samples.vectors + 3) // 4 * 4
+        work = Scratch(
+            np.empty((team.threads, rows * samples.width + 16), np.float32),
+            np.zeros((team.threads, rows * samples.vectors + 16), np.float32),
+            np.empty((team.threads, rows * samples.width + 16), np.float32),
+        )
+        given = (lanes, whole, np.zeros(1, np.int64), samples, gradient, dense_out, pooled_out, work)
         run_team(team, backward, given)
 
     return SimpleNamespace(forward=run_forward, backward=run_backward)

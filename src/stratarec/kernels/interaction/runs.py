@@ -8,15 +8,40 @@ from __future__ import annotations
 
 from functools import cache
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 from numba import literally, njit
+from numpy.typing import NDArray
 
 from stratarec.kernels.interaction.cpu import copy, product
 from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.vector import broadcast, load, multiply_add, store, store_totals, total
 
 U = np.uint64
+
+
+class RunSamples(NamedTuple):
+    """Flat inputs as `Samples`; which features samples own and share; where runs start; how many are one task."""
+
+    dense: NDArray[np.float32]
+    pooled: NDArray[np.float32]
+    first: int
+    width: int
+    features: int
+    own: NDArray[np.int64]
+    common: NDArray[np.int64]
+    start: NDArray[np.int64]
+    tile: int
+
+
+class RunProducts(NamedTuple):
+    """Both outputs of `forward`, or gradients of them, flat, and the columns that a sample and a run have of them."""
+
+    own: NDArray[np.float32]
+    common: NDArray[np.float32]
+    own_columns: int
+    common_columns: int
 
 
 @njit(**BODY)
@@ -59,13 +84,12 @@ def fill_zeros(out, begin, end):
 
 
 @njit(**BODY)
-def forward(
-    member, lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_out, common_out,
-    columns, common_columns, scratches, tile,
-):  # fmt: skip
-    """own_out[b] = dense[b], own vectors' pairs, each with all common vectors; common_out[r] = pairs of the latter."""
+def forward(member, lanes, whole, counter, samples, out, scratches):
+    """out.own[b] = dense[b], own vectors' pairs, each with all common vectors; out.common[r] = pairs of the latter."""
     literally(lanes)
-    D, F, front, runs = U(lanes if whole else width), U(features), U(first), len(starts) - 1
+    pooled, own, common, tile = samples.pooled, samples.own, samples.common, samples.tile
+    D, F, front = U(lanes if whole else samples.width), U(samples.features), U(samples.first)
+    start, runs = samples.start, len(samples.start) - 1
     mine, V = front + U(len(own)), front + U(len(own)) + U(len(common))
     scratch = scratches[member]
     while True:
@@ -74,24 +98,24 @@ def forward(
             break
         for run in range(low, min(low + tile, runs)):
             pick(lanes, pooled, U(run), F, common, scratch, mine, D)
-            place = U(run * common_columns)
+            place = U(run * out.common_columns)
             for i in range(mine + U(1), V):
-                products_with(lanes, scratch, i, mine, i, D, common_out, place)
+                products_with(lanes, scratch, i, mine, i, D, out.common, place)
                 place += i - mine
-            fill_zeros(common_out, place, U((run + 1) * common_columns))
-            for b in range(U(starts[run]), U(starts[run + 1])):
-                place = b * U(columns)
-                copy(lanes, dense, b * D, scratch, 0, front * D)
-                copy(lanes, dense, b * D, own_out, place, front * D)
+            fill_zeros(out.common, place, U((run + 1) * out.common_columns))
+            for b in range(U(start[run]), U(start[run + 1])):
+                place = b * U(out.own_columns)
+                copy(lanes, samples.dense, b * D, scratch, 0, front * D)
+                copy(lanes, samples.dense, b * D, out.own, place, front * D)
                 pick(lanes, pooled, b, F, own, scratch, front, D)
                 place += front * D
                 for i in range(U(1), mine):
-                    products_with(lanes, scratch, i, U(0), i, D, own_out, place)
+                    products_with(lanes, scratch, i, U(0), i, D, out.own, place)
                     place += i
                 for i in range(mine):
-                    products_with(lanes, scratch, i, mine, V, D, own_out, place)
+                    products_with(lanes, scratch, i, mine, V, D, out.own, place)
                     place += V - mine
-                fill_zeros(own_out, place, (b + U(1)) * U(columns))
+                fill_zeros(out.own, place, (b + U(1)) * U(out.own_columns))
 
 
 @njit(**BODY)
@@ -123,13 +147,12 @@ def cross_gradient(lanes, scratch, mine, V, D, gradient, place, found):
 
 
 @njit(**BODY)
-def backward(
-    member, lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_gradients,
-    common_gradients, columns, common_columns, dense_out, pooled_out, scratches, totals, tile,
-):  # fmt: skip
+def backward(member, lanes, whole, counter, samples, gradients, dense_out, pooled_out, scratches, totals):
     """Gradients of `forward`'s inputs; those of common vectors are summed over a run's samples in order."""
     literally(lanes)
-    D, F, front, runs = U(lanes if whole else width), U(features), U(first), len(starts) - 1
+    pooled, own, common, tile = samples.pooled, samples.own, samples.common, samples.tile
+    D, F, front = U(lanes if whole else samples.width), U(samples.features), U(samples.first)
+    start, runs = samples.start, len(samples.start) - 1
     mine, V = front + U(len(own)), front + U(len(own)) + U(len(common))
     pairs = mine * (mine - U(1)) // U(2)
     scratch, found = scratches[member], totals[member]
@@ -141,20 +164,20 @@ def backward(
             pick(lanes, pooled, U(run), F, common, scratch, mine, D)
             for place in range(mine * D, V * D, U(lanes)):
                 store(found, place, broadcast(np.float32(0.0), lanes))
-            for b in range(U(starts[run]), U(starts[run + 1])):
-                copy(lanes, dense, b * D, scratch, 0, front * D)
+            for b in range(U(start[run]), U(start[run + 1])):
+                copy(lanes, samples.dense, b * D, scratch, 0, front * D)
                 pick(lanes, pooled, b, F, own, scratch, front, D)
-                place = b * U(columns)
+                place = b * U(gradients.own_columns)
                 for d in range(front * D, mine * D, U(lanes)):
                     store(found, d, broadcast(np.float32(0.0), lanes))
-                copy(lanes, own_gradients, place, found, 0, front * D)
-                start = place + front * D
-                pairs_gradient(lanes, scratch, U(0), mine, D, own_gradients, start, found)
-                cross_gradient(lanes, scratch, mine, V, D, own_gradients, start + pairs, found)
+                copy(lanes, gradients.own, place, found, 0, front * D)
+                place += front * D
+                pairs_gradient(lanes, scratch, U(0), mine, D, gradients.own, place, found)
+                cross_gradient(lanes, scratch, mine, V, D, gradients.own, place + pairs, found)
                 copy(lanes, found, 0, dense_out, b * D, front * D)
                 put(lanes, found, front, pooled_out, b, F, own, D)
-            place = U(run * common_columns)
-            pairs_gradient(lanes, scratch, mine, V, D, common_gradients, place, found)
+            place = U(run * gradients.common_columns)
+            pairs_gradient(lanes, scratch, mine, V, D, gradients.common, place, found)
             put(lanes, found, mine, pooled_out, U(run), F, common, D)
 
 
@@ -163,33 +186,18 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     """Both passes for vectors in blocks of `lanes`, compiled at their first call and kept on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_forward(
-        team, dense, pooled, first, width, features, own, common, starts, own_out, common_out, columns,
-        common_columns, tile,
-    ):  # fmt: skip
-        counter, scratches = (
-            np.zeros(1, np.int64),
-            np.empty((team.threads, (features + first) * width + 16), np.float32),
-        )
-        given = (
-            lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_out, common_out,
-            columns, common_columns, scratches, tile,
-        )  # fmt: skip
-        run_team(team, forward, given)
+    def run_forward(team, samples, out):
+        samples = RunSamples(*samples)
+        scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
+        run_team(team, forward, (lanes, whole, np.zeros(1, np.int64), samples, RunProducts(*out), scratches))
 
     @njit(nogil=True, cache=True)
-    def run_backward(
-        team, dense, pooled, first, width, features, own, common, starts, own_gradients, common_gradients,
-        columns, common_columns, dense_out, pooled_out, tile,
-    ):  # fmt: skip
-        counter, scratches = (
-            np.zeros(1, np.int64),
-            np.empty((team.threads, (features + first) * width + 16), np.float32),
-        )
-        totals = np.empty_like(scratches)
+    def run_backward(team, samples, gradients, dense_out, pooled_out):
+        samples = RunSamples(*samples)
+        scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
         given = (
-            lanes, whole, counter, dense, pooled, first, width, features, own, common, starts, own_gradients,
-            common_gradients, columns, common_columns, dense_out, pooled_out, scratches, totals, tile,
+            lanes, whole, np.zeros(1, np.int64), samples, RunProducts(*gradients), dense_out, pooled_out, scratches,
+            np.empty_like(scratches),
         )  # fmt: skip
         run_team(team, backward, given)
 

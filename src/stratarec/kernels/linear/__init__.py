@@ -60,8 +60,7 @@ class _RunLinear(torch.autograd.Function):
         shared = weights[1].t()
         runs = (inputs[1] @ shared if bias is None else torch.addmm(bias.to(kind), inputs[1], shared)).float()
         threads = team_threads()
-        tile = tile_size(len(runs), threads)
-        _kernels(out, relu).forward(team_of(threads), _flat(out), _flat(runs), starts.numpy(), out.shape[1], tile)
+        _kernels(out, relu).forward(team_of(threads), _runs(out, starts, threads), _flat(out), _flat(runs))
         ctx.save_for_backward(*inputs, *weights, out, starts)
         ctx.columns, ctx.shape, ctx.relu, ctx.biased = columns, weight.shape, relu, bias is not None
         return out
@@ -74,8 +73,7 @@ class _RunLinear(torch.autograd.Function):
         gradient = gradient.to(out.dtype).contiguous()
         threads = team_threads()
         _kernels(out, ctx.relu).backward(
-            team_of(threads), _flat(gradient), _flat(out), starts.numpy(), out.shape[1], _flat(samples),
-            _flat(runs), tile_size(len(runs), threads),
+            team_of(threads), _runs(out, starts, threads), _flat(gradient), _flat(out), _flat(samples), _flat(runs),
         )  # fmt: skip
         runs = runs.to(out.dtype)
         weight = torch.zeros(ctx.shape)
@@ -93,6 +91,11 @@ def pad_weight(weight: Tensor, inputs: Tensor) -> Tensor:
 
 def _kernels(tensor: Tensor, relu: bool) -> Any:
     return cpu.kernels(1 if tensor.shape[1] % LANES else LANES, int(relu))
+
+
+def _runs(out: Tensor, starts: Tensor, threads: int) -> tuple[Any, ...]:
+    """`cpu.Runs`."""
+    return starts.numpy(), out.shape[1], tile_size(len(starts) - 1, threads)
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:

@@ -2,7 +2,8 @@
 
 A tower is features whose tables one host holds. It computes what depends on them alone, and only its columns go on to
 the network that sees all towers, so only they need to travel between hosts. Without modules the columns are the vectors
-themselves, and the model is the one without towers.
+themselves, and the model is the one without towers. In one process, and with the flat exchange, one with modules is a
+model as any other.
 """
 
 from __future__ import annotations

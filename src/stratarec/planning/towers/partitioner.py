@@ -1,19 +1,65 @@
 """Which sparse features share a tower (Disaggregated Multi-Tower, arXiv 2403.00877, its partitioner).
 
 Items that interact strongly come into one tower: interactions become distances, distances points, and points balanced
-clusters.
+clusters. Bounds on features, bytes and lookups hold at once, lookups as even as the tightest of a series of bounds that
+can be met.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.planning.towers.bounds import Item, TowerBounds, check_bounds, tightest
 from stratarec.planning.towers.clustering import Floats, balanced_clusters, embed
-from stratarec.planning.towers.tower_plan import PlannedTower, TowerPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTower:
+    """The features of a tower, and what they cost its host."""
+
+    features: tuple[str, ...]
+    bytes: int
+    lookups: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerPlan:
+    """Towers, in the order of their first features in the schema, and how their features interact."""
+
+    towers: tuple[PlannedTower, ...]
+    features: tuple[str, ...]
+    """In the order of `interaction`."""
+    interaction: tuple[tuple[float, ...], ...]
+    """``[F, F]``, 0 to 1."""
+    batch_size: int
+
+    @property
+    def plan(self) -> tuple[tuple[str, ...], ...]:
+        """As `model.towers.plan` of a recipe has it."""
+        return tuple(tower.features for tower in self.towers)
+
+    @property
+    def inside_and_between(self) -> tuple[float, float]:
+        """Mean interaction of pairs that share a tower, and of those that do not; NaN for no pair."""
+        tower = {name: number for number, each in enumerate(self.towers) for name in each.features}
+        labels = np.array([tower[name] for name in self.features])
+        same, matrix = labels[:, None] == labels[None], np.array(self.interaction)
+        inside = same & ~np.eye(len(labels), dtype=bool)
+        return _mean(matrix[inside]), _mean(matrix[~same])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        inside, between = (None if np.isnan(value) else value for value in self.inside_and_between)
+        return {**asdict(self), "plan": self.plan, "inside": inside, "between": between}
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if values.size else float("nan")
 
 
 def partition(

@@ -16,8 +16,8 @@ from stratarec.data.loading.portions import BatchShare
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
+from stratarec.models.metrics import Metrics, evaluate_labels
 from stratarec.progress import Progress
-from stratarec.training.evaluation.metrics import Metrics, evaluate_labels
 
 _BATCH = 8192
 

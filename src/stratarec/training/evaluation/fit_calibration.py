@@ -10,6 +10,10 @@ so that classes that the logit separates have an end; by Newton's method with ha
 with lines between (centred isotonic regression, Oron and Flournoy 2017), here lines of logits. Other than the steps of
 plain isotonic regression they leave the order of samples, and so the AUC, as it is. Beyond the outermost
 knots logits are shifted, for what lies there was not seen.
+
+The correction is no state of training: it is fitted once the checkpoint to test is chosen, ``result.json`` has it with
+that checkpoint's name, and `open_run` gives it to the network. Prior shift is not corrected: a map that was fitted on
+one period says nothing of the next day's rate.
 """
 
 from __future__ import annotations

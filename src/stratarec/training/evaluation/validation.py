@@ -1,22 +1,78 @@
-"""Evaluations of the validation split while a run trains."""
+"""Evaluations of the validation split while a run trains, and its curves: the progress line, loss, TensorBoard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
+from stratarec.models.metrics import METRICS, WATCHED, figures
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.reporting.metric_names import LABELS, by_label, show
-from stratarec.training.evaluation.curves import Curves
+from stratarec.reporting.metric_names import by_label, show
 from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.evaluation.metrics import figures
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Evaluation, Position, best, is_over
 from stratarec.training.steps.weight_average import Averaging
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Curves:
+    """Curves of training and validation by step.
+
+    Parameters
+    ----------
+    board : SummaryWriter or None
+        None on ranks that only train.
+    model, optimizer
+        Whose learning rates are shown: those of the rows, and of the network.
+    every : int
+        Steps from one point of a training curve to the next.
+    """
+
+    def __init__(
+        self, board: SummaryWriter | None, model: CTRModel, optimizer: torch.optim.Optimizer, every: int
+    ) -> None:
+        self._board, self._model, self._optimizer, self._every = board, model, optimizer, every
+
+    def stepped(self, position: Position, progress: Progress) -> None:
+        """A step was trained."""
+        progress.advance(1, f"loss {position.smoothed_loss:.4f}  {position.speed:,.0f} samples/s")
+        if position.step % self._every:
+            return
+        position.losses.append((position.step, position.smoothed_loss))
+        mixed, hot = position.smoothed_by_kind
+        if mixed is not None or hot is not None:
+            position.kind_losses.append((position.step, mixed, hot))
+        figures = {
+            "loss": position.smoothed_loss,
+            "samples_per_second": position.speed,
+            "dense_learning_rate": self._optimizer.param_groups[0]["lr"],
+            "row_learning_rate": self._model.embeddings.learning_rate,
+        }
+        kinds = {"loss_of_mixed_batches": mixed, "loss_of_hot_batches": hot}
+        figures |= {name: value for name, value in kinds.items() if value is not None}
+        for name, value in figures.items():
+            self._add(f"train/{name}", value, position.step)
+
+    def validation(self, entry: Mapping[str, Any]) -> None:
+        """The metrics of an evaluation, as `Position.evaluations` has it."""
+        for label, found in entry.get("labels", {"": entry}).items():
+            for name in METRICS:
+                if found[name] is not None:
+                    self._add(f"valid/{label}/{name}" if label else f"valid/{name}", found[name], entry["step"])
+
+    def _add(self, name: str, value: float, step: int) -> None:
+        if self._board is not None:
+            self._board.add_scalar(name, value, step)
+
 
 Watch = Callable[[Sequence[Evaluation]], None]
 
@@ -74,7 +130,7 @@ class Validation:
         entry = {"step": position.step, **found, **({"closing": True} if closing else {})}
         position.noted(entry, stopping)
         for label, each in by_label("validation", found):
-            shown = (f"{LABELS[name]} {show(each[name], 5)}" for name in ("auc", "log_loss"))
+            shown = (f"{METRICS[name].label} {show(each[name], 5)}" for name in WATCHED)
             self.progress.say(f"step {position.step}: {label} {', '.join(shown)}")
         curves.validation(entry)
         self.evaluated()

@@ -1,8 +1,9 @@
-"""A trained model written for use elsewhere; `serving.manifest` says what an export is.
+"""A trained model written for use elsewhere; `serving.export_manifest` says what an export is.
 
-By default it is data alone: configuration, weights, tables, vocabularies. `program.pt2`, on request, is the network as
-`torch.export` wrote it, for use without StrataRec. Whoever opens such a file with torch runs what its writer put in,
-since torch unpickles parts of it: open only those that you made. `stratarec.Scorer` never does.
+By default it is data alone: configuration, weights, tables in the codec that they rest in, vocabularies. `program.pt2`,
+on request, is the network as `torch.export` wrote it, for use without StrataRec. Whoever opens such a file with torch
+runs what its writer put in, since torch unpickles parts of it: open only those that you made. `stratarec.Scorer` never
+does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 import pydantic
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.manifest import ids_of
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
 from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory
@@ -154,6 +154,6 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
         shutil.copyfile(source, folder / path)
         if file_hash(folder / path) != info.hash:
             raise DatasetError(f"{source} is damaged: its hash does not match; prepare the data again")
-        ids = ids_of(read_vocabulary(folder / path, info, str(source)))
+        ids = read_vocabulary(folder / path, info, str(source)).ids
         found[name] = ExportedVocabulary(**vars(ids), path=path)
     return found

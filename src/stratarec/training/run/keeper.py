@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.towers.tower_state import gather_towers
+from stratarec.distributed.towers.tower_model import gather_towers
 from stratarec.models import CTRModel
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.checkpoint import checkpoint
-from stratarec.training.checkpoint.state_schema import OPTIMIZER
+from stratarec.training import checkpoint
+from stratarec.training.checkpoint import OPTIMIZER
 from stratarec.training.run.run_directory import RunDirectory
 from stratarec.training.steps.position import Position
 from stratarec.training.steps.weight_average import Averaging

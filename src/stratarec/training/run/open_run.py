@@ -28,9 +28,8 @@ from stratarec.planning.hot_rows import make_hot_plan
 from stratarec.planning.plan import Plan, tier_config
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.checkpoint import checkpoint
-from stratarec.training.run.run_directory import RECIPE
-from stratarec.training.run.run_files import read_plan, read_recipe, read_result
+from stratarec.training import checkpoint
+from stratarec.training.run.run_directory import RECIPE, read_plan, read_recipe, read_result
 from stratarec.training.run.shard_tables import shared_collection
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_collection import ShardedCollection
+from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.table_placement import ShardingPlan, TableLoad, beside, plan_sharding
 from stratarec.embedding import EmbeddingBagConfig

@@ -3,7 +3,11 @@
 The earlier run's vocabularies are the beginnings of those of the new run's data set: they are the same, or one data
 set was prepared with the other as `data.vocabulary.base`, directly or by way of others. Rows keep their values; those
 of tail buckets move behind the new ones. Network and optimizer state are taken over; steps, schedules, the order of
-samples and random numbers are those of a new run.
+samples and random numbers are those of a new run. The bias correction of Adam goes on, because its moments do.
+
+Rows that the earlier run has no record of get the values they have there, so that its tiers change nothing; new ones
+keep their initial values. Before the first step there is a checkpoint of step 0: from then on the run resumes without
+the earlier one.
 """
 
 from __future__ import annotations
@@ -24,9 +28,9 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models import CTRModel
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 from stratarec.training.run.open_run import hold_chosen, require_run
-from stratarec.training.run.run_files import read_recipe
+from stratarec.training.run.run_directory import read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)

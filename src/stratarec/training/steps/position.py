@@ -1,4 +1,8 @@
-"""How far a run has come, and what its evaluations say about going on."""
+"""How far a run has come, and what its evaluations say about going on.
+
+Whether early stopping is over, which checkpoint is best, and how far learning rates have fallen on a plateau are
+functions of the evaluations alone, which every checkpoint and every rank has: there is no other state.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stratarec.models.metrics import goodness
 from stratarec.recipe.train_section import EarlyStoppingConfig, PlateauConfig
 
 Evaluation = Mapping[str, Any]
@@ -122,5 +127,5 @@ def rate_factor(evaluations: Sequence[Evaluation], config: PlateauConfig) -> flo
 
 
 def _goodness(entry: Evaluation, config: EarlyStoppingConfig | PlateauConfig) -> float:
-    value = math.nan if entry[config.metric] is None else float(entry[config.metric])
-    return value if config.metric == "auc" else -value
+    value = entry[config.metric]
+    return math.nan if value is None else goodness(config.metric, float(value))

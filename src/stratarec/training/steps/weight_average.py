@@ -4,7 +4,8 @@
     average    what evaluations, the test, predictions and exports see
 
 The average has more effect the noisier the steps are: Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv 1803.05407.
-Rows of tables are not averaged.
+Rows of tables are not averaged. In checkpoints the network's file has the average, so whoever opens a run need know
+nothing of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.recipe.train_section import AverageConfig
-from stratarec.training.checkpoint import checkpoint
+from stratarec.training import checkpoint
 
 # The average of the first steps forgets the initial weights as fast as that of few values may.
 _START = 10

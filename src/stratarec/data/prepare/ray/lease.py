@@ -1,14 +1,12 @@
 """Work in a directory for the process that holds it, by tasks that may outlive it.
 
-The lock of `holding.py` dies with its process. Tasks that it gave to other machines may run a little longer, and must
-not write into what another process has begun there since. So a file in the directory holds a token, which a task must
-know, and on which it has a shared lock. The next call waits for these locks and then takes the token away, before it
-does anything. The file is never replaced, as locks are on what it is and not on its name.
+The lock of `io/lock.py` dies with its process, and tasks on other machines may run a little longer. They must not write
+into what another process has begun since. So a file in the directory holds a token, which a task must know, and on
+which it has a shared lock; the next call waits for these locks and takes the token away before it does anything.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import time
@@ -18,10 +16,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stratarec.errors import StorageError
+from stratarec.io.lock import lock
 from stratarec.io.opening import open_regular
 
 LEASE = "lease"
-_PATIENCE_SECONDS, _MOST = 30.0, 64
+_PATIENCE_SECONDS = 30.0
+# More than a token has.
+_TOKEN_BYTES = 64
 
 
 def end_leases(work: Path) -> None:
@@ -41,7 +42,7 @@ def grant(work: Path, token: str | None = None) -> str:
     token = secrets.token_hex(8) if token is None else token
     limit = time.monotonic() + _PATIENCE_SECONDS
     with _open(work) as file:
-        while not _locked(file, fcntl.LOCK_EX):
+        while not lock(file):
             if time.monotonic() > limit:
                 raise StorageError(f"{work} is in use by tasks of an earlier call on a cluster: wait, or end them")
             time.sleep(0.1)
@@ -73,26 +74,16 @@ def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
 
     def check() -> None:
         # Not by the file's buffer, which would give again what it gave before.
-        if os.pread(file.fileno(), _MOST, 0).decode() != token:
+        if os.pread(file.fileno(), _TOKEN_BYTES, 0).decode() != token:
             raise over
 
     with file:
-        if not token or not _locked(file, fcntl.LOCK_SH):
+        if not token or not lock(file, shared=True):
             raise over
         check()
         yield check
 
 
 def _open(work: Path) -> BinaryIO:
+    """The file, never a new one in its place: locks are on what it is, and not on its name."""
     return os.fdopen(os.open(work / LEASE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
-
-
-def _locked(file: BinaryIO, kind: int) -> bool:
-    """Lock; False where somebody is in the way. Where the file system knows no locks, nobody ever is."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True

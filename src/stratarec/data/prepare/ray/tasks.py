@@ -1,4 +1,9 @@
-"""The pieces of `prepare` as Ray tasks: where `prepare` runs, and on the machines of a cluster."""
+"""The pieces of `prepare` as Ray tasks: where `prepare` runs, and on the machines of a cluster.
+
+A worker that dies costs its piece, which Ray begins again. A task asks for one processor and the memory of its piece,
+so that a machine gets as many as fit; and before it works, whether this machine sees the same logs, directory, versions
+and code, on which the bytes of Parquet files depend. What it raises travels back as a value.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +172,7 @@ def _portable(error: Exception) -> Exception:
 
 @contextmanager
 def on_ray(address: str) -> Iterator[RayExecutor]:
-    """An `Executor` whose pieces are tasks of a Ray cluster; see `connecting.joined`."""
+    """An `Executor` whose pieces are tasks of a Ray cluster; see `connect.joined`."""
     with joined(address) as ray:
         yield RayExecutor(ray)
 

@@ -5,6 +5,10 @@ step-00001000/
     optimizer.safetensors  state of the dense optimizer, torch's random state, and weights that are averaged
     tables/                rows of the tables with their optimizer state; what is old is linked from the last one
     state.json             position, progress, what model and data it is of, and the hashes of all files
+
+It is written under a temporary name, synced and renamed. It names the model, the optimizers, the inputs and the data
+set that it is of; resuming under others is refused. Of several ranks each writes its groups of tables, with the rows of
+the whole table that they are: other ranks, tiers or codecs take rows over by table and row.
 """
 
 from __future__ import annotations
@@ -16,12 +20,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
 import torch
 from torch import Tensor
 
 from stratarec.distributed.mesh import Mesh
+from stratarec.embedding.checkpoint.tables_manifest import TablesManifest
 from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_file import verify_file
@@ -35,10 +41,119 @@ from stratarec.io.atomic import (
 )
 from stratarec.io.lock import lock
 from stratarec.io.opening import open_regular, temporary_name
-from stratarec.io.sealed import read_sealed, write_sealed
+from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
-from stratarec.training.checkpoint.state_schema import FORMAT, NETWORK, OPTIMIZER, TrainingState
+from stratarec.models.metrics import WATCHED
+
+FORMAT: Literal[6] = 6
+NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
+
+Json = dict[str, pydantic.JsonValue]
+
+
+class ReliabilityBin(Model):
+    """See `reliability.Bin`."""
+
+    samples: Count
+    share: float
+    predicted: float
+    observed: float
+    low: float
+    high: float
+
+
+Bins = tuple[ReliabilityBin, ...]
+Figures = dict[str, int | float | Bins | None]
+Evaluation = dict[str, bool | int | float | Bins | dict[str, Figures] | None]
+
+
+class VocabularyInput(Model):
+    """What ids of a vocabulary mean."""
+
+    values: Count
+    tail_buckets: Count
+    digest: Hash
+
+
+class Inputs(Model):
+    """See `Dataset.inputs`."""
+
+    sparse: tuple[Json, ...]
+    dense: tuple[Json, ...]
+    vocabularies: dict[str, VocabularyInput]
+    labels: tuple[str, ...] = ()
+    """Where there are several."""
+
+    @pydantic.field_validator("dense")
+    @classmethod
+    def _check_dense(cls, value: tuple[Json, ...]) -> tuple[Json, ...]:
+        for feature in value:
+            for name in ("mean", "deviation"):
+                if not isinstance(feature.get(name, 0.0), int | float):
+                    raise ValueError(f"{name} is {feature[name]!r}, expected a number")
+        return value
+
+
+class Identity(Model):
+    """What model a checkpoint is of, and what data; see `run.identity`."""
+
+    model: Json
+    train: Json
+    inputs: Inputs
+    dataset: Hash
+
+
+class PositionState(Model):
+    """See `position.Position`."""
+
+    step: Count
+    epoch: Count
+    batch: Count
+    smoothed_loss: float
+    finished: bool
+    losses: tuple[tuple[Count, float], ...]
+    kind_losses: tuple[tuple[Count, float | None, float | None], ...]
+    smoothed_by_kind: tuple[float | None, float | None]
+    evaluations: tuple[Evaluation, ...]
+    train_seconds: Annotated[float, pydantic.Field(ge=0)]
+    trained_samples: Count
+    untimed_samples: Count
+
+    @pydantic.field_validator("evaluations")
+    @classmethod
+    def _check_evaluations(cls, value: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
+        for entry in value:
+            step = entry.get("step")
+            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+                raise ValueError(f"an evaluation is of step {step!r}, expected a number of steps")
+            labels = entry.get("labels", {})
+            each: tuple[Mapping[str, object], ...] = tuple(labels.values()) if isinstance(labels, dict) else ({},)
+            for figures in (entry, *each):
+                lost = [name for name in WATCHED if isinstance(figures.get(name, True), bool | dict | tuple)]
+                if lost:
+                    raise ValueError(f"the evaluation of step {step} lacks {lost[0]}")
+        return value
+
+
+class TrainingState(Model):
+    """All of ``state.json`` but its seal."""
+
+    format: Literal[6]
+    step: Count
+    hashes: dict[str, Hash]
+    tables: TablesManifest
+    position: PositionState
+    identity: Identity
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> TrainingState:
+        if set(self.hashes) != {NETWORK, OPTIMIZER}:
+            raise ValueError(f"hashes of {sorted(self.hashes)}, expected of {NETWORK} and {OPTIMIZER}")
+        if self.position.step != self.step:
+            raise ValueError(f"a position at step {self.position.step} in a checkpoint of step {self.step}")
+        return self
+
 
 WEIGHTS = "weights/"
 """Before the names of a network's weights among the optimizer's tensors, where the network's file has their average."""
@@ -118,10 +233,10 @@ class Checkpoint:
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
     def begin(self, model: CTRModel, moved: Mapping[str, Renumbering], seed: int, rows: RowOptimizerConfig) -> None:
-        """Give network and tables to a `model` that begins with them; see `EmbeddingCollection.begin_with`."""
+        """Give network and tables to a `model` that begins with them; see `LookupEngine.begin_with`."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
-        model.embeddings.begin_with(self.path / "tables", self.state["tables"], moved, seed, rows)
+        model.embeddings.engine.begin_with(self.path / "tables", self.state["tables"], moved, seed, rows)
 
 
 def load(path: Path) -> Checkpoint:
