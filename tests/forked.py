@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,6 +22,9 @@ from typing import IO, Any
 _LONGEST = 1 << 20
 """Bytes of a request."""
 
+_PATIENCE = 300.0
+"""Seconds after which a command hangs."""
+
 
 def run(
     arguments: list[str],
@@ -28,25 +32,41 @@ def run(
     before: str = "",
     cwd: Path | None = None,
     environment: dict[str, str] | None = None,
+    stdin: IO[Any] | int | None = None,
     stdout: IO[Any] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """`stratarec` with these arguments; `before` is Python that is executed first.
 
-    It reads nothing. What it writes is in the result, but what goes to `stdout`, where that is given.
+    It reads `stdin`, or nothing. What it writes is in the result, but what goes to `stdout`, where that is given.
     """
+    code = "import sys\nfrom stratarec.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return python(f"{before}\n{code}", arguments, cwd=cwd, environment=environment, stdin=stdin, stdout=stdout)
+
+
+def python(
+    code: str,
+    arguments: Sequence[str] = (),
+    *,
+    cwd: Path | None = None,
+    environment: dict[str, str] | None = None,
+    stdin: IO[Any] | int | None = None,
+    stdout: IO[Any] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """As `python -c code` with these arguments; the rest as in `run`."""
     request = {
-        "arguments": arguments,
-        "before": before,
+        "arguments": list(arguments),
+        "code": code,
         "cwd": str(cwd or Path.cwd()),
         "environment": {**os.environ, **(environment or {})},
     }
     with Path(os.devnull).open() as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         line = _server()
-        streams = [each.fileno() for each in (nothing, stdout or out, err)]
+        chosen = (nothing if stdin is None else stdin, stdout or out, err)
+        streams = [each if isinstance(each, int) else each.fileno() for each in chosen]
         socket.send_fds(line, [json.dumps(request).encode()], streams)
-        code = int(line.recv(16))
+        status = int(line.recv(16))
         texts = [_text(file) for file in (out, err)]
-    return subprocess.CompletedProcess(arguments, code, *texts)
+    return subprocess.CompletedProcess(list(arguments), status, *texts)
 
 
 def _text(file: IO[str]) -> str:
@@ -58,6 +78,7 @@ def _text(file: IO[str]) -> str:
 def _server() -> socket.socket:
     """A line to the process that forks; it ends with this one."""
     line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.settimeout(_PATIENCE)
     with other:
         command = [sys.executable, __file__, str(other.fileno())]
         # Whoever is forked may be told to take more threads.
@@ -103,8 +124,8 @@ def _execute(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv, sys.path[0] = ["-c", *request["arguments"]], ""
-    code = f"{request['before']}\nimport sys\nfrom stratarec.cli import main\nsys.exit(main(sys.argv[1:]))"
-    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})
+    sys.exit()
 
 
 if __name__ == "__main__":

@@ -189,7 +189,14 @@ def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("stratarec-error-*"))
 
 
-@pytest.mark.parametrize("arguments", [["evaluate", "-q", "runs/tiny"], ["plan", "r.yaml"], ["profile", "data/tiny"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "r.yaml"],
+        pytest.param(["evaluate", "-q", "runs/tiny"], marks=pytest.mark.slow),
+        pytest.param(["profile", "data/tiny"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments: list[str]) -> None:
     output = ["-o", str(tmp_path / "p.html")] if arguments[0] == "profile" else []
     reader, writer = os.pipe()
@@ -200,6 +207,7 @@ def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments:
     assert (done.returncode, done.stderr.replace("evaluate test: 601 samples\n", "")) == (141, "")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_its_progress(place: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)

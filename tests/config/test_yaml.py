@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
@@ -167,13 +166,16 @@ PIPE = {"a device": "", "a pipe": ", which can be read only once", "a socket": "
 
 def test_a_recipe_from_a_process_is_refused_and_one_from_a_file_is_read(tmp_path: Path) -> None:
     text = yaml.safe_dump(tiny(tmp_path))
-    command = [sys.executable, "-m", "stratarec", "prepare", "-q", "/dev/stdin"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    reader, writer = os.pipe()
+    os.write(writer, text.encode())
+    os.close(writer)
+    done = forked.run(["prepare", "-q", "/dev/stdin"], stdin=reader)
+    os.close(reader)
     expected = "cannot read the recipe /dev/stdin: it is a pipe, which can be read only once, expected a file"
     assert (done.returncode, done.stderr) == (2, f"stratarec: {expected}\n")
     (tmp_path / "r.yaml").write_text(text)
     with (tmp_path / "r.yaml").open() as file:
-        assert subprocess.run(command, stdin=file, check=False, capture_output=True).returncode == 0
+        assert forked.run(["prepare", "-q", "/dev/stdin"], stdin=file).returncode == 0
 
 
 def test_a_large_file_is_no_recipe(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def collection(
                 name="a", num_embeddings=50, embedding_dim=width, feature_names=("a1", "a2"), sequence_features=("as",)
             ),
             EmbeddingBagConfig(name="b", num_embeddings=1, embedding_dim=width, feature_names=("b1",), pooling="mean"),
-            EmbeddingBagConfig(name="c", num_embeddings=9, embedding_dim=3, feature_names=("c1",), pooling="mean"),
+            EmbeddingBagConfig(name="c", num_embeddings=9, embedding_dim=5, feature_names=("c1",), pooling="mean"),
         ],
         optimizer=RowOptimizerConfig(kind=kind, learning_rate=0.1, weight_decay=weight_decay, decay=decay),
         seed=4,
@@ -163,7 +163,7 @@ def reference_step(
 @pytest.mark.parametrize("decay", ["", "l2", "decoupled"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_updates_follow_the_reference(kind: str, decay: str, weighted: bool) -> None:
-    module = collection(7, kind, 0.01, decay) if decay else collection(7, kind)
+    module = collection(8, kind, 0.01, decay) if decay else collection(8, kind)
     state: dict[str, Any] = {
         table.name: {name: view.clone() for name, view in module.table(table.name).items()} for table in module.tables
     }

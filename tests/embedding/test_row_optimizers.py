@@ -16,7 +16,7 @@ from stratarec.embedding.optimizers import ROW_OPTIMIZERS
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.update import rules
 
-ROWS, WIDTH, STEPS = 12, 10, 60
+ROWS, WIDTH, STEPS = 12, 4, 60
 
 
 def made(**options: Any) -> TieredEmbeddingBagCollection:

@@ -63,7 +63,7 @@ def test_groups_of_tables_share_one_workspace_whatever_the_type_of_their_ids() -
     def collection(names: str) -> TieredEmbeddingBagCollection:
         tables = [
             EmbeddingBagConfig(
-                name=name, num_embeddings=3000, embedding_dim=16 * (place + 1), feature_names=(f"{name}1", f"{name}2")
+                name=name, num_embeddings=3000, embedding_dim=4 << place, feature_names=(f"{name}1", f"{name}2")
             )
             for place, name in enumerate("abc")
             if name in names

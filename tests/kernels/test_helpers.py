@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 from numba import njit
@@ -173,10 +172,8 @@ def train(threads=(2,), rest=0.0):
 
 
 def script(body: str) -> str:
-    """What a process prints that ends with code 0 within a minute."""
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN + body], capture_output=True, text=True, check=False, timeout=60
-    )  # fmt: skip
+    """What a process prints that ends with code 0."""
+    done = forked.python(TRAIN + body)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

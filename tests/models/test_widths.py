@@ -21,7 +21,7 @@ from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 
-DIMS = {"os": 2, "item": 12}
+DIMS = {"os": 4, "item": 16}
 
 
 def config(pooling: Any = "mean", dims: dict[str, int] = DIMS, cross: bool = False) -> ModelConfig:
@@ -37,13 +37,13 @@ def built(made: ModelConfig) -> CTRModel:
 
 def test_a_vector_is_its_projected_row() -> None:
     model, given = built(config()), batch().expanded(KEYS)
-    assert {table.name: table.embedding_dim for table in model.embeddings.tables} == {"item": 12, "os": 2, "tags": 8}
-    assert [tuple(layer.weight.shape) for layer in model.network.projections] == [(8, 12), (8, 2)]
+    assert {table.name: table.embedding_dim for table in model.embeddings.tables} == {"item": 16, "os": 4, "tags": 8}
+    assert [tuple(layer.weight.shape) for layer in model.network.projections] == [(8, 16), (8, 4)]
     item, os = (layer.weight for layer in model.network.projections)
     with torch.no_grad():
         pooled = model.embeddings(given.sparse).pooled
         found = model.network.projections.of_pooled(pooled)
-        places = dict(zip(model.embeddings.pooled_keys, pooled.split([12, 12, 2, 8], 1), strict=True))
+        places = dict(zip(model.embeddings.pooled_keys, pooled.split([16, 16, 4, 8], 1), strict=True))
         assert model.embeddings.pooled_keys == ("item", "history", "os", "tags")
         expected = [places["item"] @ item.T, places["history"] @ item.T, places["os"] @ os.T, places["tags"]]
     torch.testing.assert_close(found, torch.stack(expected, 1))
@@ -82,7 +82,7 @@ def test_a_run_with_tiers_predicts_what_its_export_scores(tmp_path: Path) -> Non
     made = tiny(tmp_path, epochs=1, max_steps=8)
     schema = {"label": "click", "sparse": [{"name": "item"}, {"name": "os"}]}
     made["data"]["source"] = {"kind": "parquet", "paths": [str(tmp_path / "log.parquet")], "schema": schema}
-    made["model"] |= {"embedding_dims": {"os": 2}, "embedding_dim": 8}
+    made["model"] |= {"embedding_dims": {"os": 4}, "embedding_dim": 8}
     made["memory"] = {"precision": "int8", "cache": {"fraction": 0.5, "ways": 8}}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
     assert main(["prepare", str(tmp_path / "r.yaml"), "-q"]) == 0

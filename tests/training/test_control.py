@@ -476,6 +476,7 @@ def test_what_the_caller_set_does_not_reach_the_training(home: Path, tmp_path: P
     assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_importing_changes_no_setting() -> None:
     code = (
         "import torch; u = torch.utils.deterministic; threads = torch.get_num_threads(); state = torch.get_rng_state();"

@@ -95,7 +95,7 @@ def test_a_full_disk_leaves_nothing(
     assert size(small_disk / "out") == needed
 
 
-@pytest.mark.parametrize("command", ["predict", "export"])
+@pytest.mark.parametrize("command", ["predict", pytest.param("export", marks=pytest.mark.slow)])
 def test_a_run_on_a_read_only_file_system_is_one_line(run: Path, tmp_path: Path, command: str) -> None:
     mount = f'mount --bind {run} {run} && mount -o remount,bind,ro {run} && exec "$@"'
     wrapper = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
