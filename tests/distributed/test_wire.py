@@ -59,8 +59,8 @@ def test_what_does_not_fit_is_refused(kind: Any, bad: float) -> None:
 
 
 def test_other_wires_are_refused() -> None:
-    with pytest.raises(ConfigError, match="wire is 'fp8', expected one of fp32, fp16, bf16, int8"):
-        Wire("fp8", 0, 0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="wire is 'telegraph', expected one of fp32, fp16, bf16, int8"):
+        Wire("telegraph", 0, 0)  # type: ignore[arg-type]
 
 
 def test_neighbouring_spans_are_one() -> None:

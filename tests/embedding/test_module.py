@@ -16,11 +16,12 @@ from torch import Tensor
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.config import RowPart
+from stratarec.embedding.optimizers import ROW_OPTIMIZERS
 from stratarec.errors import ConfigError
 from stratarec.kernels.pooling import reference as pooling
 from stratarec.kernels.update import reference as update
 
-KINDS = ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam")
+KINDS = tuple(ROW_OPTIMIZERS)
 
 
 def jagged(draws: np.random.Generator, rows: int, batch: int, longest: int, dtype: torch.dtype) -> JaggedTensor:

@@ -1,6 +1,6 @@
 """Models: a batch -> logits. A recipe names one by its `kind`.
 
-Each is a file of this folder and an entry of `kinds.SCORES`; its config is imported from its file.
+Each is a file of `zoo/` and an entry of `registry.SCORES`; its config is imported from its file.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from stratarec.errors import ConfigError
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, in_memory, output_bytes, workspace_bytes
 from stratarec.planning.candidates import Candidate, TableSpec, candidates
 from stratarec.planning.config import MemoryConfig
+from stratarec.planning.cost import PENALTY
 from stratarec.planning.memories import Tiers, measure_tiers
 from stratarec.planning.plan import Log, Plan
 from stratarec.planning.table_load import describe_tables
@@ -165,7 +166,8 @@ def _worst(chosen: Sequence[Candidate], memory: Memory) -> str:
 
 def _cheaper(tables: Sequence[TableSpec], memory: MemoryConfig) -> str:
     ways = []
-    if any(memory.table_precision(table.name) not in ("auto", "int4") for table in tables):
+    lowest = max(PENALTY, key=PENALTY.__getitem__)
+    if any(memory.table_precision(table.name) not in ("auto", lowest) for table in tables):
         ways.append("allow a lower memory.precision")
     if memory.block is None:
         ways.append("name a block device in memory.block")

@@ -29,7 +29,7 @@ from stratarec.planning.memories import measure_tiers
 from stratarec.planning.table_load import describe_tables
 from stratarec.recipe import Recipe
 
-WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
+PREDICTED_WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
 RATIOS = (2.0, 4.0, 8.0, 16.0)
 
 
@@ -70,7 +70,7 @@ def predictions(recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration:
             f"{cluster.all_ranks} ranks"
         )
     bare = workload(recipe, dataset, None, cluster.all_ranks)
-    exchanges = [ExchangeModel(kind=kind, wire=wire) for kind in ("flat", "sptt") for wire in WIRES]
+    exchanges = [ExchangeModel(kind=kind, wire=wire) for kind in ("flat", "sptt") for wire in PREDICTED_WIRES]
     found = [
         Prediction(exchange=each, towers=0, step=step_time(cluster, bare, each, calibration)) for each in exchanges
     ]
@@ -80,7 +80,7 @@ def predictions(recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration:
             with_towers = workload(recipe, dataset, towers, cluster.all_ranks)
         except ConfigError:  # of a tower too small for the ratio nothing is left
             continue
-        for wire in WIRES:
+        for wire in PREDICTED_WIRES:
             exchange = ExchangeModel(kind="sptt", wire=wire, compression=towers.compression)
             step = step_time(cluster, with_towers, exchange, calibration)
             found.append(Prediction(exchange=exchange, towers=cluster.hosts, step=step))
