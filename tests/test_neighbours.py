@@ -153,7 +153,7 @@ def _no_leftovers(place: Place) -> None:
     left = [
         str(path.relative_to(place.root))
         for path in place.root.rglob("*")
-        if re.search(r"\.tmp$|\.replaced$|\.old$|\.preparing$|-reading-|-warm-up-|^\.making-", path.name)
+        if re.search(r"\.tmp$|\.replaced$|\.old$|\.preparing$|-reading-|^\.making-", path.name)
     ]
     assert not left, left
 
