@@ -122,6 +122,39 @@ def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> No
     assert (bare["score"] - with_history["score"]).abs().max() > 1e-4  # type: ignore[operator]
 
 
+def test_without_labels_and_earlier_logs_users_start_with_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = pl.read_parquet(place / "log.parquet").drop("click").head(60)
+    # What histories are made by is not asked for.
+    for frame in (later, later.drop("who", "at")):
+        arguments = ["predict", run_of(place), fresh(place, frame), "-o", str(place / "out.parquet")]
+        assert main(arguments) == 0
+        said = capsys.readouterr().err
+        assert said.count("users start with nothing in before: --history names logs") == 1
+        found = pl.read_parquet(place / "out.parquet")
+        nobody = pl.DataFrame({"click": [0], "who": ["nobody"], "at": [0], **later.head(1).drop("who", "at").to_dict()})
+        log = place / name(place, "nobody")
+        nobody.write_parquet(log) if log.suffix == ".parquet" else nobody.write_csv(log)
+        known = scores(place, fresh(place, later), "--history", str(log))
+        assert found["score"].equals(known["score"])
+
+
+@pytest.mark.parametrize("ending", ["xlsx", "csv.gz", ""])
+def test_scores_have_the_format_that_their_ending_names(
+    place: Path, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = place / f"scores.{ending}".rstrip(".")
+    assert main(["predict", "-q", run_of(place), "-o", str(output)]) == 2
+    assert f"cannot write {output}: expected a name that ends in .csv or .parquet" in capsys.readouterr().err
+    assert not output.exists()
+    for target in ("a.CSV", "a.parquet"):
+        assert main(["predict", "-q", run_of(place), "-o", str(place / target)]) == 0
+    text, binary = pl.read_csv(place / "a.CSV"), pl.read_parquet(place / "a.parquet")
+    assert text.columns == binary.columns
+    np.testing.assert_allclose(text["score"], binary["score"], rtol=1e-6)
+
+
 def test_values_that_training_never_saw_score_as_rare_ones_do(place: Path) -> None:
     log = pl.read_parquet(place / "log.parquet").head(50)
     strange = log.with_columns(
@@ -169,7 +202,6 @@ def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.Captur
     ("arguments", "message"),
     [
         (["predict", "RUN", "none.csv"], r"none\.csv: no such file"),
-        (["predict", "RUN", "FRESH"], r"fresh\.\w+: the model reads what users did before \(before\): name logs that"),
         (
             ["predict", "RUN", "LOG", "--keep", "whp"],
             r"log\.\w+: no column 'whp'; did you mean 'who'\?; it has click",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks
+from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks, say
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -30,6 +30,8 @@ def evaluate(args: argparse.Namespace) -> None:
     data, logs = data_or_logs(args, by=args.by)
     with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
         progress = make_progress(quiet=args.quiet or not mesh.is_first)
+        if mesh.is_first:
+            say(f"model: {trained.told}")
         if logs:
             refuse_ranks(mesh.ranks)
             fresh = FreshLogs(trained, logs, keep=args.by, earlier=args.history, labelled=True)

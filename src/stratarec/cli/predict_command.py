@@ -14,7 +14,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--keep", action="append", default=[], metavar="COLUMN", help="pass this column through (repeatable)"
     )
     command.add_argument("--split", choices=SPLITS, help="split to score (default: test)")
-    command.add_argument("-o", "--output", help="Parquet file, or CSV for raw logs (default: in the run)")
+    command.add_argument("-o", "--output", help="file of scores, .csv or .parquet (default: in the run)")
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -22,15 +22,15 @@ def predict(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined
     from stratarec.io.atomic import check_output
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.training.predict import WRITERS, predict_logs
     from stratarec.training.predict import predict as run
-    from stratarec.training.predict import predict_logs
     from stratarec.training.raw_logs import FreshLogs
     from stratarec.training.run.open_run import open_run
 
     data, logs = data_or_logs(args, keep=args.keep)
     split = args.split or "test"
     output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
-    check_output(output)
+    check_output(output, *WRITERS)
     with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
         progress = make_progress(quiet=args.quiet or not mesh.is_first)
         if logs:
@@ -39,7 +39,7 @@ def predict(args: argparse.Namespace) -> None:
         else:
             rows = run(trained, split, output, progress)
     if mesh.is_first:
-        say(f"{rows:,} scores in {output}")
+        say(f"{rows:,} scores in {output}, by {trained.told}")
 
 
 COMMAND = Subcommand(

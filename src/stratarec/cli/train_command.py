@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 
 from stratarec.cli.arguments import Subcommand, add_recipe, say
+from stratarec.io.names import visible
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -30,6 +32,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.reporting.verdict import verdict
     from stratarec.training.auto_config import sized
     from stratarec.training.run.keeper import SETTLED
     from stratarec.training.trainer import Trainer
@@ -53,6 +56,9 @@ def train(args: argparse.Namespace) -> None:
         )
     if mesh.is_first:
         _print_result(trainer.run, result)
+        said = verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
+        for number, line in enumerate(said):
+            print(f"{'' if number else 'verdict':17}" + f"\n{'':17}".join(textwrap.wrap(visible(line), 63)))
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.spill import split_rows
 from stratarec.errors import ConfigError, StorageError
-from stratarec.io.atomic import write_atomic
+from stratarec.io.atomic import check_output, write_atomic
 from stratarec.io.opening import remove_leftovers_of
 from stratarec.models.base import probabilities
 from stratarec.progress import Progress
@@ -25,9 +25,16 @@ from stratarec.training.evaluation.evaluate import Scored, logits
 from stratarec.training.raw_logs import FreshLogs, FreshRows
 from stratarec.training.run.open_run import TrainedModel
 
+WRITERS: Mapping[str, Callable[..., Any]] = {
+    ".csv": pa_csv.CSVWriter,
+    ".parquet": partial(pq.ParquetWriter, compression="zstd"),
+}
+"""Ending of a file -> what writes tables to it."""
+
 
 def predict(trained: TrainedModel, split: str, output: Path, progress: Progress) -> int:
-    """Write label and score (a probability) of each sample with the place in the log that it came from.
+    """Write label and score (a probability) of each sample with the place in the log that it came from, as `WRITERS`
+    has it for the ending of `output`.
 
     Columns are ``file`` (where samples are rows of files), ``row`` (in that file, counted from 1, a line for text;
     else in the order of the source), ``label`` and ``score``, in the order of storage: by shard and user, not that of
@@ -41,6 +48,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
     int
         How many rows there are.
     """
+    check_output(output, *WRITERS)
     keys = _Keys(trained.dataset, split)
     outputs = Outputs(trained.dataset.schema.label_columns)
     schema = pa.schema([*keys.fields, *((name, pa.float32()) for name in (*outputs.labels, *outputs.scores))])
@@ -48,7 +56,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
 
     def write(file: BinaryIO) -> None:
         nonlocal rows
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        with WRITERS[output.suffix.lower()](file, schema) as writer:
             parts = logits(
                 trained.model,
                 trained.dataset,
@@ -72,7 +80,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
 
 
 def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
-    """Write the score of each row of raw logs, in their order; as CSV where `output` is called so, else as Parquet.
+    """Write the score of each row of raw logs, in their order, as `WRITERS` has it for the ending of `output`.
 
     Columns are ``file`` and ``row`` (counted from 1, a line for text), those that `logs` passes through, ``label``
     where there is one, and ``score``; of several labels as in `predict`.
@@ -91,6 +99,7 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
     for name in logs.keep:
         if name in ("file", "row", *outputs.labels, *outputs.scores):
             raise ConfigError(f"--keep {name}: the output has a column of that name of its own; rename it in the log")
+    check_output(output, *WRITERS)
     rows = 0
 
     def write(file: BinaryIO) -> None:
@@ -99,8 +108,7 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
         for part in logs.scored(progress):
             table = _table(part, outputs)
             if writer is None:
-                make = pa_csv.CSVWriter if output.suffix == ".csv" else partial(pq.ParquetWriter, compression="zstd")
-                writer, schema = make(file, table.schema), table.schema
+                writer, schema = WRITERS[output.suffix.lower()](file, table.schema), table.schema
             writer.write_table(table.cast(schema))
             rows += len(part.logits)
         if writer is not None:

@@ -350,7 +350,7 @@ class Trainer:
         self.stages.rate_factor = factor
 
     def _finish(self) -> dict[str, Any]:
-        """The one test evaluation, of the best checkpoint where validation chose one."""
+        """The one test evaluation, of the checkpoint that validation found best; without validation of the last."""
         position = self.position
         found = best(position.evaluations, self.config.early_stopping)
         path = self._keeper.best(position.step if found is None else found["step"], current=position.step)

@@ -69,7 +69,8 @@ def beginning(
         raise ConfigError(f"--from names {earlier}, the very run that is to begin: name another train.run")
     require_run(earlier)
     with ExitStack() as stack:
-        found = hold_chosen(earlier, stack)
+        recipe = read_recipe(earlier)
+        found = hold_chosen(earlier, recipe, stack)
         mesh.check_same({"--from": str(found)})
         known = checkpoint.read_state(found)["identity"]
         _check_model(earlier, identity, known)
@@ -77,7 +78,7 @@ def beginning(
         if difference:
             raise CheckpointError(f"{dataset.path} does not go on from {earlier}: {difference}; {_ADVICE}")
         moved = {name: _moved(dataset, name, earlier, entry) for name, entry in known["inputs"]["vocabularies"].items()}
-        seed, rows = int(known["train"]["seed"]), read_recipe(earlier).train.embedding
+        seed, rows = int(known["train"]["seed"]), recipe.train.embedding
         yield Beginning(path=found, moved=moved, seed=seed, rows=rows)
 
 
