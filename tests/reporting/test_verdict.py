@@ -35,6 +35,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, dict[str, Any], list[str]]] = 
     "too sure": ([], 30, scored((LOGITS + 1.5) * 1.8 - 1.9), ["miscalibrated: scores are off by"]),
     "too few to tell": ([], 30, scored(LOGITS + 0.15, 100), []),
     "constant": ([], 30, scored(np.full(4000, 3.0)), ["worse than the base rate: log loss", "miscalibrated"]),
+    "next to nothing": ([], 30, {**GOOD, "normalized_entropy": 0.999}, ["hardly better than the base rate"]),
     "one class": ([], 30, {**GOOD, "normalized_entropy": None}, []),
 }
 

@@ -240,7 +240,7 @@ def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path
 
 def test_early_stopping_by_auc_needs_both_classes(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "data", tmp_path / "data")
-    made = recipe(tmp_path, tmp_path / "a", early_stopping={"patience": 1}, max_steps=3)
+    made = recipe(tmp_path, tmp_path / "a", early_stopping={"patience": 1, "metric": "auc"}, max_steps=3)
     dataset = Dataset.open(home / "data")
     counts = dataset.label_counts("valid")
     dataset.label_counts = lambda split: {  # type: ignore[method-assign]

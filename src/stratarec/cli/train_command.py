@@ -44,9 +44,7 @@ def train(args: argparse.Namespace) -> None:
         made = Plan.load(Path(args.plan)) if args.plan else None
         content, said = sized(content, dataset)
         recipe, progress = Recipe.from_dict(content, args.recipe), make_progress(quiet=args.quiet)
-        if said and mesh.is_first:
-            progress.say(said)
-        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh)
+        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh, remark=said)
         # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
         settled = mesh.noted(SETTLED)
         result = trainer.train(
@@ -56,8 +54,8 @@ def train(args: argparse.Namespace) -> None:
         )
     if mesh.is_first:
         _print_result(trainer.run, result)
-        said = verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
-        for number, line in enumerate(said):
+        words = verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
+        for number, line in enumerate(words):
             print(f"{'' if number else 'verdict':17}" + f"\n{'':17}".join(textwrap.wrap(visible(line), 63)))
 
 

@@ -11,6 +11,8 @@ from stratarec.reporting.metric_names import Figures, by_label
 
 # Shares of a metric by which the last evaluation must be better for a run to be called improving.
 _LEAST_GAIN = 5e-4
+# Log loss over that of the base rate beyond which hardly anything was learned.
+_LEARNED = 0.995
 # How far from 1 the calibration may be, in itself and in standard errors of the rate of positives.
 _TOLERANCE, _SURPRISE = 0.05, 3.0
 # As much of the rate of positives, and so many times what is there by chance, may predictions be off on average.
@@ -65,7 +67,8 @@ def _fitness(figures: Figures, advice: str) -> Iterator[str]:
     if entropy >= 1:
         yield f"worse than the base rate: log loss {loss:.4f}, always saying the rate has {loss / entropy:.4f}"
     else:
-        yield f"better than the base rate: its log loss is {1 - entropy:.1%} lower"
+        hardly = "" if entropy < _LEARNED else "hardly "
+        yield f"{hardly}better than the base rate: its log loss is {1 - entropy:.1%} lower"
     if abs(ratio - 1) > max(_TOLERANCE, _SURPRISE * math.sqrt((1 - rate) / figures["positives"])):
         yield f"miscalibrated: scores promise {ratio:.2f} times as many positives as there are{advice}"
     elif error > max(_LOCAL_TOLERANCE * rate, _TIMES_CHANCE * noise):

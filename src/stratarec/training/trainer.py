@@ -81,6 +81,8 @@ class Trainer:
         data.
     plan : Plan
         Where tables live; by default what the run was started with, or what the recipe's memory section asks for.
+    remark : str
+        Told when it begins to train.
 
     Raises
     ------
@@ -99,7 +101,9 @@ class Trainer:
         *,
         plan: Plan | None = None,
         mesh: Mesh | None = None,
+        remark: str = "",
     ) -> None:
+        self._remark = remark
         recipe = with_length(recipe, dataset)
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.mesh = mesh or Mesh.alone()
@@ -297,8 +301,8 @@ class Trainer:
         """Write down and tell what is going to be trained."""
         self.mesh.first(lambda: write_recipe(self.run, self.recipe))
         self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
-        if self._uncompared:
-            self.progress.say(self._uncompared)
+        for line in filter(None, (self._remark, self._uncompared)):
+            self.progress.say(line)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
             self.progress.say(line)
         for line in exchange_remarks(self.recipe.towers, self.mesh):

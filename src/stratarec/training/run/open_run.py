@@ -175,9 +175,9 @@ class TrainedModel:
     @property
     def told(self) -> str:
         """Which checkpoint it is, in words."""
-        run, step = self.checkpoint.parents[1], int(self.checkpoint.name.removeprefix("step-"))
+        step = int(self.checkpoint.name.removeprefix("step-"))
         label = METRICS[self.recipe.train.early_stopping.metric].label
-        return f"step {step:,} of {run}, the {f'best by validation {label}' if self.validated else 'last one'}"
+        return f"step {step:,}, the {f'best by validation {label}' if self.validated else 'last one'}"
 
     def close(self) -> None:
         """Give back what the tables take, files too, and the data set; the model is of no use afterwards."""
