@@ -129,7 +129,7 @@ MISTAKES = [
     (["plan", "r.yaml", "-o", "plan.html"], r"cannot write plan\.html: expected a name that ends in \.json"),
     (["plan", "r.yaml", "--report", "plan.pdf"], r"cannot write plan\.pdf: expected a name that ends in \.html"),
     (["profile", "data/tiny", "-o", "x.xlsx"], r"cannot write x\.xlsx: expected a name that ends in \.html"),
-    (["compare", "runs/tiny", "runs/tiny", "-o", "x.csv"], r"cannot write \S+x\.csv: expected a name that ends in \.html"),
+    (["compare", "runs/tiny", "runs/tiny", "-o", "x.csv"], r"\S+x\.csv: expected a name that ends in \.html"),
     (["plan", "r.yaml", "--report", "file/x.html"], r"cannot write file/x\.html: \S+ is a file, expected a directory"),
 ]
 
