@@ -188,10 +188,10 @@ def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: Mem
         elif placed.tier != "level0" and fraction is not None and placed.cache_rows > fraction * table.rows * 1.05:
             raised.append(table.name)
     if whole:
-        which = "every table" if len(whole) == len(tables) else ", ".join(whole)
+        which = "all tables" if len(whole) == len(tables) else ", ".join(whole)
         notes.append(
-            f"float32 in DRAM, whatever memory.precision says: {which}, as the rows of the batches under way need a "
-            "cache as large as the table"
+            f"float32 in DRAM, whatever memory.precision says: {which}; the rows of the batches under way need a cache "
+            "as large as the table"
         )
     if raised:
         notes.append(f"more cache than memory.cache.fraction, for the rows in flight: {', '.join(raised)}")
