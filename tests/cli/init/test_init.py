@@ -152,8 +152,8 @@ def test_a_reason_stands_beside_each_guess_and_small_logs_are_split_at_random(
 def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     frame = log().select(
-        pl.col("is_click").alias("label: x"), pl.col("product").alias("yes"), pl.col("age").alias("#age, 'in' years"),
-        pl.col("weekday").alias("@day"), pl.col("store"), pl.col("price").alias("1.5"),
+        pl.col("is_click").alias("label: x"), pl.col("weekday").alias("yes"), pl.col("age").alias("#age, 'in' years"),
+        pl.col("product").alias("@day"), pl.col("store"), pl.col("price").alias("1.5"),
     )  # fmt: skip
     frame.write_parquet("my log (2).parquet")
     assert main(["init", "my log (2).parquet"]) == 0
@@ -182,7 +182,7 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypat
         (["log.csv", "log.parquet"], "log.parquet is Parquet and log.csv is not; expected files of one format"),
         (["ones.csv", "--label", "a"], "--label is 'a', which has one value alone, expected two or more"),
         (["picture.png"], "picture.png: neither Parquet nor UTF-8 text; expected CSV, TSV, JSON lines or Parquet"),
-        (["bare.csv"], "no column can be a feature; beside the label 'label' there are day (one value alone, or none)"),
+        (["bare.csv"], "no column can be a feature with a table of its own; beside the label 'label'"),
         (["head.csv"], "head.csv: the file has no rows, expected at least one"),
         (["cut.parquet"], "cut.parquet: not a Parquet file, or damaged"),
         (["log.csv", "-o", "there.yaml"], "there.yaml exists; remove it, or name another --output"),

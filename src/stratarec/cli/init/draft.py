@@ -180,6 +180,8 @@ def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     yield f"  embedding_dim: {width}  # about {rows:,} values: {readable(_table_bytes(rows, width))} of tables at most"
     yield "  bottom_mlp: [64]"
     yield "  top_mlp: [128, 64]"
+    if len(list(_sparse(guesses))) + bool(guesses.of("dense")) < 2:
+        yield "  interaction: cat  # one vector makes no pairs"
     yield "train:"
     yield "  # batch_size, epochs and early_stopping: left out, they are chosen by the number of samples"
     yield "  dense: {kind: adam, learning_rate: 0.001}"

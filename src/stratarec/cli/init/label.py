@@ -158,8 +158,10 @@ def _unfound(binary: list[str], worded: list[str]) -> str:
     two = ", ".join([*binary, *worded][:_SHOWN])
     if len(binary) > 1:
         which = f"several columns are 0 and 1 ({two})"
+    elif binary:
+        which = f"several columns are 0 and 1, or yes and no ({two})"
     else:
-        which = f"several columns have two values ({two})" if two else "no column is 0 and 1"
+        which = "no column is 0 and 1" + (f" (of two values: {two})" if two else "")
     return (
         f"no label is found: {which}, and none is called label, click, rating or the like; name it by --label COLUMN "
         "or --label COLUMN=WORD (a log of clicks alone is read by `kind: clicks`: stratarec init --recipe globo)"

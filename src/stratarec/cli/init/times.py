@@ -23,7 +23,10 @@ _CLOCKS = (
     "", " %H:%M", " %H:%M:%S", " %H:%M:%S%.f", ", %H:%M", ", %H:%M:%S", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p",
     ", %I:%M %p", ", %I:%M:%S %p", " %H",
 )  # fmt: skip
-_OTHERS = ("%d/%b/%Y:%H:%M:%S %z", "%a %b %d %H:%M:%S %z %Y", "%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z")
+_OTHERS = (
+    "%Y-%m-%d %H:%M:%S UTC", "%Y-%m-%d %H:%M:%S%.f UTC", "%d/%b/%Y:%H:%M:%S %z",
+    "%a %b %d %H:%M:%S %z %Y", "%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z",
+)  # fmt: skip
 _LOOKED_AT = 100
 _DIGITS_ALONE = r"^\s*\d+\s*$"
 _LIKE_A_DATE = (
@@ -59,7 +62,7 @@ def as_times(column: pl.Series) -> Times | None:
         found = _read(column, form, how)
         if found:
             return found
-    return _read(column, "", "timestamps" if kind.is_temporal() else "numbers of {} since 1970")
+    return _read(column, "", "timestamps" if kind.is_temporal() else "numbers in {} since 1970")
 
 
 def _read(column: pl.Series, form: str, how: str) -> Times | None:

@@ -46,9 +46,10 @@ def tokens(name: str) -> set[str]:
 
 
 def names_a(name: str, word: str) -> bool:
-    """Whether a column of that name holds who or what `word` is, and not something about it."""
+    """Whether a column of that name holds who or what `word` is, and not something about it: user_session is one."""
     parts = set(_parts(name))
-    return name.strip().lower() == word or (word in parts and parts - {word} <= _BESIDE)
+    beside = _BESIDE.union(USERS) if word in SESSIONS else _BESIDE
+    return name.strip().lower() == word or (word in parts and parts - {word} <= beside)
 
 
 def is_code(name: str) -> bool:
