@@ -217,6 +217,12 @@ def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
     assert Path("there.yaml").read_text() == "mine\n"
 
 
+def test_help_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["init", "--help"])
+    assert f"copy this one: {', '.join(shipped())}" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_recipes_are_copied(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import polars as pl
@@ -41,14 +42,12 @@ def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None
     positives = int(positive.sum())
     if min(positives, len(positive) - positives) < _LEAST:
         return None
-    filled = _filled(column)
-    rows = int(filled.sum())
-    if rows < len(column):
-        ones = int((filled & positive).sum())
-        rate = positives / len(positive)
-        for value, own, share in ((1, ones, rate), (0, rows - ones, 1 - rate)):
-            if own == rows and share**rows < _CHANCE:
-                return Leak(text=f"filled only where {label} is {value}: known only afterwards?", certain=True)
+    for what, there in _marks(column):
+        rows, ones, rate = int(there.sum()), int((there & positive).sum()), positives / len(positive)
+        only = 1 if ones == rows else 0
+        # That a flag is never set for a positive row happens to honest ones.
+        if ones in (0, rows) and (only or what == "filled") and (rate if only else 1 - rate) ** rows < _CHANCE:
+            return Leak(text=f"{what} only where {label} is {only}: known only afterwards?", certain=True)
     found = alone(column, positive)
     if found < NAMED:
         return None
@@ -66,6 +65,15 @@ def alone(column: pl.Series, positive: pl.Series) -> float:
     if column.dtype.base_type() != pl.List and column.n_unique() * _REPEATS <= len(column):
         found.append(_auc(_rates(column, positive), positive))
     return max(max(auc, 1 - auc) for auc in found)
+
+
+def _marks(column: pl.Series) -> Iterator[tuple[str, pl.Series]]:
+    """Rows that a column sets apart, and how: those that are filled, and those of either of two values."""
+    filled = _filled(column)
+    if not filled.all():
+        yield "filled", filled
+    elif column.dtype.base_type() != pl.List and column.n_unique() == 2:
+        yield from ((str(value), column == value) for value in column.unique().sort())
 
 
 def _filled(column: pl.Series) -> pl.Series:
