@@ -44,7 +44,8 @@ class Range:
 
     def holds(self, value: Any) -> bool:
         """Whether a value of the recipe lies in it."""
-        return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
+        kinds = int if self.whole else int | float
+        return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,12 @@ class Choice:
 
     def holds(self, value: Any) -> bool:
         """Whether it is one of them."""
-        return json.dumps(value) in self.values
+        return as_text(value) in self.values
+
+
+def as_text(value: Any) -> str:
+    """A value as JSON: the same text for what was written to a file and read."""
+    return json.dumps(value, sort_keys=True)
 
 
 Dimension = Range | Choice
@@ -125,7 +131,7 @@ def _dimension(field: str, form: str, content: Mapping[str, Any], origin: str) -
 def _choice(field: str, given: list[Any], content: Mapping[str, Any], origin: str) -> Choice:
     if not given:
         raise ConfigError(f"--space {field}: choice() names no values")
-    values = tuple(dict.fromkeys(json.dumps(_checked(field, value, content, origin)) for value in given))
+    values = tuple(dict.fromkeys(as_text(_checked(field, value, content, origin)) for value in given))
     return Choice(values=values)
 
 
