@@ -67,7 +67,7 @@ def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE,
 def history(folder: Path) -> list[tuple[Any, ...]]:
     """Of the trials that have ended: values, end, and what validation said."""
     trials = json.loads((folder / "study" / "study.json").read_text())["trials"]
-    return [(each["values"], each["state"], each["evaluations"]) for each in trials if each["state"] != "running"]
+    return [(each["params"], each["state"], each["evaluations"]) for each in trials if each["state"] != "running"]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Be
     assert not list(folder.rglob("result.json"))
     # The recipe's own values are the first trial.
     first = history(folder)[0][0]
-    assert first == {"train.dense.learning_rate": 0.001, "train.batch_size": 128}
+    assert first == {"train.dense.learning_rate": 0.001, "train.batch_size": "128"}
     assert best.value == max(told[-1] for _, state, told in history(folder) if state == "complete")
 
 
@@ -215,7 +215,7 @@ def test_nothing_of_others_is_written_or_removed_by_a_study_from_elsewhere(
             (tmp_path / name / run.name).symlink_to(run)
     forged(tmp_path / "b", lambda trials: [each | {"value": 0.9} if not n else each for n, each in enumerate(trials)])
     tuned(home, tmp_path / "b", 4)
-    forged(tmp_path / "c", lambda trials: [*trials[:-1], {"values": trials[-1]["values"]}])
+    forged(tmp_path / "c", lambda trials: [*trials[:-1], {"params": trials[-1]["params"]}])
     with pytest.raises(StorageError, match=r"trial-0003 is there already, and is no trial of this study; move it"):
         tuned(home, tmp_path / "c", 4)
     # A trial begins in a directory of its own.
@@ -242,13 +242,13 @@ def forged(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str,
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"values": {"train.batch_size": 64}}, r"trial 0 has values of other fields than --space"),
+        ({"params": {"train.batch_size": "64"}}, r"trial 0 has values of other fields than --space"),
         (
-            {"values": {"train.batch_size": 96, "train.dense.learning_rate": 0.001}},
+            {"params": {"train.batch_size": "96", "train.dense.learning_rate": 0.001}},
             r"train\.batch_size 96, which is not",
         ),
         (
-            {"values": {"train.batch_size": 64, "train.dense.learning_rate": 9.0}},
+            {"params": {"train.batch_size": "64", "train.dense.learning_rate": 9.0}},
             r"learning_rate 9\.0, which is not in",
         ),
         ({"state": "running", "value": None}, r"a trial that is not the last is running"),
@@ -286,7 +286,7 @@ def test_trials_that_do_worse_end_early(home: Path, tmp_path: Path, monkeypatch:
 def test_a_trial_that_fails_is_one_trial_and_all_are_an_error(home: Path, tmp_path: Path) -> None:
     best = tuned(home, tmp_path / "some", 4, ("train.dense.learning_rate=choice(0.001,1.0e+30)",))
     states = {params["train.dense.learning_rate"]: state for params, state, _ in history(tmp_path / "some")}
-    assert states[0.001] == "complete"
+    assert states["0.001"] == "complete"
     assert best.values == {"train.dense.learning_rate": 0.001}
     with pytest.raises(TrainingError, match=r"none of 1 trials was trained to its end; the last: .*change --space"):
         tuned(home, tmp_path / "none", 1, ("train.dense.learning_rate=choice(1.0e+30)",))

@@ -43,7 +43,7 @@ class Range:
     whole: bool
 
     def holds(self, value: Any) -> bool:
-        """Whether a value of the recipe lies in it."""
+        """Whether a value lies in it."""
         kinds = int if self.whole else int | float
         return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
 
@@ -56,12 +56,7 @@ class Choice:
 
     def holds(self, value: Any) -> bool:
         """Whether it is one of them."""
-        return as_text(value) in self.values
-
-
-def as_text(value: Any) -> str:
-    """A value as JSON: the same text for what was written to a file and read."""
-    return json.dumps(value, sort_keys=True)
+        return value in self.values
 
 
 Dimension = Range | Choice
@@ -94,10 +89,20 @@ class Space:
         return cls({field: _dimension(field, form, content, origin) for field, form in text.items()}, text)
 
     def own(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that the recipe itself has, of the fields for which they lie in the space."""
+        """The values that the recipe itself has, of the fields for which they lie in the space; choices as JSON."""
         plain = Recipe.from_dict(dict(content)).to_dict()
-        found = {field: _at(plain, field) for field in self.dimensions}
+        found = {
+            field: json.dumps(_at(plain, field)) if isinstance(dimension, Choice) else _at(plain, field)
+            for field, dimension in self.dimensions.items()
+        }
         return {field: value for field, value in found.items() if self.dimensions[field].holds(value)}
+
+    def values(self, params: Values) -> Values:
+        """The fields' values, in order, where choices are JSON."""
+        return {
+            field: json.loads(params[field]) if isinstance(dimension, Choice) else params[field]
+            for field, dimension in self.dimensions.items()
+        }
 
 
 def _entries(item: str) -> dict[str, str]:
@@ -131,7 +136,7 @@ def _dimension(field: str, form: str, content: Mapping[str, Any], origin: str) -
 def _choice(field: str, given: list[Any], content: Mapping[str, Any], origin: str) -> Choice:
     if not given:
         raise ConfigError(f"--space {field}: choice() names no values")
-    values = tuple(dict.fromkeys(as_text(_checked(field, value, content, origin)) for value in given))
+    values = tuple(dict.fromkeys(json.dumps(_checked(field, value, content, origin)) for value in given))
     return Choice(values=values)
 
 

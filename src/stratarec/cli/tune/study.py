@@ -33,7 +33,7 @@ import optuna
 import yaml
 from optuna.trial import TrialState
 
-from stratarec.cli.tune.space import Dimension, Range, Space, Values, as_text
+from stratarec.cli.tune.space import Dimension, Range, Space, Values
 from stratarec.cli.tune.study_record import ADVICE, FILE, STUDY, StudyRecord, TrialRecord, read_study, run_name
 from stratarec.cli.tune.trial import Pruned, Trial
 from stratarec.config.difference import first_difference
@@ -115,9 +115,9 @@ class Study:
             )
         dimensions = self._space.dimensions
         for number, each in enumerate(there.trials):
-            if each.values.keys() != dimensions.keys():
+            if each.params.keys() != dimensions.keys():
                 raise ConfigError(f"{inner / FILE}: trial {number} has values of other fields than --space; {ADVICE}")
-            for field, value in each.values.items():
+            for field, value in each.params.items():
                 if not dimensions[field].holds(value):
                     said = f"{field} {str(value)[:80]}"
                     raise ConfigError(f"{inner / FILE}: trial {number} has {said}, which is not in --space; {ADVICE}")
@@ -156,9 +156,8 @@ class Study:
         except (ConfigError, TrainingError, MemoryError) as error:
             state, reason = "failed", str(error)
             said = f"failed: {reason}"
-        self._trials[number] = TrialRecord.model_validate(
-            {"values": trial.values, "state": state, "evaluations": tuple(told), "value": value, "reason": reason}
-        )
+        ended = {"state": state, "evaluations": tuple(told), "value": value, "reason": reason}
+        self._trials[number] = self._trials[number].model_copy(update=ended)
         self._write()
         self._keep_best()
         values = ", ".join(f"{field} {_said(one)}" for field, one in trial.values.items())
@@ -180,20 +179,20 @@ class Study:
                 optuna.trial.create_trial(
                     state=_STATES[each.state],
                     value=each.value,
-                    params=self._encoded(each.values),
+                    params=dict(each.params),
                     distributions=distributions,
                     intermediate_values=dict(enumerate(each.evaluations, 1)),
                 )
             )
         going_on = len(ended) < len(self._trials)
         if going_on or not ended:
-            study.enqueue_trial(self._encoded(self._trials[-1].values if going_on else self._space.own(self._content)))
+            study.enqueue_trial(dict(self._trials[-1].params) if going_on else self._space.own(self._content))
         asked = study.ask(distributions)
         run = self._run(len(ended))
         if run.is_symlink() or (run.exists() and not going_on):
             raise StorageError(f"{run} is there already, and is no trial of this study; move it away, or {ADVICE}")
         if not going_on:
-            self._trials.append(TrialRecord(values=self._decoded(asked.params)))
+            self._trials.append(TrialRecord(params=asked.params))
             self._write()
         return asked
 
@@ -201,8 +200,7 @@ class Study:
         return self._folder / run_name(number)
 
     def _trial(self, number: int) -> Trial:
-        found = self._trials[number].values
-        values = {field: found[field] for field in self._space.dimensions}  # a file has them in another order
+        values = self._space.values(self._trials[number].params)
         return Trial(content=self._content, values=values, run=self._run(number))
 
     def _keep_best(self) -> None:
@@ -215,18 +213,6 @@ class Study:
             overrides = Trial(content=self._content, values=found.values, run=found.run).overrides
             head = f"# `stratarec tune`: validation {METRICS[self._metric].label} {found.value:.5f}, {found.run.name}\n"
             write_text(found.recipe, head + yaml.safe_dump(with_values(self._content, overrides), sort_keys=False))
-
-    def _encoded(self, values: Values) -> dict[str, Any]:
-        return {
-            field: value if isinstance(self._space.dimensions[field], Range) else as_text(value)
-            for field, value in values.items()
-        }
-
-    def _decoded(self, values: Values) -> dict[str, Any]:
-        return {
-            field: values[field] if isinstance(dimension, Range) else json.loads(values[field])
-            for field, dimension in self._space.dimensions.items()
-        }
 
     def best(self) -> Best | None:
         """The best trial that was trained to its end; of equal ones the first."""

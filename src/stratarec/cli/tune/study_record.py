@@ -18,9 +18,10 @@ ADVICE = "name another --output"
 
 
 class TrialRecord(Model):
-    """A trial that began: values of the fields, and how it ended."""
+    """A trial that began, and how it ended."""
 
-    values: dict[str, pydantic.JsonValue]
+    params: dict[str, int | float | str]
+    """As Optuna has them: see `Space.values`."""
     state: Literal["running", "complete", "pruned", "failed"] = "running"
     evaluations: tuple[float, ...] = ()
     """What validation said by the way, of one that has ended."""
