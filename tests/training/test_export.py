@@ -87,8 +87,8 @@ def test_a_full_disk_leaves_nothing(
         fill_disk(small_disk / "filler", int(needed * share))
         capsys.readouterr()
         assert main([*arguments, str(small_disk / "out.parquet")]) == 2
-        expected = f"stratarec: cannot write {small_disk}/out.parquet: No space left on device; free space or name another path"
-        assert capsys.readouterr().err == f"{expected}\n"
+        expected = f"cannot write {small_disk}/out.parquet: No space left on device; free space or name another path"
+        assert capsys.readouterr().err == f"stratarec: {expected}\n"
         assert [path.name for path in small_disk.iterdir()] == ["filler"]
         (small_disk / "filler").unlink()
     assert main([*arguments, str(small_disk / "out.parquet")]) == 0
