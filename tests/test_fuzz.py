@@ -97,11 +97,11 @@ def test_a_damaged_file_is_named(root: Path, tmp_path: Path, kind: str, pattern:
     assert "\n" not in str(caught.value)
 
 
-def run_cases(root: Path, work: Path, first: int, last: int) -> list[dict[str, Any]]:
+def run_cases(what: str, root: Path, work: Path, first: int, last: int) -> list[dict[str, Any]]:
     """What came of each case; a process that ended in the middle of one is its fault, and another goes on."""
     found: list[dict[str, Any]] = []
     while first < last:
-        command = [sys.executable, "-m", "fuzzing.worker", *map(str, (root, work, SEED, first, last))]
+        command = [sys.executable, "-m", "fuzzing.worker", what, *map(str, (root, work, SEED, first, last))]
         paths = [str(Path(stratarec.__file__).parents[1]), str(Path(__file__).parent)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -118,7 +118,7 @@ def run_cases(root: Path, work: Path, first: int, last: int) -> list[dict[str, A
 
 @pytest.mark.slow
 def test_whatever_is_damaged_is_the_same_or_one_clear_error(root: Path, tmp_path: Path) -> None:
-    found = run_cases(root, tmp_path, 0, DRAWN)
+    found = run_cases("damages", root, tmp_path, 0, DRAWN)
     faults = [f"case {each['case']}, {each['what']}\n{each['fault']}" for each in found if each["fault"]]
     assert not faults, "\n\n".join(faults)
     assert [each["case"] for each in found] == list(range(DRAWN))
