@@ -1,8 +1,10 @@
 """Artefacts that were damaged or made up: what comes of each is what came of it before, or one clear error.
 
 A table damages every kind of file in every way, and each error names the file. Behind it damages are drawn at random:
-never another exception, a crash, a hang, a GiB of memory, another result, or a change outside the artefact. Cases are
-drawn by a seed; STRATAREC_FUZZ asks for more of them, STRATAREC_FUZZ_SEED for others.
+never another exception, a crash, a hang, a GiB of memory, another result, or a change outside the artefact. Then what
+is in files is drawn, and everything sealed again, as an attacker would: commands refuse it in one line, or do with it
+what is finite and legal, and no kernel looks beyond its arrays. Cases are drawn by a seed; STRATAREC_FUZZ asks for more
+of them, STRATAREC_FUZZ_SEED for others.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import python
 from fuzzing.artefacts import make, read, score
+from fuzzing.commands import make_more
 
 import stratarec
 from stratarec.errors import StrataError
@@ -26,6 +30,7 @@ from stratarec.planning.plan import Plan
 from stratarec.training.run.open_run import open_run
 
 DRAWN = int(os.environ.get("STRATAREC_FUZZ", "14"))
+WRITTEN = int(os.environ.get("STRATAREC_FUZZ", "24"))
 SEED = int(os.environ.get("STRATAREC_FUZZ_SEED", "11"))
 
 
@@ -124,3 +129,38 @@ def test_whatever_is_damaged_is_the_same_or_one_clear_error(root: Path, tmp_path
     assert [each["case"] for each in found] == list(range(DRAWN))
     kinds = Counter(each["kind"] for each in found)
     assert min(kinds["refused"], kinds["same"]) > DRAWN // 10, kinds
+
+
+def test_whatever_is_written_and_sealed_is_legal_or_one_clear_error(root: Path, tmp_path: Path) -> None:
+    make_more(root)
+    found = run_cases("contents", root, tmp_path, 0, WRITTEN)
+    faults = [f"case {each['case']}, {each['what']}\n{each['fault']}" for each in found if each["fault"]]
+    assert not faults, "\n\n".join(faults)
+    assert [each["case"] for each in found] == list(range(WRITTEN))
+    kinds = Counter(each["kind"] for each in found)
+    assert min(kinds["refused"], kinds["accepted"]) > WRITTEN // 10, kinds
+
+
+BEYOND = """
+import sys
+import numpy as np
+sys.path.insert(0, sys.argv[3])
+from fuzzing.guards import Guards
+from stratarec.kernels.collate import spread_rows
+guards = Guards()
+guards.install()
+guards.at_end, row = sys.argv[1] == "end", int(sys.argv[2])
+words = np.arange(12, dtype=np.int32).reshape(3, 4)
+found, _ = spread_rows(words, np.array([0, row], dtype=np.int32), paired=False, ids=1)
+print(found.tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("side", "row", "status"), [("end", 2, 0), ("begin", 2, 0), ("end", 3, -11), ("begin", -1, -11)]
+)
+def test_a_kernel_that_looks_beyond_its_array_ends(side: str, row: int, status: int) -> None:
+    """What the fuzzer's guards are for: without them this reads what lies there by chance."""
+    ended = python(BEYOND, [side, str(row), str(Path(__file__).parent)])
+    assert ended.returncode == status, ended.stderr
+    assert (ended.stdout == "[0, 8, 1, 9, 2, 10, 3, 11]\n") == (status == 0)

@@ -128,6 +128,32 @@ def test_tensors_of_another_type_shape_or_no_number_are_named(
         trainer.train(resume=True)
 
 
+def test_random_numbers_behind_their_table_are_none(home: Path, tmp_path: Path) -> None:
+    def put(content: dict[str, Any], path: Path) -> None:
+        file = path / "optimizer.safetensors"
+        found = load_file(file)
+        words = found["random"].numpy()
+        words[8:12].view(np.int32)[0], words[16:24].view(np.uint64)[0] = 624, 2
+        torch.Generator().set_state(found["random"])  # what torch itself lets pass
+        save_file(found, file)
+        content["hashes"][file.name] = file_hash(file)
+
+    shutil.copytree(home / "plain", tmp_path / "run")
+    rewrite(tmp_path / "run", put)
+    made = recipe(home, tmp_path / "run", steps=8)
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors.*behind their table, 624 from 2"):
+        Trainer(made, Dataset.open(made.data.path)).train(resume=True)
+
+
+def test_tables_are_of_the_step_of_their_checkpoint(home: Path, tmp_path: Path) -> None:
+    """Rows with clocks would take as many steps as they say, each with numbers of its own in memory."""
+    shutil.copytree(home / "plain", tmp_path / "run")
+    rewrite(tmp_path / "run", lambda content, path: content["tables"].update(step=2**40))
+    match = "tables at step 1099511627776 in a checkpoint of step 6"
+    with pytest.raises(CheckpointError, match=match), open_run(tmp_path / "run"):
+        pass
+
+
 def test_a_row_of_two_files_of_a_chain_is_that_of_the_later_one(home: Path, tmp_path: Path) -> None:
     """Deltas override: a file that comes twice under two names changes nothing."""
 

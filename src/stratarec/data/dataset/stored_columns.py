@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from stratarec.data.column_names import (
     ROW,
@@ -27,7 +28,7 @@ from stratarec.data.column_names import (
     weights_of,
 )
 from stratarec.data.dataset.manifest import DatasetManifest, Shard
-from stratarec.data.dataset.row_group import RowGroup
+from stratarec.data.dataset.row_group import RowGroup, split_rows
 from stratarec.data.schema import UNKNOWN
 from stratarec.kernels.collate import least_and_total, outside, outside_windows
 
@@ -59,6 +60,8 @@ class ShardLayout:
     and weights."""
     weights: tuple[str, ...]
     """Columns of the weights of values."""
+    files: int
+    """Of the log, which rows are of; 0 where rows are counted in the order of the source."""
 
     @classmethod
     def of(cls, manifest: DatasetManifest) -> ShardLayout:
@@ -97,6 +100,7 @@ class ShardLayout:
                 *((feature.name, weights_of(feature.name)) for feature in schema.weighted),
             ),
             weights=tuple(weights_of(feature.name) for feature in schema.weighted),
+            files=len(manifest.about.rows.files),
         )
 
     @property
@@ -126,6 +130,16 @@ class ShardLayout:
             yield from self._values(table)
             yield from self._unequal(table)
         yield from self._pointers(row_group)
+
+    def row_faults(self, rows: NDArray[np.int64]) -> Iterator[str]:
+        """What is wrong with the rows of the log that samples came from."""
+        if not len(rows):
+            return
+        if rows.min() < 0 or len(np.unique(rows)) != len(rows):
+            yield "rows of the log that are negative or stand twice"
+        last = int(split_rows(rows)[0].max())
+        if self.files and last >= self.files:
+            yield f"a row of file {last} of the log, expected 0 to {self.files - 1}"
 
     def _values(self, table: pa.Table) -> Iterator[str]:
         for name in table.column_names:
