@@ -72,7 +72,9 @@ def opened(path: Path) -> None:
 
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
+    # A quotation mark where there is one: the last digit of a number may change and mean the same.
+    middle = len(content) // 2
+    content[max(content.find(b'"', middle), middle)] ^= 1
     file.write_bytes(content)
 
 

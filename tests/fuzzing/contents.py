@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from fuzzing.mutations import change_field, files
+from fuzzing.mutations import change_field, change_number, files
 from fuzzing.seals import reseal
 from numpy.typing import NDArray
 from safetensors.torch import load, save_file
 
 from stratarec.embedding.stores.row_file import write_rows
+from stratarec.io.owned_directory import MARKER
 from stratarec.kernels.blocks import Shape
 from stratarec.kernels.blocks.cpu import seal as seal_blocks
 
@@ -31,7 +32,8 @@ def rewrite(path: Path, draws: random.Random) -> str:
         file = _chosen(files(path), draws)
         try:
             if file.suffix == ".json":
-                said.append(change_field(path, draws, file))
+                change = change_number if draws.random() < 0.75 else change_field
+                said.append(change(path, draws, file))
             else:
                 said.append(f"{file.relative_to(path)} {_REWRITES[file.suffix](file, draws)}")
         except Exception as error:
@@ -63,11 +65,12 @@ def _chosen(found: list[Path], draws: random.Random) -> Path:
     """Kinds of files alike, whatever their numbers."""
     kinds: dict[str, list[Path]] = {}
     for file in found:
-        if file.suffix in (".json", *_REWRITES):
+        if file.suffix in (".json", *_REWRITES) and file.name != MARKER:
             # Manifests have most fields to change, but the numbers that kernels read lie in the others.
             kind = file.name if not file.name.startswith(("rows-", "shard-", "0")) else file.suffix
             kinds.setdefault(f"{kind} {file.name.count('.')} {file.parent.name == 'slots'}", []).append(file)
-    return draws.choice(kinds[draws.choice(sorted(kinds))])
+    chosen = sorted(kinds, key=lambda kind: (".json" in kind, kind))
+    return draws.choice(kinds[draws.choice([*chosen, *(kind for kind in chosen if ".json" not in kind)])])
 
 
 # Numbers

@@ -43,15 +43,28 @@ def files(path: Path) -> list[Path]:
 def change_field(path: Path, draws: random.Random, file: Path | None = None) -> str:
     """Another value of a field of a manifest, or of one drawn, which is sealed again; returns what, in words."""
     file = file or draws.choice([file for file in files(path) if file.suffix == ".json"])
+    return _changed(path, file, draws, lambda value: True, _put)
+
+
+def change_number(path: Path, draws: random.Random, file: Path) -> str:
+    """As `change_field`, a number that is another one."""
+    return _changed(path, file, draws, lambda value: type(value) in (int, float), _put_number)
+
+
+def _changed(
+    path: Path, file: Path, draws: random.Random, wanted: Callable[[Any], bool], put: Callable[..., str]
+) -> str:
     content = json.loads(file.read_text())
     # A field of a list of a thousand is as likely as one of its own.
     kinds: dict[Place, list[Place]] = {}
-    for place in _places(content):
+    for place in (place for place in _places(content) if wanted(_at(content, place))):
         kinds.setdefault(tuple("*" if isinstance(part, int) else part for part in place), []).append(place)
+    if not kinds:
+        return ""
     place = draws.choice(kinds[draws.choice(sorted(kinds))])
     if place == ("hash",):
         return ""
-    said = _put(content, place, draws)
+    said = put(content, place, draws)
     seal(file, content)
     return f"field {file.relative_to(path)} {'.'.join(map(str, place))} {said}"
 
@@ -61,6 +74,22 @@ def _places(content: Any, place: Place = ()) -> Iterator[Place]:
     entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in entries:
         yield from _places(value, (*place, key))
+
+
+def _at(content: Any, place: Place) -> Any:
+    for part in place:
+        content = content[part]
+    return content
+
+
+def _put_number(content: Any, place: Place, draws: random.Random) -> str:
+    inside = _at(content, place[:-1])
+    now = inside[place[-1]]
+    whole = (-1, 0, 1, 2, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**48 - 1, 2**53, 2**61, 2**62 - 1, 2**63 - 1, 2**63)
+    near = (now + 1, now - 1, now * 2, -now, now // 2, now + 2**32)
+    values = (*near, *near, *whole) if isinstance(now, int) else (0.0, -1.0, 1e-300, 5e-324, 1e38, 1e300, 1e308, -now)
+    inside[place[-1]] = draws.choice(values)
+    return repr(inside[place[-1]])
 
 
 def _put(content: Any, place: Place, draws: random.Random) -> str:

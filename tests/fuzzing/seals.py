@@ -103,11 +103,11 @@ def _adapt(entry: dict[str, Any], own: Path) -> None:
         entry["samples"] = sum(entry["row_groups"])
     elif "tail_buckets" in entry:
         column = pq.read_table(own, columns=["value"])["value"]
-        entry["rows"] = entry["values"] + entry["tail_buckets"]
-        if len(column) != entry["rows"]:
+        if len(column) != entry["values"] + entry["tail_buckets"]:
             entry["values"] = len(column) - column.null_count
             entry["tail_buckets"] = len(column) - entry["values"]
-            entry["rows"] = len(column)
+        if "rows" in entry:
+            entry["rows"] = entry["values"] + entry["tail_buckets"]
         tail = TailRule.tail_of(entry["kind"], entry["type"], entry["values"], entry["tail_buckets"])
         entry["tail"] = tail.to_dict()
     elif set(entry) == {"name", "rows", "hash"}:

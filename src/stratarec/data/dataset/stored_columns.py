@@ -36,6 +36,9 @@ _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
 # Of a row group; a crafted file of kilobytes can unfold to any size.
 _MOST_BYTES = 1 << 31
 
+# Of all samples of a row group: offsets of lists are int32, and windows of kilobytes can unfold to any size, too.
+_MOST_EVENTS = (1 << 31) - 1
+
 Columns = Mapping[str, pa.DataType]
 
 
@@ -176,6 +179,10 @@ class ShardLayout:
             if wrong >= 0:
                 yield f"a window of {name} has {length[wrong]} events from {start[wrong]}, expected 0 to {len(ids)}"
             yield from _ids_outside(events(name), ids, self.ids[name])
+            runs = row_group.tables[pointer(name)]
+            total = int(length[runs["row"].to_numpy()].astype(np.int64) @ runs["samples"].to_numpy().astype(np.int64))
+            if total > _MOST_EVENTS:
+                yield f"windows of {name} have {total:,} events, expected at most {_MOST_EVENTS:,}"
         if SESSIONS in self.tables:
             yield from _miscounted(row_group.tables[SESSIONS], row_group.samples.num_rows, "its sessions have")
 
