@@ -63,7 +63,7 @@ def contents(root: Path, work: Path, seed: int, first: int, last: int) -> None:
         name = sorted(uses)[case % len(uses)]
         guards.at_end = draws.random() < 0.5
         began = time.monotonic()
-        faulthandler.dump_traceback_later(2 * _SECONDS, exit=True)
+        faulthandler.dump_traceback_later(5 * _SECONDS, exit=True)
         place, whole = work / f"case-{case}", case < len(uses)
         shutil.copytree(root / name, place / name, symlinks=True)
         if whole:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
@@ -17,9 +19,12 @@ from safetensors.torch import load_file, save_file
 from recipes import last, table_values
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import CheckpointError
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.errors import CheckpointError, TrainingError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed
+from stratarec.progress import SilentProgress
+from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -152,6 +157,57 @@ def test_tables_are_of_the_step_of_their_checkpoint(home: Path, tmp_path: Path) 
     match = "tables at step 1099511627776 in a checkpoint of step 6"
     with pytest.raises(CheckpointError, match=match), open_run(tmp_path / "run"):
         pass
+
+
+def test_rows_that_are_no_numbers_give_no_scores(home: Path, tmp_path: Path) -> None:
+    """Rows are not looked through when they are loaded; what comes of them is."""
+
+    def put(content: dict[str, Any], path: Path) -> None:
+        for group in content["tables"]["groups"]:
+            for entry in group["home"]["files"]:
+                file = path / "tables" / group["name"] / "home" / entry["name"]
+                found = load_file(file)
+                records = found["records"].numpy()
+                records[:, :4] = np.array([np.nan], "<f4").view(np.uint8)
+                rows_file(entry, file, found["rows"].numpy(), records)
+
+    shutil.copytree(home / "plain", tmp_path / "run")
+    rewrite(tmp_path / "run", put)
+    with open_run(tmp_path / "run") as trained, pytest.raises(TrainingError, match="a score is no number"):
+        predict(trained, "test", tmp_path / "scores.parquet", SilentProgress())
+    assert not (tmp_path / "scores.parquet").exists()
+
+
+def test_clocks_of_rows_that_no_run_has_are_those_of_new_rows(home: Path, tmp_path: Path) -> None:
+    """A clock below 0 would have rows take steps whose numbers lie in front of those there are."""
+    made = recipe(home, tmp_path / "run")
+    rows = RowOptimizerConfig(kind="adam", rows="all")
+    made = replace(made, train=replace(made.train, embedding=rows))
+    Trainer(made, Dataset.open(made.data.path)).train()
+
+    def put(content: dict[str, Any], path: Path) -> None:
+        group = content["tables"]["groups"][0]
+        for entry in group["home"]["files"]:
+            file = path / "tables" / group["name"] / "home" / entry["name"]
+            found = load_file(file)
+            records = found["records"].numpy()
+            records[:, -4:] = np.array([clock], "<i4").view(np.uint8)
+            rows_file(entry, file, found["rows"].numpy(), records)
+
+    scores = []
+    for clock in (0, -1, -(2**31)):
+        rewrite(tmp_path / "run", put)
+        with open_run(tmp_path / "run") as trained:
+            predict(trained, "test", tmp_path / "scores.parquet", SilentProgress())
+        scores.append(pl.read_parquet(tmp_path / "scores.parquet")["score"].to_list())
+    assert scores[0] == scores[1] == scores[2]
+
+
+def test_a_run_begins_with_one_whose_checkpoint_says_nothing_of_its_training(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "plain", tmp_path / "run")
+    rewrite(tmp_path / "run", lambda content, path: content["identity"].update(train={"dense": "", "seed": "x"}))
+    made = recipe(home, tmp_path / "next", steps=2)
+    Trainer(made, Dataset.open(made.data.path)).train(earlier=tmp_path / "run")
 
 
 def test_a_row_of_two_files_of_a_chain_is_that_of_the_later_one(home: Path, tmp_path: Path) -> None:
