@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def test_clocks_of_rows_that_no_run_has_are_those_of_new_rows(home: Path, tmp_pa
     made = replace(made, train=replace(made.train, embedding=rows))
     Trainer(made, Dataset.open(made.data.path)).train()
 
-    def put(content: dict[str, Any], path: Path) -> None:
+    def put(clock: int, content: dict[str, Any], path: Path) -> None:
         group = content["tables"]["groups"][0]
         for entry in group["home"]["files"]:
             file = path / "tables" / group["name"] / "home" / entry["name"]
@@ -196,7 +197,7 @@ def test_clocks_of_rows_that_no_run_has_are_those_of_new_rows(home: Path, tmp_pa
 
     scores = []
     for clock in (0, -1, -(2**31)):
-        rewrite(tmp_path / "run", put)
+        rewrite(tmp_path / "run", partial(put, clock))
         with open_run(tmp_path / "run") as trained:
             predict(trained, "test", tmp_path / "scores.parquet", SilentProgress())
         scores.append(pl.read_parquet(tmp_path / "scores.parquet")["score"].to_list())

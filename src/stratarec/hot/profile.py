@@ -109,9 +109,7 @@ class HotProfile(Model):
             )
         rows = [(table.name, table.rows) for table in found.tables]
         if dataset is not None and sorted(rows) != sorted(dataset.table_rows().items()):
-            raise ConfigError(
-                f"{path} has other tables, or rows of them, than {dataset.path}, which it is of; {ADVICE}"
-            )
+            raise ConfigError(f"{path} has other tables or rows than {dataset.path}, which it is of; {ADVICE}")
         return found
 
     @property
