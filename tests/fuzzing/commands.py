@@ -62,7 +62,7 @@ def _all_rows(made: Recipe) -> Recipe:
 
 
 def uses_of(root: Path) -> dict[str, list[Use]]:
-    """What is done with each artefact below `root`."""
+    """What is done with each artefact there is below `root`."""
     data = (_check, _read, _train_on(root, None), _train_on(root, TIERS), _base(root))
     runs: dict[str, Any] = {**memories(root), "clocked": None, "clocked-log": memories(root)["log"]}
     found: dict[str, list[Use]] = {
@@ -71,7 +71,8 @@ def uses_of(root: Path) -> dict[str, list[Use]]:
     }
     found |= {"data": [*data, _profile, _towers_of(root)], "plain": [*data], "plan": [_check, _plan(root)]}
     found |= {"export": [_check, _score], "coded": [_check, _score]}
-    return {**found, "profile": [_hot_rows(root)], "towers": [_towers(root)]}
+    found |= {"profile": [_hot_rows(root)], "towers": [_towers(root)]}
+    return {name: uses for name, uses in found.items() if (root / name).exists()}
 
 
 def run(*arguments: str | Path) -> str:

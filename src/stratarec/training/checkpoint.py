@@ -379,7 +379,7 @@ def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Map
 
 def _check_random(state: Tensor) -> None:
     """What torch's own check leaves out: numbers that are left end with the table that they are taken from."""
-    words = state.numpy()
+    words = state.cpu().numpy()
     left, place = int(words[8:12].view(np.int32)[0]), int(words[16:24].view(np.uint64)[0])
     # The first draw makes a new table where one is left: 624 numbers from place 0 on.
     if left + place > 625:
