@@ -72,25 +72,24 @@ def beginning(
     with ExitStack() as stack:
         found = hold_chosen(earlier, stack)
         mesh.check_same({"--from": str(found)})
-        known = checkpoint.read_state(found)["identity"]
-        theirs = read_recipe(earlier).train
-        _check_model(earlier, identity, known, theirs)
+        known, train = checkpoint.read_state(found)["identity"], read_recipe(earlier).train
+        _check_model(earlier, identity, known["model"], train)
         difference = feature_difference(dataset, known["inputs"])
         if difference:
             raise CheckpointError(f"{dataset.path} does not go on from {earlier}: {difference}; {_ADVICE}")
         moved = {name: _moved(dataset, name, earlier, entry) for name, entry in known["inputs"]["vocabularies"].items()}
-        yield Beginning(path=found, moved=moved, seed=theirs.seed, rows=theirs.embedding)
+        yield Beginning(path=found, moved=moved, seed=train.seed, rows=train.embedding)
 
 
 _ADVICE = "prepare the data with the data set of that run as data.vocabulary.base"
 
 
-def _check_model(earlier: Path, identity: Mapping[str, Any], known: Mapping[str, Any], theirs: TrainConfig) -> None:
+def _check_model(earlier: Path, identity: Mapping[str, Any], model: Mapping[str, Any], train: TrainConfig) -> None:
     """Refuse weights that the new model has not, and optimizer state of another kind."""
-    found = first_difference(identity["model"], known["model"], "model")
-    for part in ("dense", "embedding"):
-        want = identity["train"][part]["kind"]
-        found = found or first_difference(want, getattr(theirs, part).kind, f"train.{part}.kind")
+    found = first_difference(identity["model"], model, "model")
+    for part, kind in (("dense", train.dense.kind), ("embedding", train.embedding.kind)):
+        want = {"kind": identity["train"][part]["kind"]}
+        found = found or first_difference(want, {"kind": kind}, f"train.{part}")
     if found is not None:
         raise CheckpointError(
             f"a run cannot begin with {earlier}: {found.field} is {found.have!r} there and {found.want!r} here"
