@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset import writer as storage
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import split_rows
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.prepare.spill import split_rows
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.spill import split_rows
+from stratarec.data.dataset.row_group import split_rows
 from stratarec.errors import ConfigError, StorageError
 from stratarec.io.atomic import check_output, write_atomic
 from stratarec.io.opening import remove_leftovers_of

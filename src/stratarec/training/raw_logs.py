@@ -33,7 +33,7 @@ from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
-from stratarec.training.evaluation.evaluate import Scored, measured
+from stratarec.training.evaluation.evaluate import Scored, measured, score
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192
@@ -229,7 +229,7 @@ class FreshLogs:
             for first in range(0, len(dense), _BATCH):
                 chosen = torch.arange(first, min(first + _BATCH, len(dense)))
                 batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))  # type: ignore[attr-defined]
-                parts.append(model(batch).cpu().numpy())
+                parts.append(score(model, batch))
         return (
             np.concatenate(parts)
             if parts

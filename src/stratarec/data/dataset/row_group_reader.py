@@ -74,10 +74,8 @@ class RowGroupReader:
     def row_numbers(self, shard: int, group: int) -> NDArray[np.int64]:
         """Where the samples of one row group came from, without reading the rest of it."""
         found = row_numbers(self._table(shard, group, wanted=[ROW]))
-        if len(np.unique(found)) != len(found) or (len(found) and found.min() < 0):
-            raise self._damaged(
-                self._shards[shard].path, f", row group {group}", "rows of the log that are negative or stand twice"
-            )
+        for fault in self._layout.row_faults(found):
+            raise self._damaged(self._shards[shard].path, f", row group {group}", fault)
         return found
 
     def _table(self, shard: int, group: int, *, tables: bool = False, wanted: list[str] | None = None) -> pa.Table:
