@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from itertools import chain
 from numbers import Integral
@@ -27,6 +27,8 @@ from stratarec.errors import DataError
 # How messages name it.
 _FRAME = "the frame"
 _LONGEST = 300
+_PLAIN: Mapping[type, Any] = {float: pl.Float64, int: pl.Int64, str: pl.String}
+"""What columns of one type need no second look."""
 Family: TypeAlias = Literal["", "nothing", "text", "whole", "real", "list"]
 
 
@@ -154,6 +156,8 @@ def _of_cells(name: str, cells: list[Any]) -> pl.Series:
 
 
 def _nothing_or_list(name: str, row: int, cell: Any) -> list[Any] | None:
+    if type(cell) is list or cell is None:
+        return cell
     if _is_nothing(cell):
         return None
     if isinstance(cell, np.ndarray) and (cell.ndim != 1 or cell.dtype.kind not in "biufUO"):
@@ -168,6 +172,10 @@ def _of_values(
 ) -> pl.Series:
     """Text, whole numbers or numbers; `rows` says where each value is, and `families` what its type is."""
     found = set(families.values()) - {"nothing"}
+    only = _PLAIN.get(next(iter(families))) if len(families) == 1 else None
+    if only is not None:
+        with suppress(TypeError, OverflowError):  # of whole numbers beyond 64 bits
+            return pl.Series(name, cells, dtype=only, nan_to_null=True)
     if not found:
         return pl.Series(name, [None] * len(cells), dtype=pl.Null)
     # Where text is missing, pandas has NaN.
