@@ -5,13 +5,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks, say
+from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks, say, whole_number
+from stratarec.errors import ConfigError
+
+MOST_ROWS = 1_000_000
 
 
 def _options(command: argparse.ArgumentParser) -> None:
     add_data(command)
     command.add_argument(
         "--keep", action="append", default=[], metavar="COLUMN", help="pass this column through (repeatable)"
+    )
+    command.add_argument(
+        "--top", type=whole_number("rows", MOST_ROWS), metavar="K", help="write the K best rows of each user, in order"
+    )
+    command.add_argument(
+        "--by", metavar="COLUMN", help="... of each session, or (of raw logs) value of a column such as a request"
     )
     command.add_argument("--split", choices=SPLITS, help="split to score (default: test)")
     command.add_argument("-o", "--output", help="Parquet file, or CSV for raw logs (default: in the run)")
@@ -22,11 +31,14 @@ def predict(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined
     from stratarec.io.atomic import check_output
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.training.evaluation.rank_within import column_of
+    from stratarec.training.predict import Top, predict_logs
     from stratarec.training.predict import predict as run
-    from stratarec.training.predict import predict_logs
     from stratarec.training.raw_logs import FreshLogs
     from stratarec.training.run.open_run import open_run
 
+    if args.by and not args.top:
+        raise ConfigError("--by says whose best rows --top writes; name that too, such as --top 10")
     data, logs = data_or_logs(args, keep=args.keep)
     split = args.split or "test"
     output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
@@ -35,9 +47,12 @@ def predict(args: argparse.Namespace) -> None:
         progress = make_progress(quiet=args.quiet or not mesh.is_first)
         if logs:
             refuse_ranks(mesh.ranks)
-            rows = predict_logs(FreshLogs(trained, logs, keep=args.keep, earlier=args.history), output, progress)
+            by = column_of(trained.dataset.schema, args.by or "user")
+            keep = [*args.keep, by] if args.top else args.keep
+            fresh = FreshLogs(trained, logs, keep=keep, earlier=args.history)
+            rows = predict_logs(fresh, output, progress, Top(args.top, by) if args.top else None)
         else:
-            rows = run(trained, split, output, progress)
+            rows = run(trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None)
     if mesh.is_first:
         say(f"{rows:,} scores in {output}")
 
