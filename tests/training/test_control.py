@@ -24,6 +24,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataError, TrainingError
 from stratarec.models import CTRModel
+from stratarec.models.metrics import METRICS
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint, loop
@@ -226,6 +227,17 @@ def test_every_run_is_validated_when_it_ends(home: Path, tmp_path: Path, how: st
     assert [entry["step"] for entry in trained.position.evaluations] == steps
     tested = min(trained.position.evaluations, key=lambda entry: entry["log_loss"])["step"]
     assert result(tmp_path / "a")["checkpoint"] == f"step-{tested:08d}"
+
+
+@pytest.mark.parametrize("metric", ["ndcg_at_10", "recall_at_10", "hit_rate_at_10", "mrr", "grouped_auc"])
+def test_a_run_goes_by_the_order_within_users(home: Path, tmp_path: Path, metric: str) -> None:
+    stopping = {"patience": 5, "metric": metric}
+    made = recipe(home, tmp_path / "a", early_stopping=stopping, max_steps=24, eval_every=6)
+    trained = train(made, progress=(said := Said()))
+    found = {entry["step"]: entry[metric] for entry in trained.position.evaluations}
+    assert all(0 < value <= 1 for value in found.values())
+    assert result(tmp_path / "a")["checkpoint"] == f"step-{max(found, key=lambda step: found[step]):08d}"
+    assert any(f"{METRICS[metric].label} {found[6]:.5f}" in line for line in said.lines)
 
 
 def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path, tmp_path: Path) -> None:

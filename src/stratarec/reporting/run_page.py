@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.models.metrics import METRICS, WATCHED
+from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.reporting import reliability_chart
 from stratarec.reporting.html import ACCENT, MUTED, SECOND, Chart, ShownTable, new_course, write_html
 from stratarec.reporting.metric_names import by_label, show, shown
@@ -71,7 +71,7 @@ def write_report(
 def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tuple[str, str]]:
     cards = []
     for name, figures in by_label("test", test) if test else []:
-        cards += [(f"{name} {METRICS[key].label}", show(figures[key], 5)) for key in WATCHED]
+        cards += [(f"{name} {METRICS[key].label}", show(figures[key], 5)) for key in HEADLINES]
     return [
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}"),

@@ -47,7 +47,7 @@ from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
 from stratarec.models.metrics import WATCHED
 
-FORMAT: Literal[6] = 6
+FORMAT: Literal[7] = 7
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
@@ -140,7 +140,7 @@ class PositionState(Model):
 class TrainingState(Model):
     """All of ``state.json`` but its seal."""
 
-    format: Literal[6]
+    format: Literal[7]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest

@@ -23,6 +23,11 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
     for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):
         known = first.known and (not METRICS[asked.metric].of_both_classes or 0 < first.positives < first.known)
+        if asked.patience and METRICS[asked.metric].of_users and not dataset.schema.session_keys:
+            raise ConfigError(
+                f"train.{name}.metric is {asked.metric}, which is of each user's samples, but {dataset.path} has "
+                "neither users nor sessions: name schema.user and prepare again, or choose another metric"
+            )
         if asked.patience and not known:
             what = "samples of one class alone in its validation split" if samples else "no validation split"
             raise ConfigError(

@@ -31,9 +31,11 @@ from stratarec.embedding.stores.scratch import reading_directory
 from stratarec.errors import DataError
 from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics
+from stratarec.models.ranking import Ranked
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
 from stratarec.training.evaluation.evaluate import Scored, measured, score
+from stratarec.training.evaluation.rank_within import groups_of_values, rank_within
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192
@@ -255,15 +257,29 @@ def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], 
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogMetrics:
+    """What `evaluate_logs` finds; metrics are of each label."""
+
+    whole: dict[str, Metrics]
+    slices: dict[str, list[tuple[str, dict[str, Metrics]]]]
+    """Column -> metrics of each of its values, the most frequent first."""
+    ranked: dict[str, dict[str, Ranked]]
+    """Column -> the order of rows within each of its values."""
+
+
 def evaluate_logs(
-    logs: FreshLogs, progress: Progress
-) -> tuple[dict[str, Metrics], dict[str, list[tuple[str, dict[str, Metrics]]]]]:
-    """Metrics of each label on all rows; and, for each column that `logs` passes through, of each of its values, the
-    most frequent first. Memory holds labels, logits and those columns of every row."""
+    logs: FreshLogs, progress: Progress, by: Sequence[str] = (), rank_by: Sequence[str] = (), at: Sequence[int] = ()
+) -> LogMetrics:
+    """Metrics of all rows, and by columns that `logs` passes through. Memory holds labels, logits and those columns of
+    every row."""
     parts = list(logs.scored(progress))
     found = Scored.joined(part.samples for part in parts)
-    slices = {}
-    for name in logs.keep:
+    slices, ranked = {}, {}
+    for name in rank_by:
+        group, grouped = groups_of_values(pl.concat([part.kept[name].cast(pl.String) for part in parts]))
+        ranked[name] = rank_within(logs.labels, found, group, at, grouped)
+    for name in by:
         codes = pl.concat([part.kept[name].cast(pl.String) for part in parts], rechunk=True)
         rows = pl.DataFrame({"value": codes}).with_row_index("row").group_by("value").agg("row")
         rows = rows.sort([pl.col("row").list.len(), "value"], descending=[True, False], nulls_last=True)
@@ -271,4 +287,4 @@ def evaluate_logs(
             ("(nothing)" if value is None else value, measured(logs.labels, found.of(np.asarray(chosen))))
             for value, chosen in rows.iter_rows()
         ]
-    return measured(logs.labels, found), slices
+    return LogMetrics(whole=measured(logs.labels, found), slices=slices, ranked=ranked)

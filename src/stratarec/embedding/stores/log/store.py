@@ -167,8 +167,8 @@ class LogRecords:
         need = self.layout.buffer_blocks * self.layout.block_bytes
         return StorageError(
             f"{segments.directory} is full ({reason}): {need} more bytes are needed, {segments.file_bytes} are in use, "
-            f"{room.f_bavail * room.f_frsize} are free there, and compaction cannot gain any: raise log.budget_bytes, "
-            "free space, or give the tables fewer bytes by their codec"
+            f"{room.f_bavail * room.f_frsize} are free there, and compaction cannot gain any: raise "
+            "memory.block.budget, free space, or give the tables fewer bytes by their codec"
         )
 
     def flush(self) -> None:
