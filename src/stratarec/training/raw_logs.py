@@ -30,6 +30,7 @@ from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.user_history import Events
 from stratarec.errors import DataError
+from stratarec.io.scratch import ScratchDirectory
 from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics
 from stratarec.progress import Progress
@@ -173,8 +174,9 @@ class FreshLogs:
             progress.finish()
 
     def _chunks(self, source: _Source) -> Iterator[Chunk]:
-        with tempfile.TemporaryDirectory() as workspace:
-            yield from source.chunks(Path(workspace))
+        # Unlike Python's own, what a killed process left here goes with the next start.
+        with ScratchDirectory(Path(tempfile.gettempdir()), "stratarec-logs-") as workspace:
+            yield from source.chunks(workspace)
 
     def _events(self) -> Events:
         """Of the earlier logs, and of the log itself where it has labels."""
