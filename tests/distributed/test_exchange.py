@@ -67,6 +67,17 @@ def test_rows_that_travel_differ_by_the_order_of_sums_alone(
     compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("home", "layout", "optimizer"), [("mapped", "split", "adam of all rows"), ("log", "mixed", "rowwise_adagrad")]
+)
+def test_float32_homes_have_the_bits_of_as_many_ranks_without(
+    ranks: Ranks, home: str, layout: str, optimizer: str, tmp_path: Path
+) -> None:
+    without = Setup(layout, optimizer=optimizer, steps=40)
+    want = together(ranks.run(2, sharded, without, tmp_path))
+    compare(together(ranks.run(2, sharded, replace(without, home=home), tmp_path)), want, 0)
+
+
 @pytest.mark.parametrize("layout", ["whole", "rows", "split"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adam", "adam of all rows"])
 def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_path: Path) -> None:

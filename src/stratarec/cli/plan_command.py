@@ -78,7 +78,7 @@ def plan(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     _check_kind(args)
     run = _plan if args.towers is None else _plan_towers
-    with joined(recipe.distributed, recipe.towers) as mesh:
+    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
             mesh.first(lambda: _plan_cluster(args, *_prepared(args), network))

@@ -27,8 +27,8 @@ from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.user_history import Events
-from stratarec.embedding.stores.scratch import reading_directory
 from stratarec.errors import DataError
+from stratarec.io.scratch import reading_directory
 from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics
 from stratarec.models.ranking import Ranked

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -110,9 +109,7 @@ class Trainer:
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.mesh = mesh or Mesh.alone()
         self.progress: Progress = progress if progress and self.mesh.is_first else SilentProgress()
-        self.mesh.check_same(
-            {"version": version_of("stratarec"), "recipe": recipe.to_dict(), "data": dataset.fingerprint}
-        )
+        self.mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
         self._uncompared = check_prepared(recipe.data, dataset)
         check_validation(self.config, dataset)
         check_average(self.config, self.mesh)

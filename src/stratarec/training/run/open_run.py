@@ -18,9 +18,9 @@ from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.loading.portions import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.towers.tower_model import DisaggregatedModel
-from stratarec.embedding.stores.scratch import ScratchDirectory, reading_directory
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.owned_directory import kind_of
+from stratarec.io.scratch import ScratchDirectory, reading_directory
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
 from stratarec.models.calibration import Calibration

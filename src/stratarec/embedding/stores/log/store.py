@@ -25,8 +25,8 @@ from stratarec.embedding.stores.log.compaction import Background, Compactor, bac
 from stratarec.embedding.stores.log.layout import BlockLayout, Locations, LogConfig, plan_layout
 from stratarec.embedding.stores.log.reader import Reader
 from stratarec.embedding.stores.log.segments import NoRoom, Segments, check_segments, keep_segments
-from stratarec.embedding.stores.scratch import hold
 from stratarec.errors import CheckpointError, StorageError
+from stratarec.io.scratch import hold
 from stratarec.kernels.blocks import Wanted, cpu
 
 
