@@ -135,13 +135,13 @@ def _last_end(data: bytes, quote: bytes, quoted: bool) -> tuple[int, bool]:
     if not quote or not (quoted or quote in data):  # looking is ten times as fast as counting
         return end, False
     inside = (data.count(quote, 0, end) + quoted) % 2 == 1
-    at_last = inside
-    last = end
+    after = inside ^ (data.count(quote, end) % 2 == 1)
     while inside and end:
-        before = data.rfind(b"\n", 0, end - 1) + 1
+        # No line end behind the last quote is outside of quotes either.
+        last = data.rfind(quote, 0, end)
+        before = data.rfind(b"\n", 0, max(last, 0)) + 1
         inside ^= data.count(quote, before, end) % 2 == 1
         end = before
-    after = (data.count(quote, last) + at_last) % 2 == 1
     return end, after
 
 
