@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stratarec.data.sources.blocks import CODECS, blocks, estimate_rows, is_utf8
+from stratarec.data.sources.blocks import CODECS, blocks, check_utf8, estimate_rows, is_utf8
 from stratarec.data.sources.delimited import read_header
 from stratarec.data.sources.files import InputFile, expand
 from stratarec.data.sources.parquet import count_rows, open_parquet, without_notes
@@ -91,8 +91,7 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     file = files[0]
     block = next(blocks(files[:1], _HEAD_BYTES, _LONGEST_LINE))
     head = block.content.removeprefix(b"\xef\xbb\xbf")
-    if b"\0" in head or not is_utf8(head):
-        raise DataError(f"{file.path}: neither Parquet nor UTF-8 text; expected CSV, TSV, JSON lines or Parquet")
+    check_utf8(head, file.path)
     whole = len(files) == 1 and block.bytes_done >= file.size
     name = _bare(file)
     options: dict[str, Any] = {}

@@ -105,11 +105,17 @@ class FileSlice:
     bytes_done: int
 
 
-def open_parquet(raw: object, file: InputFile) -> pq.ParquetFile:
+def open_parquet(raw: IO[bytes], file: InputFile) -> pq.ParquetFile:
     """The file's reader; `DataError` when it is no Parquet."""
     try:
         return pq.ParquetFile(raw)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raw.seek(0)
+        front = raw.read(64).decode(errors="replace")
+        if front.split() and "".join(front.split()).isprintable() and "\ufffd" not in front[:60]:
+            raise DataError(
+                f"{file.path}: text, expected a Parquet file; if it is CSV or JSON lines, set data.source.kind to csv"
+            ) from error
         raise DataError(f"{file.path}: not a Parquet file, or damaged ({error})") from error
 
 
