@@ -94,7 +94,7 @@ LOGS: list[tuple[str, bytes, str]] = [
     (
         "a stray quote where others are closed",
         HEAD.encode() + b'1,u1,1577836900,3,2.5,"a\n' + LINE.replace(b"a", b'"a"') * 9,
-        r"line 2: a quote in the middle of a field",
+        r"line 2: a quote is not closed in any line that follows",
     ),
     (
         "an open quote behind one over two lines",

@@ -174,7 +174,7 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypat
         (["log.csv", "--label", "clik"], "--label is 'clik', which is no column; the log has row, is_click"),
         (["log.csv", "--label", "weekday"], "--label is 'weekday', which is String, expected 0 and 1, or numbers"),
         (["ones.csv", "--label", "a"], "--label is 'a', which has one value alone, expected two or more"),
-        (["picture.png"], "picture.png: neither Parquet nor UTF-8 text; expected CSV, TSV, JSON lines or Parquet"),
+        (["picture.png"], "picture.png, line 3, byte 1: a zero byte, expected text in UTF-8"),
         (["bare.csv"], "no column can be a feature; beside the label 'label' there are day"),
         (["head.csv"], "head.csv: the file has no rows, expected at least one"),
         (["cut.parquet"], "cut.parquet: not a Parquet file, or damaged"),

@@ -212,8 +212,9 @@ def _check_front(front: bytes, path: str, encoding: str) -> None:
         return
     wide = next((name for mark, name in _WIDE if front.startswith(mark)), "")
     zero = front.find(b"\0", 0, _SEARCHED)
-    if zero >= 0 and not wide and front.count(b"\0", 0, _SEARCHED) * 3 > len(front[:_SEARCHED]):
-        wide = "utf-16-le" if zero % 2 else "utf-16-be"
+    zeros = [front[parity:_SEARCHED:2].count(0) * 3 for parity in (0, 1)]
+    if not wide and min(zeros) < len(front[:_SEARCHED]) // 2 < max(zeros):
+        wide = "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
     if wide:
         raise DataError(f"{path}, {place_in(front, zero)}: {wide.upper()} text, expected UTF-8; {reencode(wide)}")
     if zero >= 0:
