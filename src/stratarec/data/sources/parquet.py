@@ -273,19 +273,23 @@ class RowGroups:
         DataError
             Naming file and row group where one is too large, or damaged.
         """
-        for group in run:
-            self._check(group)
-        rows = self.rows(run)
-        try:
-            table = self._reader.read_row_groups(list(run), columns=self._columns)
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            raise self.fault(run, _reason(error)) from error
-        if table.num_rows != rows:
-            raise self.fault(run, f"damaged (it has {table.num_rows:,} rows, and {rows:,} by its footer)")
+        # One by one: pyarrow reads no lists of shared text out of several.
+        table = pa.concat_tables(self._read_group(range(group, group + 1)) for group in run)
         try:
             return self._written_out(run, table)
         except (pa.ArrowException, MemoryError) as error:  # places outside of a dictionary
             raise self.fault(run, _reason(error)) from error
+
+    def _read_group(self, run: range) -> pa.Table:
+        self._check(run.start)
+        rows = self.rows(run)
+        try:
+            table = self._reader.read_row_group(run.start, columns=self._columns)
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise self.fault(run, _reason(error)) from error
+        if table.num_rows != rows:
+            raise self.fault(run, f"damaged (it has {table.num_rows:,} rows, and {rows:,} by its footer)")
+        return table
 
     def _written_out(self, run: range, table: pa.Table) -> pa.Table:
         """The table with every value of a dictionary written out, where that fits."""
