@@ -184,6 +184,19 @@ def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -
     assert len(list(tmp_path.glob("stratarec-error-*.txt"))) == 2
 
 
+@pytest.mark.parametrize("command", ["prepare", "train"])
+def test_too_few_addresses_are_refused_before_anything_is_loaded(place: Path, tmp_path: Path, command: str) -> None:
+    before = sorted(place.rglob("*"))
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 24 << 30))"
+    done = forked.run([command, "r.yaml"], before=limit, cwd=place, environment={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(
+        r"stratarec: out of memory: .* limited to 3\.0 GiB \(ulimit -v\), .*raise the .*\n", done.stderr
+    )
+    assert sorted(place.rglob("*")) == before
+    assert not list(tmp_path.glob("stratarec-error-*"))
+
+
 def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))"
     arguments = ["train", "r.yaml", f"train.run={tmp_path / 'run'}", "model.embedding_dim=60000000"]

@@ -21,6 +21,8 @@ from stratarec.io.opening import create, open_regular, temporary_name
 LARGEST_JSON = 1 << 28
 """Bytes of the largest JSON file that is read; what describes a million row groups has a tenth of it."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
     """`error` as a message that names the path and what to do."""
@@ -28,7 +30,8 @@ def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> Sto
     if getattr(error, "errno", None) == errno.ENOTDIR:
         file = next((parent for parent in path.parents if parent.is_file()), path)
         return StorageError(f"cannot write {path}: {file} is a file, expected a directory; name another path")
-    return StorageError(f"cannot write {path}: {reason}; free space or name another path")
+    full = getattr(error, "errno", None) in (None, *_FULL)
+    return StorageError(f"cannot write {path}: {reason}; {'free space or ' if full else ''}name another path")
 
 
 def check_output(path: Path, *endings: str) -> None:
