@@ -21,6 +21,7 @@ if os.environ.get("NUMBA_DISABLE_JIT") == "1":
 # torch and what imports it are imported by fixtures: the process that hands tests to workers needs none of it.
 from pathlib import Path
 
+import forked
 import pytest
 from hypothesis import settings
 
@@ -32,6 +33,10 @@ ONE_WORKER = ("data/ray", "distributed")
 
 settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    forked.start()
 
 
 @pytest.hookimpl(wrapper=True)
