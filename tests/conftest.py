@@ -37,6 +37,7 @@ settings.load_profile("untimed")
 
 def pytest_configure() -> None:
     forked.start()
+    forked.leave_unsynced()
 
 
 @pytest.hookimpl(wrapper=True)
