@@ -18,10 +18,9 @@ import pytest
 import torch
 import yaml
 
-from recipes import assert_same_model, interrupt, last, tiny, train
+from recipes import assert_same_model, interrupt, last, prepared, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.progress import SilentProgress
@@ -44,8 +43,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set, and one without a validation split."""
     root = tmp_path_factory.mktemp("control")
-    prepare(Recipe.from_dict(tiny(root)).data)
-    prepare(Recipe.from_dict(without_validation(root)).data)
+    prepared(Recipe.from_dict(tiny(root)).data)
+    prepared(Recipe.from_dict(without_validation(root)).data)
     return root
 
 

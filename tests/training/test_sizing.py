@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec.cli import main
-from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.auto_config import chosen, sized
 from stratarec.training.run.run_directory import read_recipe
@@ -45,7 +44,7 @@ def without(content: dict[str, Any], *fields: str) -> dict[str, Any]:
 
 def test_what_a_recipe_names_is_never_changed(tmp_path: Path) -> None:
     content = tiny(tmp_path)
-    dataset = prepare(Recipe.from_dict(content).data)
+    dataset = prepared(Recipe.from_dict(content).data)
     assert sized(content, dataset) == (content, "")
     found, said = sized(without(content, "batch_size"), dataset)
     assert (found["train"]["batch_size"], said.count("=")) == (128, 1)
@@ -64,7 +63,7 @@ def test_what_a_recipe_names_is_never_changed(tmp_path: Path) -> None:
 def test_a_run_says_what_was_chosen_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every")
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
-    prepare(Recipe.from_dict(content).data)
+    prepared(Recipe.from_dict(content).data)
     assert main(["train", str(tmp_path / "r.yaml")]) == 0
     error = capsys.readouterr().err
     assert "training samples, as the recipe does not say: train.batch_size=128 train.epochs=2" in error
