@@ -52,13 +52,17 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which writes groups into ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that no worker is left with one while the others have nothing; a file's tests by
-    one worker, so that its fixtures are made once."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        place = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
-        group = next((folder for folder in ONE_WORKER if place.startswith(f"{folder}/")), place)
+    """Folders of one worker and files with slow tests first, so that no worker is left with one while the others have
+    nothing; a file's tests by one worker, so that its fixtures are made once."""
+    groups = {item: _group(item) for item in items}
+    items.sort(key=lambda item: (groups[item] not in ONE_WORKER, item.get_closest_marker("slow") is None))
+    for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Item) -> str:
+    place = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+    return next((folder for folder in ONE_WORKER if place.startswith(f"{folder}/")), place)
 
 
 @pytest.fixture(scope="session")
