@@ -100,7 +100,7 @@ LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "evaluated on the way": ({"epochs": 1, "eval_every": 10}, {"epochs": 2, "eval_every": 10}),
     "best of its end": (
         {"epochs": 1, "eval_every": 13, "early_stopping": {"patience": 4}},
-        {"epochs": 3, "eval_every": 13, "early_stopping": {"patience": 4}},
+        {"epochs": 2, "eval_every": 13, "early_stopping": {"patience": 4}},
     ),
     "in tiers": ({"epochs": 1, "memory": INT8}, {"epochs": 2, "memory": INT8}),
     "under a schedule": (
@@ -110,7 +110,10 @@ LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("how", LONGER)
+SLOWER = ("more epochs", "evaluated on the way", "under a schedule")
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.slow if how in SLOWER else ()) for how in LONGER])
 def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path, tmp_path: Path, how: str) -> None:
     short, long = LONGER[how]
     train(recipe(home, tmp_path / "whole", **long))
