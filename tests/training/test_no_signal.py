@@ -21,7 +21,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
-CLICKS, FEW = 56_000, 6_000
+CLICKS, FEW = 56_000, 3_000
 SPLITS: dict[str, dict[str, Any]] = {
     "time": {"by": "time", "valid": "1d", "test": "7d"},
     "fraction": {"by": "fraction", "valid": 0.05, "test": 0.35},
@@ -115,4 +115,4 @@ def test_a_model_is_at_chance_on_few_clicks_too(root: Path) -> None:
     recipe = random_recipe(root, "zipf", "time", 1, FEW, kind="dcnv2")
     dataset = prepare(recipe.data)
     metrics = Trainer(recipe, dataset).train(overwrite=True)["test"]
-    assert_chance(metrics["auc"], dataset.positives["test"], dataset.samples("test"), 0.01)
+    assert_chance(metrics["auc"], dataset.positives["test"], dataset.samples("test"), 0.02)
