@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -122,7 +123,11 @@ def connect() -> socket.socket:
     return line
 
 
-_line = cache(connect)
+@cache
+def _line() -> socket.socket:
+    line = connect()
+    atexit.register(line.close)
+    return line
 
 
 def leave_unsynced() -> None:
@@ -169,7 +174,8 @@ def _serve(line: socket.socket) -> None:
         for stream in streams:
             os.close(stream)
         _, status = os.waitpid(child, 0)
-        line.send(str(os.waitstatus_to_exitcode(status)).encode())
+        with suppress(BrokenPipeError):  # nobody asks any more
+            line.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _execute(request: dict[str, Any], streams: list[int]) -> None:

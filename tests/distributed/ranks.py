@@ -13,7 +13,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import Pipe
+from multiprocessing import Pipe, current_process
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,8 +28,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def serve(rank: int) -> None:
+def serve(rank: int, key: bytes) -> None:
     """Run jobs of the pipe that is the standard input, until it ends."""
+    current_process().authkey = key
     pipe = Connection(os.dup(0))
     pipe.send(os.getpid())
     import torch
@@ -41,7 +42,7 @@ def serve(rank: int) -> None:
     while True:
         try:
             job, arguments, ranks, port, timeout, local, towers = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
@@ -68,7 +69,8 @@ class _Rank:
     def __init__(self, rank: int) -> None:
         self.pipe, there = Pipe()
         with there:
-            code = f"import sys; sys.path[:] = {sys.path!r}; from distributed.ranks import serve; serve({rank})"
+            key = bytes(current_process().authkey)  # tensors travel as files, which are handed to whoever knows it
+            code = f"import sys; sys.path[:] = {sys.path!r}; from distributed.ranks import serve; serve({rank}, {key})"
             self._ended = forked.begin(code, there.fileno())
         self.pid: int = self.pipe.recv()
 
@@ -95,6 +97,7 @@ class Ranks:
             if rank == len(self._workers):
                 self._workers.append(_Rank(rank))
             elif not self._workers[rank].alive():
+                self._workers[rank].close()
                 self._workers[rank] = _Rank(rank)
 
     def begin(
