@@ -92,10 +92,11 @@ class Said(SilentProgress):
 def config(root: Path) -> PrepareConfig:
     """Of three shards of few columns."""
     draws = np.random.default_rng(3)
-    columns = {name: draws.integers(0, 20, 600) for name in ("item", "place", "age")}
+    columns = {name: draws.integers(0, 40, 600) for name in ("who", "item", "place", "age")}
     frame = pl.DataFrame({"label": draws.integers(0, 2, 600), **columns})
     schema = Schema(
         label="label",
+        user="who",
         sparse=(SparseFeature(name="item"), SparseFeature(name="place")),
         dense=(DenseFeature(name="age"),),
     )
@@ -132,7 +133,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work directory with one chunk, three counts, the first of three shards."""
     root = tmp_path_factory.mktemp("half")
     with pytest.raises(KeyboardInterrupt):
-        prepare(config(root), progress=Said(stop=5))
+        prepare(config(root), progress=Said(stop=6))
     return root / "data.preparing"
 
 
