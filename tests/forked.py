@@ -164,7 +164,10 @@ def _import() -> None:
 
 def _serve(line: socket.socket) -> None:
     while True:
-        text, streams, *_ = socket.recv_fds(line, _LONGEST, 3)
+        try:
+            text, streams, *_ = socket.recv_fds(line, _LONGEST, 3)
+        except ConnectionResetError:
+            return
         if not text:
             return
         child = os.fork()
