@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, recipe in (("r.yaml", content), ("other.yaml", other)):
             Path(name).write_text(yaml.safe_dump(recipe))
             assert main(["prepare", "-q", name]) == 0
-            assert main(["plan", "-q", name, "-o", f"{name}.plan"]) == 0
+            assert main(["plan", "-q", name, "-o", f"{name}.json"]) == 0
         assert main(["train", "-q", "r.yaml"]) == 0
         Path("empty").mkdir()
         Path("folder").mkdir()
@@ -79,7 +79,7 @@ MISTAKES = [
     (["train", "r.yaml", "--plan", "none.json"], r"cannot read none\.json: No such file or directory"),
     (["train", "r.yaml", "--plan", "r.yaml"], r"r\.yaml is damaged: not JSON"),
     (
-        ["train", "r.yaml", "--plan", "other.yaml.plan", "train.run=runs/new"],
+        ["train", "r.yaml", "--plan", "other.yaml.json", "train.run=runs/new"],
         r"the plan is of other tables: 'C10' has \d+ rows of 4 in it and \d+ rows of 4 in this recipe's data; plan",
     ),
     (["train", "r.yaml"], r"runs/tiny holds a run up to step-00000008: pass --resume to go on"),
@@ -104,7 +104,7 @@ MISTAKES = [
     ),
     (
         ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: [foo://bucket/log]}"],
-        r"'foo://bucket/log': cannot be read: Protocol not known: foo",
+        r"data\.source\.paths: 'foo://bucket/log' is of the protocol foo, expected a path",
     ),
     (["evaluate", "empty"], r"empty is no run: it has no recipe\.json; name the directory that `train` wrote"),
     (["evaluate", "nowhere"], r"nowhere is no run"),
@@ -126,6 +126,10 @@ MISTAKES = [
     (["plan", "r.yaml", "memory.dram=lots"], r"memory\.dram is 'lots', expected a size such as 4GiB"),
     (["plan", "r.yaml", "memory.precision.nope=int8"], r"memory\.precision\.nope: no such table"),
     (["plan", "r.yaml", "-o", "."], r"cannot write \.: it is a directory; name a file"),
+    (["plan", "r.yaml", "-o", "plan.html"], r"cannot write plan\.html: expected a name that ends in \.json"),
+    (["plan", "r.yaml", "--report", "plan.pdf"], r"cannot write plan\.pdf: expected a name that ends in \.html"),
+    (["profile", "data/tiny", "-o", "x.xlsx"], r"cannot write x\.xlsx: expected a name that ends in \.html"),
+    (["compare", "runs/tiny", "runs/tiny", "-o", "x.csv"], r"\S+x\.csv: expected a name that ends in \.html"),
     (["plan", "r.yaml", "--report", "file/x.html"], r"cannot write file/x\.html: \S+ is a file, expected a directory"),
 ]
 

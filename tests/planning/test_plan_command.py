@@ -110,7 +110,7 @@ def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytes
     assert main(["plan", str(home / "recipe.yaml"), "memory.dram=1KiB"]) == 2
     error = capfd.readouterr().err
     assert error.count("\n") == 1
-    assert error.startswith("stratarec: the tables do not fit: table ")
+    assert error.startswith("stratarec: the tables do not fit: what the update of a batch works in alone needs ")
     assert "Set memory.dram to at least" in error
 
 

@@ -199,14 +199,14 @@ def test_more_patience_takes_up_a_run_that_was_stopped_early(home: Path, tmp_pat
     assert result(tmp_path / "whole")["test"] == result(tmp_path / "parts")["test"]
 
 
-def test_early_stopping_cannot_begin_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
+def test_another_metric_cannot_go_on_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
     options = {"eval_every": 5, "embedding": {"learning_rate": 3.0}, "checkpoint": {"keep": 1}}
     trained = train(recipe(home, tmp_path / "a", epochs=1, **options))
     best = max(trained.position.evaluations, key=lambda entry: entry["auc"])
-    assert best["step"] < STEPS, "nothing to test: the last evaluation was the best"
+    assert not (tmp_path / "a" / "checkpoints" / f"step-{best['step']:08d}").exists(), "nothing to test"
     before = contents(tmp_path / "a")
     with pytest.raises(CheckpointError, match=f"no longer has the checkpoint of step {best['step']}"):
-        train(recipe(home, tmp_path / "a", epochs=2, early_stopping={"patience": 9}, **options), resume=True)
+        train(recipe(home, tmp_path / "a", epochs=2, early_stopping={"metric": "auc"}, **options), resume=True)
     assert contents(tmp_path / "a") == before
 
 
@@ -226,8 +226,7 @@ def test_every_run_is_validated_when_it_ends(home: Path, tmp_path: Path, how: st
     options, steps = VALIDATED[how]
     trained = train(recipe(home, tmp_path / "a", early_stopping={"patience": patience}, **options))
     assert [entry["step"] for entry in trained.position.evaluations] == steps
-    evaluated = max(trained.position.evaluations, key=lambda entry: entry["auc"])
-    tested = evaluated["step"] if patience else trained.position.step
+    tested = min(trained.position.evaluations, key=lambda entry: entry["log_loss"])["step"]
     assert result(tmp_path / "a")["checkpoint"] == f"step-{tested:08d}"
 
 
@@ -243,7 +242,7 @@ def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path
 
 def test_early_stopping_by_auc_needs_both_classes(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "data", tmp_path / "data")
-    made = recipe(tmp_path, tmp_path / "a", early_stopping={"patience": 1}, max_steps=3)
+    made = recipe(tmp_path, tmp_path / "a", early_stopping={"patience": 1, "metric": "auc"}, max_steps=3)
     dataset = Dataset.open(home / "data")
     counts = dataset.label_counts("valid")
     dataset.label_counts = lambda split: {  # type: ignore[method-assign]

@@ -77,19 +77,19 @@ def test_a_full_disk_leaves_nothing(
     run: Path, small_disk: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*command.split(), "-q", str(run), "-o"]
-    assert main([*arguments, str(tmp_path / "whole")]) == 0
-    needed = size(tmp_path / "whole")
+    assert main([*arguments, str(tmp_path / "whole.parquet")]) == 0
+    needed = size(tmp_path / "whole.parquet")
     assert needed < DISK_BYTES
     for share in (0, 0.3, 0.95):
         fill_disk(small_disk / "filler", int(needed * share))
         capsys.readouterr()
-        assert main([*arguments, str(small_disk / "out")]) == 2
-        expected = f"stratarec: cannot write {small_disk}/out: No space left on device; free space or name another path"
-        assert capsys.readouterr().err == f"{expected}\n"
+        assert main([*arguments, str(small_disk / "out.parquet")]) == 2
+        expected = f"cannot write {small_disk}/out.parquet: No space left on device; free space or name another path"
+        assert capsys.readouterr().err == f"stratarec: {expected}\n"
         assert [path.name for path in small_disk.iterdir()] == ["filler"]
         (small_disk / "filler").unlink()
-    assert main([*arguments, str(small_disk / "out")]) == 0
-    assert size(small_disk / "out") == needed
+    assert main([*arguments, str(small_disk / "out.parquet")]) == 0
+    assert size(small_disk / "out.parquet") == needed
 
 
 READ_ONLY = """
@@ -112,8 +112,8 @@ def test_a_run_on_a_read_only_file_system_is_one_line(run: Path, tmp_path: Path,
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"stratarec: cannot write {run}/\S+: no permission to write in {run}; .*\n", done.stderr)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-    assert forked.run([command, "-q", str(run), "-o", str(tmp_path / "out")], before=limited).returncode == 0
-    assert (tmp_path / "out").exists()
+    assert forked.run([command, "-q", str(run), "-o", str(tmp_path / "out.parquet")], before=limited).returncode == 0
+    assert (tmp_path / "out.parquet").exists()
 
 
 def test_what_is_there_is_never_replaced_nor_followed(run: Path, tmp_path: Path) -> None:

@@ -122,6 +122,39 @@ def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> No
     assert (bare["score"] - with_history["score"]).abs().max() > 1e-4  # type: ignore[operator]
 
 
+def test_without_labels_and_earlier_logs_users_start_with_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = pl.read_parquet(place / "log.parquet").drop("click").head(60)
+    # What histories are made by is not asked for.
+    for frame in (later, later.drop("who", "at")):
+        arguments = ["predict", run_of(place), fresh(place, frame), "-o", str(place / "out.parquet")]
+        assert main(arguments) == 0
+        said = capsys.readouterr().err
+        assert said.count("users start with nothing in before: --history names logs") == 1
+        found = pl.read_parquet(place / "out.parquet")
+        nobody = pl.DataFrame({"click": [0], "who": ["nobody"], "at": [0], **later.head(1).drop("who", "at").to_dict()})
+        log = place / name(place, "nobody")
+        nobody.write_parquet(log) if log.suffix == ".parquet" else nobody.write_csv(log)
+        known = scores(place, fresh(place, later), "--history", str(log))
+        assert found["score"].equals(known["score"])
+
+
+@pytest.mark.parametrize("ending", ["xlsx", "csv.gz", ""])
+def test_scores_have_the_format_that_their_ending_names(
+    place: Path, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = place / f"scores.{ending}".rstrip(".")
+    assert main(["predict", "-q", run_of(place), "-o", str(output)]) == 2
+    assert f"cannot write {output}: expected a name that ends in .csv or .parquet" in capsys.readouterr().err
+    assert not output.exists()
+    for target in ("a.CSV", "a.parquet"):
+        assert main(["predict", "-q", run_of(place), "-o", str(place / target)]) == 0
+    text, binary = pl.read_csv(place / "a.CSV"), pl.read_parquet(place / "a.parquet")
+    assert text.columns == binary.columns
+    np.testing.assert_allclose(text["score"], binary["score"], rtol=1e-6)
+
+
 def test_values_that_training_never_saw_score_as_rare_ones_do(place: Path) -> None:
     log = pl.read_parquet(place / "log.parquet").head(50)
     strange = log.with_columns(
@@ -145,17 +178,39 @@ def test_scores_as_csv(place: Path) -> None:
     assert found["who"].to_list() == pl.read_parquet(place / "log.parquet")["who"].to_list()
 
 
+CELLS = {
+    "=1+1": "'=1+1", "+1": "'+1", "@SUM(1)": "'@SUM(1)", "-cmd|' /C calc'!A0": "'-cmd|' /C calc'!A0",
+    "\t=1": "'\t=1", "\r=1": "'\r=1", "-1": "-1", "-.5e3": "-.5e3", "--1": "'--1", "a=1": "a=1", "'": "'",
+}  # fmt: skip
+
+
+def test_cells_that_a_spreadsheet_would_run_are_text_when_that_is_asked_for(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = pl.read_parquet(place / "log.parquet").head(len(CELLS)).with_columns(pl.Series("=c", list(CELLS)))
+    log, target = fresh(place, frame), place / "cells.csv"
+    command = ["predict", "-q", run_of(place), log, "--keep", "=c", "-o"]
+    assert main([*command, str(target)]) == 0
+    assert pl.read_csv(target, schema_overrides={"=c": pl.String})["=c"].to_list() == list(CELLS)
+    assert main([*command, str(target), "--safe"]) == 0
+    found = pl.read_csv(target, schema_overrides={"'=c": pl.String})
+    assert found["'=c"].to_list() == list(CELLS.values())
+    assert found["score"].dtype == pl.Float64
+    assert main([*command, str(place / "cells.out.parquet"), "--safe"]) == 2
+    assert "--safe is of CSV files" in capsys.readouterr().err
+
+
 def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, log = run_of(place), str(place / name(place, "log"))
     assert main(["evaluate", "-q", run, log, "--by", "country"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"log: {ROWS:,} samples"
+    assert said[:2] == ["model: step 12, the last one", f"log: {ROWS:,} samples"]
     found = scores(place, log)
     label, score = found["label"].to_numpy(), found["score"].to_numpy()
     order = score[:, None]
     positive, negative = order[label == 1], order[label == 0]
     auc = (positive > negative.T).mean() + (positive == negative.T).mean() / 2
-    assert float(said[1].split()[-1]) == pytest.approx(auc, abs=1e-6)
+    assert float(said[2].split()[-1]) == pytest.approx(auc, abs=1e-6)
     rows = {line.split()[0]: line.split()[1:] for line in said if line[:2] in ("de", "fr", "it")}
     counts = pl.read_parquet(place / "log.parquet")["country"].value_counts()
     assert {value: int(each[0].replace(",", "")) for value, each in rows.items()} == dict(counts.iter_rows())
@@ -169,7 +224,6 @@ def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.Captur
     ("arguments", "message"),
     [
         (["predict", "RUN", "none.csv"], r"none\.csv: no such file"),
-        (["predict", "RUN", "FRESH"], r"fresh\.\w+: the model reads what users did before \(before\): name logs that"),
         (
             ["predict", "RUN", "LOG", "--keep", "whp"],
             r"log\.\w+: no column 'whp'; did you mean 'who'\?; it has click",

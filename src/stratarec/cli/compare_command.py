@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand
+from stratarec.cli.arguments import Subcommand, say_json
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -21,10 +20,10 @@ def compare(args: argparse.Namespace) -> None:
     from stratarec.training.compare import Contest
 
     if args.output:
-        check_output(Path(args.output).resolve())
+        check_output(Path(args.output).resolve(), ".html")
     found = Contest.read(args.runs)
     if args.json:
-        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+        say_json(found.to_dict())
     else:
         from stratarec.reporting.compare_page import print_contest
 

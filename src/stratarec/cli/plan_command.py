@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import Subcommand, add_recipe, say, whole_number
+from stratarec.cli.arguments import Subcommand, add_recipe, say, say_json, whole_number
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
     if args.json:
         content = {"steps": rows, "fastest": best, "assumed": lines}
-        print(json.dumps(content, indent=1, allow_nan=False))
+        say_json(content)
     else:
         print_steps(rows, best, lines)
 
@@ -163,9 +162,9 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     from stratarec.training.tower_partition import TowerRequest, make_towers
 
     file = Path(args.recipe).with_suffix(".towers.yaml")
-    for path in (args.report, file if args.write else None):
+    for path, ending in ((args.report, ".html"), (file if args.write else None, ".yaml")):
         if path:
-            check_output(Path(path).resolve())
+            check_output(Path(path).resolve(), ending)
     options = {"run": args.run, "steps": args.steps, "balance": args.balance}
     given = {name: value for name, value in options.items() if value is not None}
     request = TowerRequest(towers=args.towers, ranks=ranks, **given)
@@ -173,7 +172,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     with dataset.held():
         made = make_towers(recipe, dataset, request, make_progress(quiet=args.quiet))
     if args.json:
-        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
+        say_json(made.to_dict())
     else:
         print_towers(made.to_dict(), request.source)
     if args.report:
@@ -194,8 +193,9 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
     from stratarec.reporting.plan_page import print_plan, write_plan_report
     from stratarec.training.run.shard_tables import sharding_plan
 
-    for path in filter(None, (args.output, args.report)):
-        check_output(Path(path))
+    for path, ending in ((args.output, ".json"), (args.report, ".html")):
+        if path:
+            check_output(Path(path), ending)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
@@ -208,10 +208,10 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:
         shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}
-        print(json.dumps({**made.to_dict(), **shared}, indent=1, allow_nan=False))
+        say_json({**made.to_dict(), **shared})
     else:
         print_plan(made.to_dict(), tiers.age_seconds)
-        print("\n".join(sharding.lines() if ranks > 1 else ()), end="\n" if ranks > 1 else "")
+        say(*(sharding.lines() if ranks > 1 else ()))
     if args.output:
         made.save(Path(args.output))
     if args.report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 
 from stratarec.cli.arguments import Subcommand, add_recipe, say
@@ -30,6 +31,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.reporting.verdict import verdict
     from stratarec.training.auto_config import sized
     from stratarec.training.run.keeper import SETTLED
     from stratarec.training.trainer import Trainer
@@ -41,9 +43,7 @@ def train(args: argparse.Namespace) -> None:
         made = Plan.load(Path(args.plan)) if args.plan else None
         content, said = sized(content, dataset)
         recipe, progress = Recipe.from_dict(content, args.recipe), make_progress(quiet=args.quiet)
-        if said and mesh.is_first:
-            progress.say(said)
-        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh)
+        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh, remark=said)
         # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
         settled = mesh.noted(SETTLED)
         result = trainer.train(
@@ -53,6 +53,9 @@ def train(args: argparse.Namespace) -> None:
         )
     if mesh.is_first:
         _print_result(trainer.run, result)
+        words = verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
+        wrapped = [part for line in words for part in textwrap.wrap(line, 63)]
+        say(*(f"{'' if number else 'verdict':17}{part}" for number, part in enumerate(wrapped)))
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
@@ -60,17 +63,17 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     from stratarec.reporting.metric_names import lines
 
     if "test" in result:
-        print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
+        say(*lines("test", result["test"]))  # type: ignore[arg-type]
     if "uncalibrated" in result:
         for split, figures in result["uncalibrated"].items():  # type: ignore[attr-defined]
-            print("\n".join(lines(f"{split}, before its correction", figures)))
-    print(f"speed            {result['samples_per_second']:,.0f} samples/s")
+            say(*lines(f"{split}, before its correction", figures))
+    say(f"speed            {result['samples_per_second']:,.0f} samples/s")
     tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
-    print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
-    print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
+    say(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
+    say(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
         exposed, hidden = found["exposed_seconds"], found["hidden_seconds"]
-        print(
+        say(
             f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
             f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its time waiting, "
             f"{hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden"

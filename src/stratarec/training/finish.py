@@ -1,6 +1,6 @@
 """The end of a run: its one test, its result and its report.
 
-The test split is evaluated once, on the last weights, or on the best by validation where early stopping is on.
+The test split is evaluated once, on the weights that were best by validation; on the last where there is none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
-from stratarec.training.run.run_directory import write_result
+from stratarec.training.run.run_directory import REPORT, write_result
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Position
 from stratarec.training.torch_settings import peak_rss_bytes
@@ -70,14 +70,15 @@ class Ending:
 
         def write() -> None:
             write_result(self.run, result)
-            page = self.run / "report.html"
+            page = self.run / REPORT
             if not self.recipe.train.report:
                 page.unlink(missing_ok=True)  # of the run when it was shorter
                 return
             # Its drawing library is loaded here: every command and rank would wait for it.
             from stratarec.reporting.run_page import write_report
 
-            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result)
+            notes = () if self.plan is None else self.plan.notes
+            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result, notes)
 
         self.mesh.first(write)
         return result

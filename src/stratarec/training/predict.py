@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.spill import split_rows
 from stratarec.errors import ConfigError, StorageError
-from stratarec.io.atomic import write_atomic
+from stratarec.io.atomic import check_output, write_atomic
 from stratarec.io.opening import remove_leftovers_of
 from stratarec.models.base import probabilities
 from stratarec.progress import Progress
@@ -25,9 +26,16 @@ from stratarec.training.evaluation.evaluate import Scored, logits
 from stratarec.training.raw_logs import FreshLogs, FreshRows
 from stratarec.training.run.open_run import TrainedModel
 
+WRITERS: Mapping[str, Callable[..., Any]] = {
+    ".csv": pa_csv.CSVWriter,
+    ".parquet": partial(pq.ParquetWriter, compression="zstd"),
+}
+"""Ending of a file -> what writes tables to it."""
+
 
 def predict(trained: TrainedModel, split: str, output: Path, progress: Progress) -> int:
-    """Write label and score (a probability) of each sample with the place in the log that it came from.
+    """Write label and score (a probability) of each sample with the place in the log that it came from, as `WRITERS`
+    has it for the ending of `output`.
 
     Columns are ``file`` (where samples are rows of files), ``row`` (in that file, counted from 1, a line for text;
     else in the order of the source), ``label`` and ``score``, in the order of storage: by shard and user, not that of
@@ -41,6 +49,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
     int
         How many rows there are.
     """
+    check_output(output, *WRITERS)
     keys = _Keys(trained.dataset, split)
     outputs = Outputs(trained.dataset.schema.label_columns)
     schema = pa.schema([*keys.fields, *((name, pa.float32()) for name in (*outputs.labels, *outputs.scores))])
@@ -48,7 +57,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
 
     def write(file: BinaryIO) -> None:
         nonlocal rows
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        with WRITERS[output.suffix.lower()](file, schema) as writer:
             parts = logits(
                 trained.model,
                 trained.dataset,
@@ -71,11 +80,16 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
     return rows
 
 
-def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
-    """Write the score of each row of raw logs, in their order; as CSV where `output` is called so, else as Parquet.
+def predict_logs(logs: FreshLogs, output: Path, progress: Progress, *, safe: bool = False) -> int:
+    """Write the score of each row of raw logs, in their order, as `WRITERS` has it for the ending of `output`.
 
     Columns are ``file`` and ``row`` (counted from 1, a line for text), those that `logs` passes through, ``label``
     where there is one, and ``score``; of several labels as in `predict`.
+
+    Parameters
+    ----------
+    safe : bool
+        Put ``'`` before text that a spreadsheet would run.
 
     Returns
     -------
@@ -91,16 +105,16 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
     for name in logs.keep:
         if name in ("file", "row", *outputs.labels, *outputs.scores):
             raise ConfigError(f"--keep {name}: the output has a column of that name of its own; rename it in the log")
+    check_output(output, *WRITERS)
     rows = 0
 
     def write(file: BinaryIO) -> None:
         nonlocal rows
         writer, schema = None, None
         for part in logs.scored(progress):
-            table = _table(part, outputs)
+            table = _quoted(_table(part, outputs)) if safe else _table(part, outputs)
             if writer is None:
-                make = pa_csv.CSVWriter if output.suffix == ".csv" else partial(pq.ParquetWriter, compression="zstd")
-                writer, schema = make(file, table.schema), table.schema
+                writer, schema = WRITERS[output.suffix.lower()](file, table.schema), table.schema
             writer.write_table(table.cast(schema))
             rows += len(part.logits)
         if writer is not None:
@@ -145,6 +159,21 @@ def _table(part: FreshRows, outputs: Outputs) -> pa.Table:
     columns |= {name: part.kept[name].to_arrow() for name in part.kept.columns}
     columns |= {} if part.label is None else outputs.label(part.label)
     return pa.table({**columns, **outputs.score(part.logits)})
+
+
+_RUN_BY_SPREADSHEETS = r"^[=+@\t\r\n-]"
+_NEGATIVE = r"^-(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?$"
+
+
+def _quoted(table: pa.Table) -> pa.Table:
+    """A table whose texts, and names of columns, no spreadsheet takes for formulas."""
+    frame = pl.DataFrame(table)
+    for name, kind in frame.schema.items():
+        if kind in (pl.String, pl.Categorical, pl.Enum):
+            text = pl.col(name).cast(pl.String)
+            runs = text.str.contains(_RUN_BY_SPREADSHEETS) & ~text.str.contains(_NEGATIVE)
+            frame = frame.with_columns(pl.when(runs).then(pl.lit("'") + text).otherwise(text).alias(name))
+    return frame.rename({name: f"'{name}" for name in frame.columns if name[:1] in tuple("=+@\t\r\n-")}).to_arrow()
 
 
 class _Keys:

@@ -57,6 +57,7 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
     """What a user may not have meant, and what a plan says."""
     if plan is not None:
         yield plan.summary
+        yield from plan.notes
         if plan.batch_size < config.batch_size:
             yield (
                 f"the plan is for batches of {plan.batch_size:,}; caches may be too small for batches of "
@@ -110,7 +111,7 @@ def take_up(run: Path, found: Path, recipe: Recipe, total_steps: int) -> Positio
         if not checkpoint.of_step(found.parent, step).is_dir():
             raise CheckpointError(
                 f"{run} no longer has the checkpoint of step {step:,}, its best by {stopping.metric}: resume with the "
-                "train.early_stopping that it was started with"
+                "train.early_stopping.metric that it was started with"
             )
     return position
 

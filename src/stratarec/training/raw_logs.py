@@ -1,16 +1,14 @@
 """Rows of raw logs that a run has not seen: read by its own source, scored in their order, or evaluated.
 
 A history is what the file has a column for, or the last values of the user's positive rows, strictly earlier, of the
-logs behind ``--history`` and of the log itself where it has labels; memory holds those rows. Sources whose samples are
-no rows of a log (clicks, synthetic) are refused.
+logs behind ``--history`` and of the log itself where it has labels; memory holds those rows. Where there are neither,
+users start with none. Sources whose samples are no rows of a log (clicks, synthetic) are refused.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +27,7 @@ from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.user_history import Events
+from stratarec.embedding.stores.scratch import reading_directory
 from stratarec.errors import DataError
 from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics
@@ -120,6 +119,7 @@ class FreshLogs:
         # Nobody asks how much a row counts that is only scored.
         self._weight = self._schema.weight if labelled else ""
         self._given = self._given_histories(names, path)
+        self._made = bool(self._schema.histories) and not self._given and (bool(self._earlier) or self.labelled)
         schema, self._user = self._read_schema(), self._schema.user if self._schema.user in names else ""
         self.keep = tuple(dict.fromkeys(keep))
         kept = tuple(dict.fromkeys((*self.keep, *([self._user] if self._user else []))))
@@ -138,27 +138,33 @@ class FreshLogs:
             raise DataError(
                 f"{path}: a column for the history {given[0]!r} and none for {missing!r}; give both or none"
             )
-        if histories and not given and not self._earlier and not self.labelled:
-            raise DataError(
-                f"{path}: the model reads what users did before ({', '.join(histories)}): name logs that say so by "
-                "--history, such as the one that it was trained on, or give a column of that name"
-            )
         return bool(given)
+
+    @property
+    def _empty(self) -> list[str]:
+        """Histories of which nothing is known."""
+        return [] if self._given or self._made else [feature.name for feature in self._schema.histories]
 
     def _read_schema(self) -> Schema:
         """The schema of what is read: keys only where histories are made by them; given histories are lists."""
         schema = replace(self._schema, session="", weight=self._weight)
-        if schema.histories and not self._given:
+        if self._made:
             return schema
         lists = tuple(
             replace(feature, kind="multi", of="", max_length=_WHOLE) if feature.kind == "history" else feature
             for feature in schema.sparse
+            if self._given or feature.kind != "history"
         )
         return replace(schema, sparse=lists, user="", time="")
 
     def scored(self, progress: Progress) -> Iterator[FreshRows]:
         """All rows, some at a time."""
-        events = self._events() if self._schema.histories and not self._given else None
+        events = self._events() if self._made else None
+        if self._empty:
+            progress.say(
+                f"users start with nothing in {', '.join(self._empty)}: --history names logs that say what they did "
+                "before, such as the one that the model was trained on"
+            )
         encoder = make_encoder(self._trained.dataset)
         progress.start("score", self.total_bytes, "B")
         before = 0
@@ -173,8 +179,8 @@ class FreshLogs:
             progress.finish()
 
     def _chunks(self, source: _Source) -> Iterator[Chunk]:
-        with tempfile.TemporaryDirectory() as workspace:
-            yield from source.chunks(Path(workspace))
+        with reading_directory() as workspace:
+            yield from source.chunks(workspace)
 
     def _events(self) -> Events:
         """Of the earlier logs, and of the log itself where it has labels."""
@@ -193,6 +199,7 @@ class FreshLogs:
         columns = {name: frame[name] for name in frame.columns}
         if events is not None:
             columns |= events.histories(frame)
+        columns |= {name: pl.Series([None] * len(frame), dtype=pl.List(pl.String)) for name in self._empty}
         dense, sparse = encoder.encode_columns(columns, path)
         assert chunk.rows is not None
         assert chunk.kept is not None or not (self.keep or self._user)

@@ -43,12 +43,14 @@ from stratarec.training.preflight import check_average, check_validation, exchan
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, with_length
 from stratarec.training.run.run_directory import (
+    FILES,
     RUN,
     Result,
     RunDirectory,
     opened,
     read_plan,
     read_result,
+    write_hashes,
     write_plan,
     write_recipe,
 )
@@ -81,6 +83,8 @@ class Trainer:
         data.
     plan : Plan
         Where tables live; by default what the run was started with, or what the recipe's memory section asks for.
+    remark : str
+        Told when it begins to train.
 
     Raises
     ------
@@ -99,7 +103,9 @@ class Trainer:
         *,
         plan: Plan | None = None,
         mesh: Mesh | None = None,
+        remark: str = "",
     ) -> None:
+        self._remark = remark
         recipe = with_length(recipe, dataset)
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.mesh = mesh or Mesh.alone()
@@ -278,12 +284,15 @@ class Trainer:
 
     def _train(self, ended: bool, watch: Watch, then: Callable[[], T]) -> T:
         """Train to the end, unless the run has `ended`, and do what follows; stops where the user asks for it."""
+        self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not ended:
             self._introduce()
         with self._board() as board, self._stop.listening():
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()
-            return then()
+            found = then()
+        self.mesh.first(lambda: write_hashes(self.run))
+        return found
 
     def _board(self) -> AbstractContextManager[SummaryWriter | None]:
         """TensorBoard's file, which one rank writes."""
@@ -297,8 +306,8 @@ class Trainer:
         """Write down and tell what is going to be trained."""
         self.mesh.first(lambda: write_recipe(self.run, self.recipe))
         self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
-        if self._uncompared:
-            self.progress.say(self._uncompared)
+        for line in filter(None, (self._remark, self._uncompared)):
+            self.progress.say(line)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
             self.progress.say(line)
         for line in exchange_remarks(self.recipe.towers, self.mesh):
@@ -350,7 +359,7 @@ class Trainer:
         self.stages.rate_factor = factor
 
     def _finish(self) -> dict[str, Any]:
-        """The one test evaluation, of the best checkpoint where validation chose one."""
+        """The one test evaluation, of the checkpoint that validation found best; without validation of the last."""
         position = self.position
         found = best(position.evaluations, self.config.early_stopping)
         path = self._keeper.best(position.step if found is None else found["step"], current=position.step)
