@@ -209,7 +209,8 @@ def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["plan", "r.yaml"],
+        ["check", "data/tiny"],
+        pytest.param(["plan", "r.yaml"], marks=pytest.mark.slow),
         pytest.param(["evaluate", "-q", "runs/tiny"], marks=pytest.mark.slow),
         pytest.param(["profile", "data/tiny"], marks=pytest.mark.slow),
     ],
@@ -246,10 +247,8 @@ def test_a_full_output_is_one_line(place: Path) -> None:
 
 
 def test_names_beyond_the_terminals_encoding_do_not_end_a_run(place: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stratarec", "train", "café.yaml"],
-        capture_output=True, text=True, check=False, cwd=place, env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
+    ascii_alone = "import sys; [stream.reconfigure(encoding='ascii') for stream in (sys.stdout, sys.stderr)]"
+    done = forked.run(["train", "café.yaml"], before=ascii_alone, cwd=place)
     assert done.returncode == 2
     assert done.stderr.startswith("stratarec: caf\\xe9.yaml is not valid YAML")
 

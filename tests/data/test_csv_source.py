@@ -86,7 +86,7 @@ CELLS = {
 }
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.fixed_dictionaries(CELLS), min_size=1, max_size=8),
     st.sampled_from([60, 200, 1 << 20]),

@@ -81,7 +81,7 @@ def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
     return sorted(row for batch in batches for row in rows_of(batch))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(st.integers(0, 5), st.integers(20, 700), st.integers(1, 40), st.floats(0, 1), st.booleans(), st.integers(1, 5))
 def test_any_start_gives_the_tail_of_the_epoch(
     data: Dataset, seed: int, size: int, window: int, start: float, shuffle: bool, portions: int
@@ -100,7 +100,7 @@ def test_any_start_gives_the_tail_of_the_epoch(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(st.integers(7, 700), st.integers(1, 3), st.booleans(), st.integers(1, 7), st.integers(1, 7))
 def test_shares_of_any_number_of_ranks_make_the_batches_of_one_process(
     data: Dataset, size: int, window: int, shuffle: bool, portions: int, ranks: int

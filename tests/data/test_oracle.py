@@ -254,7 +254,7 @@ def row_places(case: Case, dataset: Dataset, split: str) -> list[int]:
     return (file * (len(case.rows) // 2) + row - 1).tolist()
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases())
 def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPathFactory, case: Case) -> None:
     dealt = splits(case)

@@ -247,12 +247,12 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
 
 @pytest.mark.parametrize("block_bytes", [64, 1000, 1 << 20])
 @pytest.mark.parametrize("long", [299, 300, 301, 5000])
-@pytest.mark.parametrize("line", [1, 2, 40, 80])
+@pytest.mark.parametrize("line", [1, 2, 11, 20])
 def test_the_longest_line_is_the_same_wherever_blocks_end(
     tmp_path: Path, block_bytes: int, long: int, line: int
 ) -> None:
     row = "1" + "\t" * 39
-    lines = [row] * 80
+    lines = [row] * 20
     lines[line - 1] = row + "x" * (long - len(row))
     for ends in ("\n", ""):
         (tmp_path / "log.tsv").write_text("\n".join(lines) + ends)
@@ -260,7 +260,7 @@ def test_the_longest_line_is_the_same_wherever_blocks_end(
             CriteoConfig(paths=(str(tmp_path / "log.tsv"),), max_line_bytes=300), "skip", block_bytes=block_bytes
         )
         if long <= 300:
-            assert sum(chunk.frame.height for chunk in source.chunks(tmp_path)) == 80
+            assert sum(chunk.frame.height for chunk in source.chunks(tmp_path)) == 20
         else:
             with pytest.raises(DataError, match=rf"log\.tsv, line {line}: longer than 300 bytes; .*max_line_bytes"):
                 list(source.chunks(tmp_path))

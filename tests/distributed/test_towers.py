@@ -13,10 +13,10 @@ from distributed.test_runs import TIERED, assert_near, content, model, train
 from models import test_deduplicated as dedup
 from torch.nn import functional
 
+from recipes import prepared
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed import table_placement
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
@@ -36,7 +36,7 @@ from stratarec.training.run.shard_tables import sharding_plan
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set, whose features repeat in sessions."""
     root = tmp_path_factory.mktemp("towers")
-    prepare(Recipe.from_dict(content(root)).data)
+    prepared(Recipe.from_dict(content(root)).data)
     return root
 
 

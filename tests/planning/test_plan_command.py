@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.models.base import build_tables
 from stratarec.planning import memories
@@ -31,7 +30,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content["data"]["vocabulary"] = {"min_count": 1}
     content["train"]["batch_size"] = 16
     (root / "recipe.yaml").write_text(yaml.safe_dump(content))
-    prepare(Recipe.from_dict(content).data)
+    prepared(Recipe.from_dict(content).data)
     return root
 
 

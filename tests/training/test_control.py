@@ -18,10 +18,9 @@ import pytest
 import torch
 import yaml
 
-from recipes import assert_same_model, interrupt, last, tiny, train
+from recipes import assert_same_model, interrupt, last, prepared, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.models.metrics import METRICS
@@ -45,8 +44,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set, and one without a validation split."""
     root = tmp_path_factory.mktemp("control")
-    prepare(Recipe.from_dict(tiny(root)).data)
-    prepare(Recipe.from_dict(without_validation(root)).data)
+    prepared(Recipe.from_dict(tiny(root)).data)
+    prepared(Recipe.from_dict(without_validation(root)).data)
     return root
 
 
@@ -102,7 +101,7 @@ LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "evaluated on the way": ({"epochs": 1, "eval_every": 10}, {"epochs": 2, "eval_every": 10}),
     "best of its end": (
         {"epochs": 1, "eval_every": 13, "early_stopping": {"patience": 4}},
-        {"epochs": 3, "eval_every": 13, "early_stopping": {"patience": 4}},
+        {"epochs": 2, "eval_every": 13, "early_stopping": {"patience": 4}},
     ),
     "in tiers": ({"epochs": 1, "memory": INT8}, {"epochs": 2, "memory": INT8}),
     "under a schedule": (
@@ -112,7 +111,10 @@ LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("how", LONGER)
+SLOWER = ("more epochs", "evaluated on the way", "under a schedule")
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.slow if how in SLOWER else ()) for how in LONGER])
 def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path, tmp_path: Path, how: str) -> None:
     short, long = LONGER[how]
     train(recipe(home, tmp_path / "whole", **long))

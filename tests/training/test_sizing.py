@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes import last, tiny
+from recipes import last, prepared, tiny
 from stratarec.cli import main
-from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.auto_config import chosen, sized
 from stratarec.training.checkpoint import read_state
@@ -56,7 +55,7 @@ NAMED: list[dict[str, Any]] = [
 
 def test_a_field_that_is_named_changes_that_field_alone(tmp_path: Path) -> None:
     content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every")
-    dataset = prepare(Recipe.from_dict(content).data)
+    dataset = prepared(Recipe.from_dict(content).data)
     usual, said = sized(content, dataset)
     assert f"{dataset.samples('train'):,} training samples" in said
     for fields in NAMED:
@@ -80,7 +79,7 @@ def test_many_epochs_end_where_validation_is_past_its_best_and_the_best_is_teste
 ) -> None:
     content = without(tiny(tmp_path, embedding={"learning_rate": 1.0}), "batch_size", "epochs", "eval_every")
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
-    prepare(Recipe.from_dict(content).data)
+    prepared(Recipe.from_dict(content).data)
     assert main(["train", str(tmp_path / "r.yaml"), "train.epochs=20"]) == 0
     out = capsys.readouterr().out
     evaluations = read_state(last(tmp_path / "run"))["position"]["evaluations"]
@@ -98,7 +97,7 @@ def test_many_epochs_end_where_validation_is_past_its_best_and_the_best_is_teste
 def test_a_run_says_what_was_chosen_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every")
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
-    prepare(Recipe.from_dict(content).data)
+    prepared(Recipe.from_dict(content).data)
     assert main(["train", str(tmp_path / "r.yaml")]) == 0
     error = capsys.readouterr().err
     assert "training samples, as the recipe does not say: train.batch_size=128 train.epochs=2" in error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from recipes import KILLS, fill_disk, tiny
+from recipes import KILLS, fill_disk, prepared, tiny
 from stratarec.cli import main
 from stratarec.cli.tune.space import Space
 from stratarec.cli.tune.trial import Trial
@@ -45,7 +45,7 @@ SPACE = ("train.dense.learning_rate=log(1e-4,1e-1)", "train.batch_size=choice(64
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set whose files of the test split are gone: reading any of them is an error."""
     root = tmp_path_factory.mktemp("home")
-    dataset = prepare(Recipe.from_dict(content(root)).data)
+    dataset = prepared(Recipe.from_dict(content(root)).data)
     for entry in dataset.manifest.files("test"):
         (dataset.path / entry.path).unlink()
     return root
