@@ -237,9 +237,9 @@ class RowGroups:
         self._values, sizes = found[..., 0].astype(np.float64), found[..., 1].astype(np.float64)
         widths = [max(schema.column(place).length or 0, _VALUE_BYTES) for place in places]
         self._bytes = (self._values * widths + sizes).sum(1)
-        self._is_whole = (self._values >= 0).all(1) & (sizes >= 0).all(1)
+        self._is_whole = np.asarray((self._values >= 0).all(1) & (sizes >= 0).all(1))
         self._rows = [reader.metadata.row_group(group).num_rows for group in range(len(found))]
-        shared = found[..., 2].any(0)
+        shared = np.asarray(found[..., 2].any(0))
         text = [
             schema.column(place).path
             for place, is_shared in zip(places, shared, strict=True)
