@@ -56,7 +56,14 @@ def content(root: Path, name: str, **data: Any) -> dict[str, Any]:
         "name": "matching",
         "data": {"path": str(root / name), "source": source, **options},
         "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
-        "train": {"run": str(root / "run"), "batch_size": 64, "epochs": 4, "embedding": {"learning_rate": 0.1}},
+        "train": {
+            "run": str(root / "run"),
+            "batch_size": 64,
+            "epochs": 4,
+            "embedding": {"learning_rate": 0.1},
+            "average": {"decay": 0},
+            "early_stopping": {"patience": 0},
+        },
     }
 
 
@@ -102,8 +109,12 @@ def test_a_data_set_whose_ids_mean_other_values_is_refused(root: Path, capsys: p
 
 
 def test_the_same_rows_prepared_elsewhere_fit(root: Path) -> None:
-    made = Recipe.from_dict(content(root, "falling", path=str(root / "again"), shard_samples=1000, groups="none"))
-    again = prepare(made.data)
+    made = content(root, "falling", path=str(root / "again"), shard_samples=1000, groups="none")
+    frame = pl.read_parquet(root / "logs" / "falling.parquet")
+    for part in range(4):
+        frame[1000 * part : 1000 * (part + 1)].write_parquet(root / "logs" / f"part-{part}.parquet")
+    made["data"]["source"]["paths"] = [str(root / "logs" / "part-*.parquet")]
+    again = prepare(Recipe.from_dict(made).data)
     assert again.fingerprint != Dataset.open(root / "falling").fingerprint
     for command in (["evaluate"], ["predict", "-o", str(root / "scores.parquet")]):
         assert main([command[0], "-q", str(root / "run"), str(root / "again"), *command[1:]]) == 0

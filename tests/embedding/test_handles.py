@@ -267,7 +267,7 @@ def test_reading_while_a_thread_prepares_sees_whole_rows() -> None:
         ({"offsets": torch.tensor([0, 2, 1, 3, 4])}, r"feature 'a', sample 1: its ids are 2 to 1, expected offsets"),
         ({"offsets": torch.tensor([0, 1, 2, 3, 9])}, r"feature 'b', sample 1: its ids are 3 to 9, .* within 0 to 4"),
         ({"offsets": torch.tensor([-5, 1, 2, 3, 4])}, r"feature 'a', sample 0: its ids are -5 to 1"),
-        ({"offsets": torch.arange(5, dtype=torch.int32)}, "offsets are int32 of shape"),
+        ({"offsets": torch.arange(5, dtype=torch.int16)}, "offsets are int16 of shape"),
         ({"values": torch.zeros(4)}, "ids are float32 of shape"),
         ({"weights": torch.ones(3)}, r"weights are float32 of shape \(3,\), expected float32 of shape \(4,\)"),
         ({"weights": torch.ones(4, dtype=torch.float64)}, "weights are float64"),

@@ -382,7 +382,7 @@ def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path
     resumed.train(resume=True)
     after = contents(tmp_path / "a")
     assert {name: content for name, content in after.items() if name in before} == before
-    assert sorted(set(after) - set(before)) == ["report.html", "result.json"]
+    assert sorted(set(after) - set(before)) == ["files.json", "report.html", "result.json"]
     train(recipe(home, tmp_path / "b", max_steps=9))
     assert result(tmp_path / "a")["test"] == result(tmp_path / "b")["test"]
 

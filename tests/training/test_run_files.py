@@ -124,5 +124,5 @@ def test_evaluating_one_class_says_why_there_is_no_auc(
     root, _ = days
     assert main(["evaluate", "-q", str(root / "run"), "--split", "valid"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["AUC", "-"]
+    assert ["AUC", "-"] in [line.split() for line in lines]
     assert "  (500 of them positive: what compares both classes is not defined)" in lines

@@ -278,7 +278,7 @@ def test_values_without_a_usable_weight_are_bad_rows(tmp_path: Path, log: str, w
     with pytest.raises(DataError) as error:
         prepare(made.data)
     where = f"row {place + 1}" if log == "parquet" else f"line {place + 2}"
-    assert str(error.value) == f"{path}, {where}: column 'share': {message}"
+    assert str(error.value).startswith(f"{path}, {where}: column 'share': {message}; ")
     skipping = Recipe.from_dict(made.to_dict() | {"data": made.to_dict()["data"] | {"on_bad_row": "skip"}})
     found = stored(dataset := prepare(skipping.data))
     assert dataset.about.bad_rows == 1

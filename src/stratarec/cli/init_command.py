@@ -52,7 +52,7 @@ def _tell(head: str, reason: str) -> None:
     """One column; on a terminal its reason stays beside it."""
     room = shutil.get_terminal_size().columns - len(head)
     lines = textwrap.wrap(reason, room) if sys.stdout.isatty() and room > _LEAST_ROOM else [reason]
-    print(head + f"\n{' ' * len(head)}".join(lines))
+    say(head + lines[0], *(f"{' ' * len(head)}{line}" for line in lines[1:]))
 
 
 COMMAND = Subcommand(
