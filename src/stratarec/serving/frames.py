@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.blocks import BadRows
@@ -58,6 +59,35 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     return typed
 
 
+def read_columns(frame: Any) -> dict[str, pl.Series]:
+    """Every column of a frame, or of a 2-d array, whose columns are called x0, x1 and so on.
+
+    Raises
+    ------
+    DataError
+        Naming the column that cannot be read.
+    """
+    if hasattr(frame, "toarray"):
+        raise DataError("got a sparse matrix, and sparse input is not supported; give a DataFrame or a dense array")
+    if isinstance(frame, list) or (hasattr(frame, "__array__") and not _has_names(frame)):
+        return _of_array(np.asarray(frame))
+    return {name: _column(frame, name) for name in _names(frame)}
+
+
+def _of_array(values: NDArray[Any]) -> dict[str, pl.Series]:
+    if values.ndim != 2:
+        raise DataError(f"got an array of {values.ndim} dimensions, expected two: rows and columns. Reshape your data")
+    if values.dtype.kind == "c":
+        raise DataError("Complex data not supported: expected numbers, texts or truth values")
+    found = {}
+    for place, column in enumerate(values.T):
+        with _readable(f"x{place}"):
+            # Of Python's objects Polars makes the type that they have; of NumPy's array of them an opaque one.
+            plain = column.tolist() if column.dtype == object else np.ascontiguousarray(column)
+            found[f"x{place}"] = pl.Series(f"x{place}", plain, nan_to_null=True)
+    return found
+
+
 def _column(frame: Any, name: str) -> pl.Series:
     names = _names(frame)
     if name not in names:
@@ -80,6 +110,10 @@ def _readable(name: str) -> Iterator[None]:
         raise
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         raise DataError(f"{_FRAME}: column {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def _has_names(frame: Any) -> bool:
+    return isinstance(frame, Mapping) or any(hasattr(frame, name) for name in ("columns", "column_names"))
 
 
 def _names(frame: Any) -> list[str]:
