@@ -191,5 +191,6 @@ NOT_HELD = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Estimator ClickModel does not inherit")
 def test_the_checks_of_scikit_learn_pass() -> None:
     check_estimator(ClickModel(train__threads=1), expected_failed_checks=NOT_HELD, on_skip=None)
