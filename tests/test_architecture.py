@@ -68,6 +68,24 @@ def imports(tree: ast.AST) -> set[str]:
     return {name.removeprefix("stratarec.") for name in names if name.startswith("stratarec.")}
 
 
+def calls(tree: ast.AST, name: str) -> bool:
+    found = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(isinstance(each, ast.Name) and each.id == name for each in found)
+
+
+def test_text_goes_to_a_terminal_in_a_few_places_that_show_what_would_act_on_it() -> None:
+    """A value of a log, or a name in a file of somebody else's, must not reach a terminal as it is."""
+    found = {name: {module_name(path) for path, tree in TREES.items() if calls(tree, name)} for name in PRINTING}
+    assert found == PRINTING
+
+
+PRINTING = {
+    "print": {"cli.arguments", "cli.main", "reporting.progress_bar"},
+    "Console": {"reporting.progress_bar"},
+    "_Console": {"reporting.terminal_tables"},
+}
+
+
 def functions(tree: ast.AST) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 

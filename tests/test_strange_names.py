@@ -20,8 +20,9 @@ from rich.console import Console
 from recipes import tiny
 from stratarec import Scorer
 from stratarec.cli import main
+from stratarec.cli.arguments import say, say_json
 from stratarec.reporting.progress_bar import TerminalProgress
-from stratarec.reporting.terminal_tables import print_table
+from stratarec.reporting.terminal_tables import make_console, print_table
 
 NAMES = (
     "C*", "C1", "[", "[/x]", "a/b", "../../../evil", "<script>alert(1)</script>", "{{ 7*7 }}", "*", "a.b", "'\"&",
@@ -186,6 +187,20 @@ def test_tables_and_notes_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.advance(1, "[/x] \x1b[31m :smile:")
     progress.finish()
     assert r"[/x] \x1b[31m :smile:" in stream.getvalue()
+
+
+def test_whatever_is_printed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Heads of tables, such as names of runs, and lines, such as values of a log: by whoever prints them."""
+    evil = "\x1b]0;owned\x07\x9b31m\u202e"
+    console = make_console()
+    print_table(console, ["", f"runs/a{evil}"], [["auc", "0.5"]], text={""})
+    console.print(f"the best: {evil}\nnext")
+    say(f"a{evil}", f"b{evil}\nnext")
+    say_json({evil: evil})
+    found = capsys.readouterr().out
+    assert not CONTROL.search(found)
+    assert found.count("owned") == 5 + 1
+    assert "\nnext" not in found
 
 
 SAY = """

@@ -104,7 +104,7 @@ MISTAKES = [
     ),
     (
         ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: [foo://bucket/log]}"],
-        r"'foo://bucket/log': cannot be read: Protocol not known: foo",
+        r"data\.source\.paths: 'foo://bucket/log' is of the protocol foo, expected a path",
     ),
     (["evaluate", "empty"], r"empty is no run: it has no recipe\.json; name the directory that `train` wrote"),
     (["evaluate", "nowhere"], r"nowhere is no run"),

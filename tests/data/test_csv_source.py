@@ -268,6 +268,7 @@ def either(path: Path, options: dict[str, Any], on_bad_row: OnBadRow = "error") 
 
 
 RATED = {"label": LabelRule(column="y", at_least=4)}
+WORDED = {"label": LabelRule(column="y", equals="yes")}
 WHOLE = {"sparse": (SparseFeature(name="a", type="integer"),)}
 TYPED = {
     "sparse": (
@@ -277,6 +278,7 @@ TYPED = {
     )
 }
 TIMED = {"time": "a"}
+HOURLY = {**TIMED, "time_format": "%Y%m%d%H"}
 
 
 @pytest.mark.parametrize(
@@ -303,6 +305,13 @@ TIMED = {"time": "a"}
             {"a": [1_577_836_740, 1_577_836_800]},
         ),
         ({"a": ["20200101"]}, {**TIMED, "time_format": "%Y%m%d"}, {"a": [1_577_836_800]}),
+        ({"a": [20_010_100, 20_010_123]}, {**TIMED, "time_format": "%y%m%d%H"}, {"a": [1_577_836_800, 1_577_919_600]}),
+        ({"y": ["yes", " yes", "no "]}, WORDED, {"y": [1, 1, 0]}),
+        (
+            {"y": ["yes", None, "2"], "z": [0, 1, 1]},
+            {"label": "label", "labels": (WORDED["label"], "z")},
+            {"y": [1, 2, 0]},
+        ),
         ({"a": [1_577_836_800.0, 1_577_836_801.0]}, TIMED, {"a": [1_577_836_800, 1_577_836_801]}),
     ],
 )
@@ -321,6 +330,17 @@ NO_TIME = r"column 'a': got '.*', expected a time: digits, or 2024"
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
+        ({"y": ["yes", "", "no"]}, WORDED, "column 'y': got ('', |nothing, )expected 'yes' or another text"),
+        (
+            {"a": [2020010100, 202001010, 2020010101]},
+            HOURLY,
+            "column 'a': got '?202001010'?, expected a time as %Y%m%d%H",
+        ),
+        (
+            {"a": ["31/12/2019", "31/12/19"]},
+            {**TIMED, "time_format": "%d/%m/%Y"},
+            "column 'a': got '31/12/19', expected",
+        ),
         ({"y": [5, None, 2]}, RATED, "column 'y': got nothing, expected a number"),
         ({"a": [12.0, 0.5, 2.0**60]}, WHOLE, r"column 'a': got '?0\.5'?, expected a whole number or nothing"),
         (
@@ -341,7 +361,7 @@ def test_what_is_wrong_is_the_same_in_text_and_in_parquet(
     for path in write_both(tmp_path, columns):
         with pytest.raises(DataError, match=f"(row 2|line 3): {message}"):
             either(path, options)
-        left = 2 if "y" in columns else 1
+        left = 2 if "y" in columns or options == HOURLY else 1
         assert either(path, options, "skip").height == left
 
 

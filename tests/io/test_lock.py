@@ -193,6 +193,21 @@ def test_check_reads_everything(home: Path, tmp_path: Path, capsys: pytest.Captu
     for path in ("run", "data"):
         assert main(["check", str(tmp_path / path)]) == 0
         assert capsys.readouterr().out.endswith(f"{tmp_path / path} is whole\n")
+    # What nobody goes on from is written down with its hash, too; of what is not, the name is told.
+    (tmp_path / "run" / "notes").touch()
+    assert main(["check", str(tmp_path / "run")]) == 0
+    assert "not read, since nothing is known of them: notes\n" in capsys.readouterr().out
+    (tmp_path / "run" / "notes").unlink()
+    assert main(["check", str(tmp_path / "run")]) == 0
+    assert "not read" not in capsys.readouterr().out
+    for pattern in ("stratarec.json", "report.html", "tensorboard/*", "checkpoints/*/tables/*/home/chain.json"):
+        path = next((tmp_path / "run").glob(pattern))
+        before = path.read_bytes()
+        for place in (0, len(before) // 2, len(before) - 2):
+            path.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
+            assert main(["check", str(tmp_path / "run")]) == 2, (path, place)
+            assert str(path) in capsys.readouterr().err
+        path.write_bytes(before)
     # The first of its checkpoints, which no other command opens.
     path = checkpoint.steps(tmp_path / "run" / "checkpoints")[0] / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -206,4 +221,4 @@ def test_check_reads_everything(home: Path, tmp_path: Path, capsys: pytest.Captu
     assert main(["check", str(tmp_path / "export")]) == 2
     assert f"{tmp_path / 'export' / 'README.txt'} is damaged" in capsys.readouterr().err
     assert main(["check", str(tmp_path)]) == 2
-    assert "is no data set, run, export or plan of StrataRec" in capsys.readouterr().err
+    assert "is no data set, run, export, plan or study of StrataRec" in capsys.readouterr().err

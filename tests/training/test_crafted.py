@@ -15,9 +15,10 @@ from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
 from safetensors.torch import load_file, save_file
 
 from recipes import last, table_values
+from stratarec.cli.check import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import CheckpointError
+from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed
 from stratarec.training.run.open_run import open_run
@@ -126,6 +127,53 @@ def test_tensors_of_another_type_shape_or_no_number_are_named(
     trainer = Trainer(made, Dataset.open(made.data.path))
     with pytest.raises(CheckpointError, match=rf"{name}\.safetensors.*{message}"):
         trainer.train(resume=True)
+
+
+def _at(**changes: Any) -> Callable[[dict[str, Any], Path], object]:
+    """Other numbers in the parts of the state that have these names."""
+    return lambda content, _: [content[part].update(found) for part, found in changes.items()]
+
+
+STATES = [
+    (_at(tables={"step": 1 << 61}), r"2305843009213693952 steps and 0 before them, of 6 batches"),
+    (_at(tables={"step": 5}), r"tables at step 5 in a checkpoint of step 6"),
+    (_at(tables={"earlier": 1 << 61}), r"6 steps and 2305843009213693952 before them"),
+    (_at(tables={"batches": 5, "origin": 0}), r"6 steps and 0 before them, of 5 batches"),
+    (_at(tables={"changes": [[7, 0.5]]}), r"up to 7 in a checkpoint of step 6"),
+    (_at(position={"epoch": 1 << 61}), r"up to 2305843009213693952 in a checkpoint of step 6"),
+    (_at(position={"losses": [[7, 0.5]]}), r"up to 7 in a checkpoint of step 6"),
+    (_at(position={"trained_samples": 5}), r"5 samples trained"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), STATES)
+def test_numbers_that_no_training_gives_are_named(
+    home: Path, tmp_path: Path, change: Callable[[dict[str, Any], Path], object], message: str
+) -> None:
+    shutil.copytree(home / "plain", tmp_path / "run")
+    rewrite(tmp_path / "run", change)
+    with pytest.raises(CheckpointError, match=rf"state\.json.*{message}.*; use another checkpoint"):
+        list(check(tmp_path / "run"))
+
+
+def test_a_run_that_lies_behind_links_is_not_gone_on_with(home: Path, tmp_path: Path) -> None:
+    """Its checkpoints would be pruned, and they may be another run's."""
+    for part in ("checkpoints", "tensorboard"):
+        shutil.copytree(home / "plain", tmp_path / part, ignore=shutil.ignore_patterns(part))
+        (tmp_path / part / part).symlink_to(home / "plain" / part)
+        trainer = Trainer(recipe(home, tmp_path / part, steps=8), Dataset.open(home / "data"))
+        with pytest.raises(StorageError, match=rf"{part} is a link, expected a directory: name the run's own place"):
+            trainer.train(resume=True)
+
+
+@pytest.mark.parametrize("lost", ["seed", "dense", "embedding"])
+def test_a_run_begins_with_one_whose_checkpoint_says_less_of_its_training(
+    home: Path, tmp_path: Path, lost: str
+) -> None:
+    shutil.copytree(home / "plain", tmp_path / "run")
+    rewrite(tmp_path / "run", lambda content, _: content["identity"]["train"].pop(lost))
+    trainer = Trainer(recipe(home, tmp_path / "new", steps=1), Dataset.open(home / "data"))
+    assert trainer.train(earlier=tmp_path / "run")["steps"] == 1
 
 
 def test_a_row_of_two_files_of_a_chain_is_that_of_the_later_one(home: Path, tmp_path: Path) -> None:

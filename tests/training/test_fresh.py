@@ -145,6 +145,28 @@ def test_scores_as_csv(place: Path) -> None:
     assert found["who"].to_list() == pl.read_parquet(place / "log.parquet")["who"].to_list()
 
 
+CELLS = {
+    "=1+1": "'=1+1", "+1": "'+1", "@SUM(1)": "'@SUM(1)", "-cmd|' /C calc'!A0": "'-cmd|' /C calc'!A0",
+    "\t=1": "'\t=1", "\r=1": "'\r=1", "-1": "-1", "-.5e3": "-.5e3", "--1": "'--1", "a=1": "a=1", "'": "'",
+}  # fmt: skip
+
+
+def test_cells_that_a_spreadsheet_would_run_are_text_when_that_is_asked_for(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = pl.read_parquet(place / "log.parquet").head(len(CELLS)).with_columns(pl.Series("=c", list(CELLS)))
+    log, target = fresh(place, frame), place / "cells.csv"
+    command = ["predict", "-q", run_of(place), log, "--keep", "=c", "-o"]
+    assert main([*command, str(target)]) == 0
+    assert pl.read_csv(target, schema_overrides={"=c": pl.String})["=c"].to_list() == list(CELLS)
+    assert main([*command, str(target), "--safe"]) == 0
+    found = pl.read_csv(target, schema_overrides={"'=c": pl.String})
+    assert found["'=c"].to_list() == list(CELLS.values())
+    assert found["score"].dtype == pl.Float64
+    assert main([*command, str(place / "cells.out.parquet"), "--safe"]) == 2
+    assert "--safe is of CSV files" in capsys.readouterr().err
+
+
 def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, log = run_of(place), str(place / name(place, "log"))
     assert main(["evaluate", "-q", run, log, "--by", "country"]) == 0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -86,46 +89,63 @@ def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Pat
         np.testing.assert_array_equal(values, right[name], err_msg=name)
 
 
-def test_reading_a_run_leaves_no_files_behind(home: Path, tmp_path: Path) -> None:
-    rows = tmp_path / "rows"
+def test_reading_a_run_makes_and_removes_nothing_where_the_run_says(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, scratch = tmp_path / "rows", tmp_path / "scratch"
     made = recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)
     train(made, plan=in_log(made, "int8"))
-    before = sorted(rows.iterdir())
-    assert before
+    shutil.rmtree(rows)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    # What a reader that was killed left, of which there is one in the way of the attack, too.
+    for left in (rows / "tiny-reading-mine", scratch / "stratarec-reading-0123456789ab"):
+        left.mkdir(parents=True)
+        (left / ".owner").touch()
+        (left / "kept").touch()
+    before = sorted(rows.rglob("*"))
     for command in (
         ["evaluate"],
         ["predict", "-o", str(tmp_path / "s.parquet")],
         ["export", "-o", str(tmp_path / "e")],
     ):
         assert main([command[0], "-q", str(tmp_path / "a"), *command[1:]]) == 0
+    assert sorted(rows.rglob("*")) == before
+    # A run without a plan: its memories are measured somewhere else, too.
+    (tmp_path / "a" / "plan.json").unlink()
+    assert main(["evaluate", "-q", str(tmp_path / "a")]) == 0
     broken = last(tmp_path / "a") / "tables"
     next(broken.glob("*/slots/rows-*.safetensors")).write_bytes(b"damaged")
     assert main(["evaluate", "-q", str(tmp_path / "a")]) != 0
-    assert sorted(rows.iterdir()) == before
+    assert sorted(rows.rglob("*")) == before
+    assert not list(scratch.iterdir())
 
 
 @pytest.mark.slow
-def test_what_a_killed_reader_left_behind_is_removed_by_the_next(home: Path, tmp_path: Path) -> None:
-    rows = tmp_path / "rows"
+def test_what_a_killed_reader_left_behind_is_removed_by_the_next(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, scratch = tmp_path / "rows", tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     made = recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)
     train(made, plan=in_log(made, "int8"))
-    before = sorted(rows.iterdir())
     script = (
         "import os, signal, sys\n"
         "from stratarec.training.run.open_run import open_run\n"
         "trained = open_run(sys.argv[1])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "a")], check=False)
-    left = set(rows.iterdir()) - set(before)
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "a")], check=False, env=environment)
+    left = set(scratch.iterdir())
     assert left, "the reader was not killed while it read"
     with open_run(tmp_path / "a"):
-        now = set(rows.iterdir()) - set(before)
+        now = set(scratch.iterdir())
         assert len(now) == 1
         assert not now & left
         with open_run(tmp_path / "a"):
-            assert now < set(rows.iterdir()) - set(before), "a reader that lives must keep its files"
-    assert sorted(rows.iterdir()) == before
+            assert now < set(scratch.iterdir()), "a reader that lives must keep its files"
+    assert not list(scratch.iterdir())
 
 
 def test_what_a_killed_checkpoint_left_behind_is_removed_by_the_next(home: Path, tmp_path: Path) -> None:

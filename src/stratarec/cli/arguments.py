@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -11,6 +12,7 @@ from stratarec.errors import ConfigError
 from stratarec.io.names import visible
 
 SPLITS = ("train", "valid", "test")
+RUN_HELP = "directory that `train` wrote; rows that memory is not to hold are read from a folder in TMPDIR"
 # Characters of a message that are repeated.
 _LONGEST = 200
 
@@ -57,7 +59,7 @@ def add_recipe(command: argparse.ArgumentParser) -> None:
 
 def add_data(command: argparse.ArgumentParser) -> None:
     """A run, and what it is asked about; see `data_or_logs`."""
-    command.add_argument("run", help="directory that `train` wrote")
+    command.add_argument("run", help=RUN_HELP)
     command.add_argument(
         "data",
         nargs="*",
@@ -90,9 +92,15 @@ def refuse_ranks(ranks: int) -> None:
         raise ConfigError(f"raw logs are scored by one process, not by {ranks}: start it without torchrun")
 
 
-def say(line: str) -> None:
-    """Print a line that has a name or path in it."""
-    print(visible(line))
+def say(*lines: str) -> None:
+    """Print lines, whatever characters a name, a path or a value in them has."""
+    for line in lines:
+        print(visible(line))
+
+
+def say_json(content: object) -> None:
+    """Print JSON, in ASCII."""
+    print(json.dumps(content, indent=1, allow_nan=False))
 
 
 def shortened(text: str) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.cli.tune.study_record import FILE, STUDY, read_study, run_name
 from stratarec.config.difference import first_difference
 from stratarec.data.column_names import label_names
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import DATASET, MANIFEST
 from stratarec.data.schema import UNKNOWN
-from stratarec.embedding.checkpoint.transfer import saved_rows
+from stratarec.embedding.checkpoint.transfer import saved_files, saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
-from stratarec.io.owned_directory import kind_of
+from stratarec.io.owned_directory import HOLDER, MARKER, check_marker, kind_of
 from stratarec.io.sealed import read_sealed
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
@@ -23,12 +25,27 @@ from stratarec.serving.export_files import check_files
 from stratarec.serving.export_manifest import MANIFEST as EXPORT
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
-from stratarec.training.checkpoint import NETWORK, OPTIMIZER
-from stratarec.training.run.run_directory import PLAN, RECIPE, RUN, RunPlan, read_recipe, read_result
+from stratarec.training.checkpoint import NETWORK, OPTIMIZER, STATE
+from stratarec.training.run.run_directory import (
+    FILES,
+    PLAN,
+    RECIPE,
+    RESULT,
+    RUN,
+    RunPlan,
+    check_hashes,
+    read_recipe,
+    read_result,
+)
+
+# Files that are named of those that are not read.
+_NAMED = 5
 
 
 def check(path: Path) -> Iterator[str]:
-    """Check a data set, a run, an export or a plan; gives a line for each part that was found right.
+    """Check a data set, a run, an export, a plan or a study; gives a line for each part that was found right.
+
+    Every file is read that anything is known of; the last line names the others, if there are any.
 
     Raises
     ------
@@ -37,28 +54,44 @@ def check(path: Path) -> Iterator[str]:
     ConfigError
         When `path` is none of these.
     """
+    read: set[Path] = set()
     if kind_of(path) == DATASET.name or (path / MANIFEST).exists():
-        yield from _data_set(path)
+        yield from _data_set(path, read)
     elif kind_of(path) == RUN.name or (path / RECIPE).exists():
-        yield from _run(path)
+        yield from _run(path, read)
+    elif kind_of(path / STUDY.name) == STUDY.name:
+        yield from _study(path, read)
     elif (path / EXPORT).exists():
-        yield from _export(path)
+        yield from _export(path, read)
     elif path.is_file():
         Plan.load(path)
         yield "plan: every field is right"
     else:
-        raise ConfigError(f"{path} is no data set, run, export or plan of StrataRec")
+        raise ConfigError(f"{path} is no data set, run, export, plan or study of StrataRec")
+    others = [str(each.relative_to(path)) for each in _files(path) if each not in read]
+    if others:
+        more = f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
+        yield f"not read, since nothing is known of them: {', '.join(others[:_NAMED])}{more}"
 
 
-def _export(path: Path) -> Iterator[str]:
+def _files(path: Path) -> list[Path]:
+    """Everything below a directory but directories, and but what says who works in it now; links as they are."""
+    found = (Path(folder, name) for folder, inside, names in os.walk(path) for name in (*inside, *names))
+    return sorted(each for each in found if each.name != HOLDER and (each.is_symlink() or not each.is_dir()))
+
+
+def _export(path: Path, read: set[Path]) -> Iterator[str]:
     manifest = Scorer.open(path).manifest
     check_files(path, manifest)
+    read |= {path / EXPORT, *(path / name for name in manifest.files)}
     rows = sum(table.rows for table in manifest.tables.values())
     yield f"export: {len(manifest.tables)} tables, {rows:,} rows, every hash fits"
 
 
-def _data_set(path: Path) -> Iterator[str]:
+def _data_set(path: Path, read: set[Path]) -> Iterator[str]:
     dataset = Dataset.open(path, verify="full")
+    check_marker(path, DATASET)
+    read |= {path / MARKER, path / MANIFEST, *(path / file.path for file in dataset.manifest.files())}
     with dataset.held():
         yield f"files: {len(dataset.manifest.files())} have the hashes that {MANIFEST} names"
         yield from _content(path, dataset)
@@ -101,9 +134,26 @@ def _shard(dataset: Dataset, split: str, number: int) -> NDArray[np.int64]:
     return found
 
 
-def _run(path: Path) -> Iterator[str]:
+def _study(path: Path, read: set[Path]) -> Iterator[str]:
+    folder = path / STUDY.name
+    found = read_study(folder)
+    check_marker(folder, STUDY)
+    read |= {folder / MARKER, folder / FILE}
+    yield f"study: {len(found.trials)} trials, every field is right"
+    for number in range(len(found.trials)):
+        run = path / run_name(number)
+        if (run / RECIPE).exists():
+            yield from (f"{run.name}: {line}" for line in _run(run, read))
+
+
+def _run(path: Path, read: set[Path]) -> Iterator[str]:
     recipe = read_recipe(path)
+    check_marker(path, RUN)
+    looked_at = check_hashes(path)
+    read |= {path / name for name in (MARKER, RECIPE, PLAN, RESULT)}.union(looked_at)
     yield f"recipe: {recipe.name}"
+    if looked_at:
+        yield f"report and curves: {len(looked_at) - 1} files have the hashes that {FILES} names"
     if (path / PLAN).exists():
         content = read_sealed(path / PLAN, RunPlan, "start anew with --overwrite")
         Plan.from_dict(content.plan, str(path / PLAN))
@@ -111,15 +161,19 @@ def _run(path: Path) -> Iterator[str]:
     result = read_result(path)
     if result is not None:
         yield f"result: of {result.checkpoint}"
+        if checkpoint.of_step(Path(), result.steps).name < result.checkpoint:
+            raise CheckpointError(f"{path / RESULT} is of {result.checkpoint}, after {result.steps} steps")
     found = checkpoint.steps(path / "checkpoints")
     if result is not None and path / "checkpoints" / result.checkpoint not in found:
         raise CheckpointError(f"{path} has a result of {result.checkpoint}, which is not there")
     for each in found:
         with checkpoint.held(each):
-            yield f"{each.name}: {_rows(each, recipe):,} rows, every hash and checksum fits"
+            yield f"{each.name}: {_rows(each, recipe, read):,} rows, every hash and checksum fits"
+    if (path / "export" / EXPORT).exists():
+        yield from _export(path / "export", read)
 
 
-def _rows(path: Path, recipe: Recipe) -> int:
+def _rows(path: Path, recipe: Recipe, read: set[Path]) -> int:
     """Read all of a checkpoint of `recipe`; how many rows its tables have."""
     loaded, total = checkpoint.load(path), 0
     for name, tensors in ((NETWORK, loaded.network), (OPTIMIZER, loaded.optimizer)):
@@ -127,7 +181,9 @@ def _rows(path: Path, recipe: Recipe) -> int:
     other = first_difference(recipe.to_dict()["model"], loaded.state["identity"]["model"], "model")
     if other is not None:
         raise CheckpointError(f"{path} has {other.field} {other.have!r}, {path.parents[1] / RECIPE} {other.want!r}")
+    read |= {path / name for name in (STATE, NETWORK, OPTIMIZER)}
     for group in loaded.state["tables"]["groups"]:
+        read.update(saved_files(path / "tables" / group["name"], group))
         for rows, found in saved_rows(path / "tables" / group["name"], group):
             if not all(np.isfinite(values).all() for values in (found.weights, found.row_state, found.full_state)):
                 raise CheckpointError(f"{path}: {group['name']} has a row that is not finite")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand
+from stratarec.cli.arguments import Subcommand, say_json
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -24,7 +23,7 @@ def compare(args: argparse.Namespace) -> None:
         check_output(Path(args.output).resolve())
     found = Contest.read(args.runs)
     if args.json:
-        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+        say_json(found.to_dict())
     else:
         from stratarec.reporting.compare_page import print_contest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks
+from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks, say
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -34,11 +34,11 @@ def evaluate(args: argparse.Namespace) -> None:
             refuse_ranks(mesh.ranks)
             fresh = FreshLogs(trained, logs, keep=args.by, earlier=args.history, labelled=True)
             whole, slices = evaluate_logs(fresh, progress)
-            print("\n".join([*lines("log", figures(whole)), *bins("log", figures(whole))]))
+            say(*lines("log", figures(whole)), *bins("log", figures(whole)))
             for name, found in slices.items():
                 for label in whole:
                     head = name if len(whole) == 1 else f"{name} ({label})"
-                    print("\n".join(sliced(head, [(value, each[label].to_dict()) for value, each in found])))
+                    say(*sliced(head, [(value, each[label].to_dict()) for value, each in found]))
             return
         for split in args.split or ["test"]:
             precision = trained.recipe.train.precision
@@ -47,7 +47,7 @@ def evaluate(args: argparse.Namespace) -> None:
             )
             if mesh.is_first:
                 told = figures(found_split)
-                print("\n".join([*lines(split, told), *bins(split, told)]))
+                say(*lines(split, told), *bins(split, told))
 
 
 COMMAND = Subcommand(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand, say
+from stratarec.cli.arguments import RUN_HELP, Subcommand, say
 
 
 def _options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", help="directory that `train` wrote")
+    command.add_argument("run", help=RUN_HELP)
     command.add_argument("-o", "--output", help="directory (default: export in the run)")
     command.add_argument(
         "--program",

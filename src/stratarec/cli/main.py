@@ -168,6 +168,6 @@ def _report(error: Exception) -> str:
         ) as file:
             file.write(f"{about}\n{sys.argv}\n\n{trace}")
     except OSError:
-        print(trace, file=sys.stderr)
+        print(*map(visible, trace.splitlines()), sep="\n", file=sys.stderr)
         return f"{said}; this is a defect of StrataRec: please report it with the traceback above"
     return f"{said}; this is a defect of StrataRec: please report it with the traceback in {file.name}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import Subcommand, add_recipe, say, whole_number
+from stratarec.cli.arguments import Subcommand, add_recipe, say, say_json, whole_number
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
     if args.json:
         content = {"steps": rows, "fastest": best, "assumed": lines}
-        print(json.dumps(content, indent=1, allow_nan=False))
+        say_json(content)
     else:
         print_steps(rows, best, lines)
 
@@ -173,7 +172,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     with dataset.held():
         made = make_towers(recipe, dataset, request, make_progress(quiet=args.quiet))
     if args.json:
-        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
+        say_json(made.to_dict())
     else:
         print_towers(made.to_dict(), request.source)
     if args.report:
@@ -208,10 +207,10 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:
         shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}
-        print(json.dumps({**made.to_dict(), **shared}, indent=1, allow_nan=False))
+        say_json({**made.to_dict(), **shared})
     else:
         print_plan(made.to_dict(), tiers.age_seconds)
-        print("\n".join(sharding.lines() if ranks > 1 else ()), end="\n" if ranks > 1 else "")
+        say(*(sharding.lines() if ranks > 1 else ()))
     if args.output:
         made.save(Path(args.output))
     if args.report:

@@ -48,10 +48,10 @@ def prepare(args: argparse.Namespace) -> None:
             for label, count in counts
             if count.known
         )
-        print(f"{split:6} {samples:>12,} samples{rate}")
-    print(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
+        say(f"{split:6} {samples:>12,} samples{rate}")
+    say(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
     if dataset.about.bad_rows:
-        print(f"left out {dataset.about.bad_rows:,} bad rows")
+        say(f"left out {dataset.about.bad_rows:,} bad rows")
     say(f"prepared {dataset.path}")
 
 

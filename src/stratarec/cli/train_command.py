@@ -60,17 +60,17 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     from stratarec.reporting.metric_names import lines
 
     if "test" in result:
-        print("\n".join(lines("test", result["test"])))  # type: ignore[arg-type]
+        say(*lines("test", result["test"]))  # type: ignore[arg-type]
     if "uncalibrated" in result:
         for split, figures in result["uncalibrated"].items():  # type: ignore[attr-defined]
-            print("\n".join(lines(f"{split}, before its correction", figures)))
-    print(f"speed            {result['samples_per_second']:,.0f} samples/s")
+            say(*lines(f"{split}, before its correction", figures))
+    say(f"speed            {result['samples_per_second']:,.0f} samples/s")
     tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
-    print(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
-    print(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
+    say(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
+    say(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
         exposed, hidden = found["exposed_seconds"], found["hidden_seconds"]
-        print(
+        say(
             f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
             f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its time waiting, "
             f"{hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden"

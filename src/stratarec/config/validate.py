@@ -25,14 +25,16 @@ _TAGS = ("union_tag_not_found", "union_tag_invalid")
 def explain(error: pydantic.ValidationError, content: Any, kind: Any) -> str:
     """The first mistake in `content`, which is no `kind`: the field, what is expected, what was got.
 
-    A field that does not exist comes before everything else: what follows from it is no mistake of its own.
+    A field that does not exist comes before everything else: what follows from it is no mistake of its own. What a
+    section says of itself comes before what is wrong with it as something else.
     """
     found = [(_place(one["loc"], content, one["type"]), one) for one in error.errors()]
     # A value that fits no member of a union has an error for each: the one that lies deepest is of the member meant.
     unknown = [entry for entry in found if entry[1]["type"] in _UNKNOWN]
     first_place = (unknown or found)[0][0]
     place, first = max(
-        (entry for entry in unknown or found if entry[0].startswith(first_place)), key=lambda entry: len(entry[0])
+        (entry for entry in unknown or found if entry[0].startswith(first_place)),
+        key=lambda entry: (len(entry[0]), entry[1]["type"] == "value_error"),
     )
     if first["type"] in _UNKNOWN:
         return f"{place}: unknown field; {_hint(str(first['loc'][-1]), _fields(kind, first['loc'][:-1]))}"

@@ -50,17 +50,37 @@ UNKNOWN = 2
 """What stands for a label that is not known, where samples have several."""
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _word(value: Any) -> Any:
+    """Text of a recipe; YAML makes truth values of yes and no, and numbers of digits."""
+    if isinstance(value, bool | int | float):
+        raise ConfigError(f"expected text, got {value}; put it in quotes, as in equals: 'yes'")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelRule:
-    """A label that is made of a number."""
+    """A label that is made of a number, or of a word: by one of `at_least` and `equals`."""
 
     column: str
-    """Column of the number."""
-    at_least: float
+    """Column of the number or word."""
+    at_least: Annotated[float | None, pydantic.Field(exclude_if=_is_none)] = None
     """The label is 1 where the number is this or more."""
+    equals: Annotated[str, pydantic.BeforeValidator(_word), pydantic.Field(exclude_if=operator.not_)] = ""
+    """The label is 1 where the text is this, spaces around it aside, and 0 where it is another."""
 
     def __post_init__(self) -> None:
         check_finite(self, "schema.label.")
+        object.__setattr__(self, "equals", self.equals.strip())
+        if (self.at_least is None) == (not self.equals):
+            which = "neither" if self.at_least is None else "both"
+            raise ConfigError(
+                f"a label's rule of column {self.column!r} has {which} of at_least and equals, expected one: "
+                "at_least: 4 of numbers, or equals: 'yes' of words"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +169,8 @@ class Schema:
     """The columns of a data set, raw and prepared alike."""
 
     label: str | LabelRule = "label"
-    """Column of 0 and 1, or of truth values; or a rule such as ``{column: rating, at_least: 4}``."""
+    """Column of 0 and 1, or of truth values; or a rule such as ``{column: rating, at_least: 4}`` or ``{column: answer,
+    equals: 'yes'}``."""
     labels: tuple[str | LabelRule, ...] = ()
     """Several labels of each sample in place of `label`, such as ``[click, like]``: columns or rules, of which a row
     may lack some. The model has a logit for each. The first is the one by which rows are positive events of histories,
@@ -165,7 +186,8 @@ class Schema:
     time_unit: TimeUnit = "s"
     """Unit of `time`, and of what timestamps become."""
     time_format: str = ""
-    """How times that are text are written, such as ``%d/%m/%Y %H:%M``; empty for the forms that `time` names."""
+    """How times that are text or digits are written, such as ``%d/%m/%Y %H:%M`` or ``%Y%m%d%H``; empty for the forms
+    that `time` names."""
     session: str = ""
     """Column that names the session; samples of one session are stored together."""
     user: str = ""

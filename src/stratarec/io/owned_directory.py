@@ -8,6 +8,7 @@ its kind, is left as it is.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -170,5 +171,15 @@ def claim(path: Path, kind: Kind) -> None:
 
 def mark(path: Path, kind: Kind) -> None:
     """Write the marker of a directory that is ours already by being new."""
+    write_json(path / MARKER, _marker(kind))
+
+
+def check_marker(path: Path, kind: Kind) -> None:
+    """`DatasetError` where the marker of a directory is not to the letter what `mark` writes."""
+    if read_json(path / MARKER) != _marker(kind):
+        raise DatasetError(f"{path / MARKER} was changed after it was written; expected {json.dumps(_marker(kind))}")
+
+
+def _marker(kind: Kind) -> dict[str, object]:
     about = f"A {kind.name} of StrataRec, which replaces this directory when it is told to overwrite it."
-    write_json(path / MARKER, {"kind": kind.name, "format": FORMAT, "about": about})
+    return {"kind": kind.name, "format": FORMAT, "about": about}

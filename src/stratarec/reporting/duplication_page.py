@@ -48,8 +48,9 @@ def print_profile(profile: Profile) -> None:
     console.print(table)
     for row in profile.rows:
         if row.features != (row.name,):
-            console.print(visible(f"{row.name}: {', '.join(row.features)}"))
-    console.print(f"{_LEGEND}\n{about(profile)}")
+            console.print(f"{row.name}: {', '.join(row.features)}")
+    console.print(_LEGEND)
+    console.print(about(profile))
 
 
 def write_profile(path: Path, profile: Profile, hot: HotProfile | None = None) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.colors import to_hex
 
 from stratarec.config.units import readable
-from stratarec.io.names import visible
 from stratarec.reporting.html import TEXT, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -57,7 +56,7 @@ def print_plan(content: Content, age_seconds: float) -> None:
         console.print(f"{label:22} {value} {note}".rstrip())
     console.print(f"{'speeds measured':22} {_ago(age_seconds)}; --measure to do so again")
     for note in content["notes"]:
-        console.print(f"note: {visible(note)}")
+        console.print(f"note: {note}")
 
 
 def print_comparison(rows: Iterable[Mapping[str, Any]]) -> None:

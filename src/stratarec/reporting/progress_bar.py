@@ -40,7 +40,7 @@ class TerminalProgress:
             console=self._console,
         )
         self._bar.start()
-        self._task = self._bar.add_task(task, total=total, completed=done, note="")
+        self._task = self._bar.add_task(visible(task), total=total, completed=done, note="")
 
     def advance(self, amount: int, note: str = "") -> None:
         if self._bar is not None:

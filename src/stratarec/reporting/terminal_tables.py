@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
@@ -21,6 +22,10 @@ Rows = Sequence[Sequence[str]]
 
 
 class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Text is a line: what would act on a terminal, or begin another line, is shown as it is written."""
+        super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **options)
+
     def on_broken_pipe(self) -> None:
         """Leave it to the command line, which rich would end with exit code 1."""
         raise BrokenPipeError
@@ -29,7 +34,7 @@ class _Console(Console):
 def make_console() -> Console:
     """Standard output as wide as its terminal, or as COLUMNS says; without limit where it goes to a file or a pipe.
 
-    Text is printed as it is: nothing in a name is taken for markup.
+    Nothing in a name is taken for markup or reaches the terminal as a control character.
     """
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal or os.environ.get("COLUMNS") else _UNLIMITED
@@ -48,7 +53,7 @@ def print_table(
     keys : int
         The first so many columns name a row. They are repeated where the table is printed in parts.
     """
-    rows = [[visible(cell) for cell in row] for row in rows]
+    heads, *rows = ([visible(cell) for cell in row] for row in (heads, *rows))
     wide = [max(map(cell_len, (head, *(row[i] for row in rows)))) for i, head in enumerate(heads)]
     if sum(wide) + _GAP * len(wide) > console.width:
         wide = [min(_broken(head, [row[i] for row in rows]), console.width // 2) for i, head in enumerate(heads)]

@@ -41,7 +41,8 @@ def print_towers(content: Content, source: str) -> None:
     for number, tower in enumerate(content["towers"]):
         named = visible(", ".join(tower["features"]))
         head = f"tower {number}: "
-        console.print(textwrap.fill(named, width, initial_indent=head, subsequent_indent=" " * len(head)))
+        for line in textwrap.wrap(named, width, initial_indent=head, subsequent_indent=" " * len(head)):
+            console.print(line)
     inside, between = _number(content["inside"]), _number(content["between"])
     console.print()
     console.print(f"interaction of two features: {inside} inside a tower, {between} between towers (mean)")

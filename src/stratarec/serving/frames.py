@@ -41,7 +41,7 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     if len(rows) != 1:
         sizes = ", ".join(f"{name!r} {len(column):,}" for name, column in list(columns.items())[:6])
         raise DataError(f"{_FRAME}: columns of different lengths, expected as many values in each: {sizes}")
-    bad = BadRows("error")
+    bad = BadRows(None)
     converter = Converter(_FRAME, 1 + np.arange(rows.pop(), dtype=np.int64), bad)
     typed = {}
     for feature in features:

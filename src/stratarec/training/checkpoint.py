@@ -150,14 +150,23 @@ class TrainingState(Model):
     def _check(self) -> TrainingState:
         if set(self.hashes) != {NETWORK, OPTIMIZER}:
             raise ValueError(f"hashes of {sorted(self.hashes)}, expected of {NETWORK} and {OPTIMIZER}")
-        if self.position.step != self.step:
-            raise ValueError(f"a position at step {self.position.step} in a checkpoint of step {self.step}")
+        position, step = self.position, self.step
+        for what, found in (("a position", position.step), ("tables", self.tables.step)):
+            if found != step:
+                raise ValueError(f"{what} at step {found} in a checkpoint of step {step}")
+        told: list[Any] = [entry["step"] for entry in position.evaluations]
+        told += [first for first, *_ in (*position.losses, *position.kind_losses, *self.tables.changes)]
+        latest = max((*told, position.epoch, position.batch), default=0)
+        if latest > step:
+            raise ValueError(f"losses, evaluations, epochs or batches up to {latest} in a checkpoint of step {step}")
+        if not max(position.untimed_samples, step) <= position.trained_samples:
+            raise ValueError(f"{position.trained_samples} samples trained, {position.untimed_samples} of them untimed")
         return self
 
 
 WEIGHTS = "weights/"
 """Before the names of a network's weights among the optimizer's tensors, where the network's file has their average."""
-_STATE = "state.json"
+STATE = "state.json"
 _FILES = (NETWORK, OPTIMIZER)
 _ADVICE = "use another checkpoint"
 _STEP = re.compile(r"step-\d{8,12}")
@@ -185,7 +194,7 @@ def save(
         for name, tensors in zip(_FILES, (model.network.state_dict(), optimizer), strict=True):
             write_tensors(temporary / name, tensors)
         hashes = {name: file_hash(temporary / name) for name in _FILES}
-        write_sealed(temporary / _STATE, {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
+        write_sealed(temporary / STATE, {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
         replace_directory(temporary, final)
 
     try:
@@ -259,7 +268,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """``state.json`` of a checkpoint, each field of which is what `TrainingState` says."""
     if path.is_symlink():
         raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
-    found = read_sealed(path / _STATE, TrainingState, _ADVICE, CheckpointError)
+    found = read_sealed(path / STATE, TrainingState, _ADVICE, CheckpointError)
     if of_step(path.parent, found.step) != path:
         raise CheckpointError(f"{path} is the checkpoint of step {found.step}; {_ADVICE}")
     return found.model_dump(mode="json", exclude_unset=True)
@@ -289,7 +298,7 @@ def steps(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.glob("step-*")
-        if _STEP.fullmatch(path.name) and not path.is_symlink() and (path / _STATE).is_file()
+        if _STEP.fullmatch(path.name) and not path.is_symlink() and (path / STATE).is_file()
     )
 
 
@@ -297,11 +306,11 @@ def steps(folder: Path) -> list[Path]:
 def held(path: Path) -> Iterator[None]:
     """Keep a checkpoint from being pruned while it is read; `CheckpointError` where it is gone already."""
     try:
-        file = open_regular(path / _STATE)
+        file = open_regular(path / STATE)
     except OSError as error:
         raise CheckpointError(f"{path} is gone: {error.strerror}; {_ADVICE}") from error
     with file:
-        if not lock(file, shared=True) or not (path / _STATE).is_file():
+        if not lock(file, shared=True) or not (path / STATE).is_file():
             raise CheckpointError(f"{path} is being removed; {_ADVICE}")
         yield
 
@@ -324,7 +333,7 @@ def prune(folder: Path, keep: int, protected: set[Path]) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError), open_regular(path / _STATE) as file:
+    with suppress(OSError), open_regular(path / STATE) as file:
         if lock(file):
             # Gone at once: half of it would still look like a checkpoint.
             leaving = temporary_name(path)

@@ -22,7 +22,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
-from stratarec.training.run.run_directory import write_result
+from stratarec.training.run.run_directory import REPORT, write_result
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Position
 from stratarec.training.torch_settings import peak_rss_bytes
@@ -70,7 +70,7 @@ class Ending:
 
         def write() -> None:
             write_result(self.run, result)
-            page = self.run / "report.html"
+            page = self.run / REPORT
             if not self.recipe.train.report:
                 page.unlink(missing_ok=True)  # of the run when it was shorter
                 return

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
@@ -71,11 +72,16 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
     return rows
 
 
-def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
+def predict_logs(logs: FreshLogs, output: Path, progress: Progress, *, safe: bool = False) -> int:
     """Write the score of each row of raw logs, in their order; as CSV where `output` is called so, else as Parquet.
 
     Columns are ``file`` and ``row`` (counted from 1, a line for text), those that `logs` passes through, ``label``
     where there is one, and ``score``; of several labels as in `predict`.
+
+    Parameters
+    ----------
+    safe : bool
+        Put ``'`` before text that a spreadsheet would run.
 
     Returns
     -------
@@ -97,7 +103,7 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress) -> int:
         nonlocal rows
         writer, schema = None, None
         for part in logs.scored(progress):
-            table = _table(part, outputs)
+            table = _quoted(_table(part, outputs)) if safe else _table(part, outputs)
             if writer is None:
                 make = pa_csv.CSVWriter if output.suffix == ".csv" else partial(pq.ParquetWriter, compression="zstd")
                 writer, schema = make(file, table.schema), table.schema
@@ -145,6 +151,21 @@ def _table(part: FreshRows, outputs: Outputs) -> pa.Table:
     columns |= {name: part.kept[name].to_arrow() for name in part.kept.columns}
     columns |= {} if part.label is None else outputs.label(part.label)
     return pa.table({**columns, **outputs.score(part.logits)})
+
+
+_RUN_BY_SPREADSHEETS = r"^[=+@\t\r\n-]"
+_NEGATIVE = r"^-(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?$"
+
+
+def _quoted(table: pa.Table) -> pa.Table:
+    """A table whose texts, and names of columns, no spreadsheet takes for formulas."""
+    frame = pl.DataFrame(table)
+    for name, kind in frame.schema.items():
+        if kind in (pl.String, pl.Categorical, pl.Enum):
+            text = pl.col(name).cast(pl.String)
+            runs = text.str.contains(_RUN_BY_SPREADSHEETS) & ~text.str.contains(_NEGATIVE)
+            frame = frame.with_columns(pl.when(runs).then(pl.lit("'") + text).otherwise(text).alias(name))
+    return frame.rename({name: f"'{name}" for name in frame.columns if name[:1] in tuple("=+@\t\r\n-")}).to_arrow()
 
 
 class _Keys:

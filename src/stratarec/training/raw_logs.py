@@ -7,10 +7,8 @@ no rows of a log (clicks, synthetic) are refused.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +27,7 @@ from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.user_history import Events
+from stratarec.embedding.stores.scratch import reading_directory
 from stratarec.errors import DataError
 from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics
@@ -173,8 +172,8 @@ class FreshLogs:
             progress.finish()
 
     def _chunks(self, source: _Source) -> Iterator[Chunk]:
-        with tempfile.TemporaryDirectory() as workspace:
-            yield from source.chunks(Path(workspace))
+        with reading_directory() as workspace:
+            yield from source.chunks(workspace)
 
     def _events(self) -> Events:
         """Of the earlier logs, and of the log itself where it has labels."""

@@ -43,12 +43,14 @@ from stratarec.training.preflight import check_average, check_validation, exchan
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, with_length
 from stratarec.training.run.run_directory import (
+    FILES,
     RUN,
     Result,
     RunDirectory,
     opened,
     read_plan,
     read_result,
+    write_hashes,
     write_plan,
     write_recipe,
 )
@@ -278,12 +280,15 @@ class Trainer:
 
     def _train(self, ended: bool, watch: Watch, then: Callable[[], T]) -> T:
         """Train to the end, unless the run has `ended`, and do what follows; stops where the user asks for it."""
+        self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not ended:
             self._introduce()
         with self._board() as board, self._stop.listening():
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()
-            return then()
+            found = then()
+        self.mesh.first(lambda: write_hashes(self.run))
+        return found
 
     def _board(self) -> AbstractContextManager[SummaryWriter | None]:
         """TensorBoard's file, which one rank writes."""

@@ -131,7 +131,7 @@ def test_a_file_without_names_gets_some(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_labels_are_found(column: str, values: list[Any], expected: object, tmp_path: Path) -> None:
-    frame = pl.DataFrame({"item": list(range(10)) * 10, column: (values * 100)[:100]})
+    frame = pl.DataFrame({"item": (list(range(7)) * 15)[:100], column: (values * 100)[:100]})
     assert guess(read_sample((str(write(frame, tmp_path / "log.csv")),))).label == expected
 
 
@@ -152,8 +152,8 @@ def test_a_reason_stands_beside_each_guess_and_small_logs_are_split_at_random(
 def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     frame = log().select(
-        pl.col("is_click").alias("label: x"), pl.col("product").alias("yes"), pl.col("age").alias("#age, 'in' years"),
-        pl.col("weekday").alias("@day"), pl.col("store"), pl.col("price").alias("1.5"),
+        pl.col("is_click").alias("label: x"), pl.col("weekday").alias("yes"), pl.col("age").alias("#age, 'in' years"),
+        pl.col("product").alias("@day"), pl.col("store"), pl.col("price").alias("1.5"),
     )  # fmt: skip
     frame.write_parquet("my log (2).parquet")
     assert main(["init", "my log (2).parquet"]) == 0
@@ -172,10 +172,17 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypat
         (["clicks.csv"], "no label is found: no column is 0 and 1, and none is called label, click, rating"),
         (["flags.csv"], "no label is found: several columns are 0 and 1 (a, b)"),
         (["log.csv", "--label", "clik"], "--label is 'clik', which is no column; the log has row, is_click"),
-        (["log.csv", "--label", "weekday"], "--label is 'weekday', which is String, expected 0 and 1, or numbers"),
+        (["log.csv", "--label", "weekday"], "--label is 'weekday', which is text of 3 values ('mon', 'tue', 'wed'), "),
+        (["log.csv", "--label", "weekday=fri"], "--label is weekday=fri, and no row is so, or every row; there are "),
+        (["ones.csv", "--label", "c=5"], "--label is c=5, and the column is Int64; name it alone"),
+        (["infinite.csv", "--label", "a"], "--label is 'a', which holds -inf, expected finite numbers"),
+        (["twice.csv"], "twice.csv: column 'a' stands there 2 times; rename one of them"),
+        (["colons.dat"], "colons.dat: fields are divided by two characters, '::', expected one, such as a tab: sed"),
+        (["ones.csv", "other.csv"], "files of different columns: ones.csv alone has 'c'; other.csv alone has 'b', 'd'"),
+        (["log.csv", "log.parquet"], "log.parquet is Parquet and log.csv is not; expected files of one format"),
         (["ones.csv", "--label", "a"], "--label is 'a', which has one value alone, expected two or more"),
         (["picture.png"], "picture.png: neither Parquet nor UTF-8 text; expected CSV, TSV, JSON lines or Parquet"),
-        (["bare.csv"], "no column can be a feature; beside the label 'label' there are day"),
+        (["bare.csv"], "no column can be a feature with a table of its own; beside the label 'label'"),
         (["head.csv"], "head.csv: the file has no rows, expected at least one"),
         (["cut.parquet"], "cut.parquet: not a Parquet file, or damaged"),
         (["log.csv", "-o", "there.yaml"], "there.yaml exists; remove it, or name another --output"),
@@ -193,6 +200,11 @@ def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
     Path("bare.csv").write_text("label,day\n0,x\n1,x\n")
     Path("ones.csv").write_text("a,c\n1,5\n1,6\n")
     Path("picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    Path("infinite.csv").write_text("a,c\n1,5\n-inf,6\n0,5\n")
+    Path("twice.csv").write_text("a,b,a\n1,5,2\n0,6,2\n")
+    Path("colons.dat").write_text("1::1193::5::978300760\n1::661::3::978302109\n")
+    Path("other.csv").write_text("a,b,d\n1,5,2\n0,6,2\n")
+    log().write_parquet("log.parquet")
     Path("head.csv").write_text("label,item\n")
     Path("cut.parquet").write_bytes(b"PAR1 and no more")
     Path("there.yaml").write_text("mine\n")
@@ -203,6 +215,12 @@ def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
     assert said.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
     assert Path("there.yaml").read_text() == "mine\n"
+
+
+def test_help_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["init", "--help"])
+    assert f"copy this one: {', '.join(shipped())}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -34,8 +34,9 @@ def test_forms_give_numbers_whole_numbers_and_values(content: dict[str, Any], tm
     }
     # The recipe's own values begin, where they lie in the space.
     assert space.own(content) == {
-        "train.batch_size": 128, "model.top_mlp": [16], "train.dense.learning_rate": 0.001, "model.dropout": 0.0,
+        "train.batch_size": 128, "model.top_mlp": "[16]", "train.dense.learning_rate": 0.001, "model.dropout": 0.0,
     }  # fmt: skip
+    assert space.values(space.own(content))["model.top_mlp"] == [16]
     narrow = Space.read(["train.batch_size=choice(256,512)", "model.dropout=uniform(0,0.1)"], content, "r.yaml")
     assert narrow.own(content) == {"model.dropout": 0.0}
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shutil
 import signal
+import sqlite3
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import KILLS, fill_disk, tiny
 from stratarec.cli import main
 from stratarec.cli.tune.space import Space
 from stratarec.cli.tune.trial import Trial
@@ -22,6 +27,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
 from stratarec.io.lock import held
 from stratarec.io.owned_directory import claim
+from stratarec.io.sealed import write_sealed
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.run.run_directory import RUN
@@ -30,7 +36,7 @@ from stratarec.training.trainer import Trainer
 if TYPE_CHECKING:
     from stratarec.cli.tune.study import Best
 
-optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'stratarec[tune]'")
+pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'stratarec[tune]'")
 
 SPACE = ("train.dense.learning_rate=log(1e-4,1e-1)", "train.batch_size=choice(64,128)")
 
@@ -59,13 +65,9 @@ def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE,
 
 
 def history(folder: Path) -> list[tuple[Any, ...]]:
-    """Of the trials that were not interrupted: values, end, and what validation said."""
-    study = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study' / 'study.db'}")
-    return [
-        (each.params, each.state.name, each.intermediate_values)
-        for each in study.trials
-        if "interrupted" not in each.user_attrs and each.state.is_finished()
-    ]
+    """Of the trials that have ended: values, end, and what validation said."""
+    trials = json.loads((folder / "study" / "study.json").read_text())["trials"]
+    return [(each["params"], each["state"], each["evaluations"]) for each in trials if each["state"] != "running"]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Be
     # The recipe's own values are the first trial.
     first = history(folder)[0][0]
     assert first == {"train.dense.learning_rate": 0.001, "train.batch_size": "128"}
-    assert best.value == max(list(told.values())[-1] for _, state, told in history(folder) if state == "COMPLETE")
+    assert best.value == max(told[-1] for _, state, told in history(folder) if state == "complete")
 
 
 def test_the_best_recipe_trains_to_what_the_trial_said(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:
@@ -147,6 +149,123 @@ def test_a_study_that_was_stopped_is_the_one_that_was_not(
     assert sorted(path.name for path in tmp_path.glob("trial-*"))[:2] == ["trial-0000", "trial-0001"]
 
 
+@pytest.mark.slow
+def test_a_study_that_is_killed_at_any_moment_is_the_one_that_was_not(
+    home: Path, whole: tuple[Path, Best], tmp_path: Path
+) -> None:
+    folder, best = whole
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content(home)))
+    command = [sys.executable, "-m", "stratarec", "tune", "-q", str(tmp_path / "r.yaml"), "--space", *SPACE]
+    command += ["--trials", "4", "-o", str(tmp_path / "out")]
+    draws = random.Random(7)
+    for _ in range(3 * KILLS):
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            # Not before it has begun: a start takes longer than a trial.
+            until = time.monotonic() + 60
+            before = _written(tmp_path / "out")
+            while _written(tmp_path / "out") == before and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(draws.uniform(0, 1.5))
+            process.kill()
+    found = tuned(home, tmp_path / "out", 4)
+    assert history(tmp_path / "out") == history(folder)
+    assert (found.values, found.value) == (best.values, best.value)
+    assert [path.parent for path in (tmp_path / "out").glob("trial-*/checkpoints")] == [found.run]
+
+
+def _written(folder: Path) -> int:
+    return sum(path.stat().st_mtime_ns for path in folder.glob("study/study.json"))
+
+
+def test_a_full_disk_ends_no_trial(
+    home: Path, whole: tuple[Path, Best], small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = whole
+    out, filler = small_disk / "out", small_disk / "filler"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trial, "train", at_evaluation(1, "trial-0001", lambda: fill_disk(filler, 4096)))
+        with pytest.raises(StorageError, match="No space left on device"):
+            tuned(home, out, 4)
+    assert [state for _, state, _ in history(out)] == ["complete"]
+    with pytest.raises(StorageError, match="No space left on device"):
+        tuned(home, out, 4)
+    filler.unlink()
+    tuned(home, out, 4)
+    assert history(out) == history(folder)
+
+
+def test_nothing_of_others_is_written_or_removed_by_a_study_from_elsewhere(
+    home: Path, whole: tuple[Path, Best], tmp_path: Path
+) -> None:
+    folder, _ = whole
+    # A data base of another program, where SQLite was asked to keep trials once.
+    with sqlite3.connect(tmp_path / "mine.db") as base:
+        base.execute("create table mine (x)")
+    shutil.copytree(folder, tmp_path / "a")
+    (tmp_path / "a" / "study" / "study.db").symlink_to(tmp_path / "mine.db")
+    before = (tmp_path / "mine.db").read_bytes()
+    tuned(home, tmp_path / "a", 5)
+    assert (tmp_path / "mine.db").read_bytes() == before
+    # Runs of the user behind links.
+    shutil.copytree(folder, tmp_path / "mine")
+    checkpoints = [*(tmp_path / "mine").glob("trial-*/checkpoints/*")]
+    for name in ("b", "c"):
+        shutil.copytree(folder, tmp_path / name, ignore=shutil.ignore_patterns("trial-*"))
+        for run in (tmp_path / "mine").glob("trial-*"):
+            (tmp_path / name / run.name).symlink_to(run)
+    forged(tmp_path / "b", lambda trials: [each | {"value": 0.9} if not n else each for n, each in enumerate(trials)])
+    tuned(home, tmp_path / "b", 4)
+    forged(tmp_path / "c", lambda trials: [*trials[:-1], {"params": trials[-1]["params"]}])
+    with pytest.raises(StorageError, match=r"trial-0003 is there already, and is no trial of this study; move it"):
+        tuned(home, tmp_path / "c", 4)
+    # A trial begins in a directory of its own.
+    forged(tmp_path / "c", lambda trials: trials[:-1])
+    (tmp_path / "c" / "trial-0003").unlink()
+    (tmp_path / "c" / "trial-0003").mkdir()
+    with pytest.raises(StorageError, match=r"trial-0003 is there already"):
+        tuned(home, tmp_path / "c", 4)
+    assert checkpoints
+    assert all(path.exists() for path in checkpoints)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "study").symlink_to(folder / "study")
+    with pytest.raises(StorageError, match=r"study is a link, which may lead anywhere"):
+        tuned(home, tmp_path / "d", 5)
+
+
+def forged(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    """Trials that somebody else wrote, sealed as ours are."""
+    made = json.loads((folder / "study" / "study.json").read_text())
+    made.pop("hash")
+    write_sealed(folder / "study" / "study.json", {**made, "trials": change(made["trials"])})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"params": {"train.batch_size": "64"}}, r"trial 0 has values of other fields than --space"),
+        (
+            {"params": {"train.batch_size": "96", "train.dense.learning_rate": 0.001}},
+            r"train\.batch_size 96, which is not",
+        ),
+        (
+            {"params": {"train.batch_size": "64", "train.dense.learning_rate": 9.0}},
+            r"learning_rate 9\.0, which is not in",
+        ),
+        ({"state": "running", "value": None}, r"a trial that is not the last is running"),
+        ({"state": "pruned"}, r"trials\.0: a trial that is pruned has the value 0\."),
+        ({"run": "/home"}, r"trials\.0\.run: extra inputs are not permitted"),
+        ({"evaluations": ["a"]}, r"trials\.0\.evaluations\.0: input should be a valid number"),
+    ],
+)
+def test_a_study_that_says_what_none_does_is_refused(
+    home: Path, whole: tuple[Path, Best], tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    shutil.copytree(whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("trial-*"))
+    forged(tmp_path / "out", lambda trials: [trials[0] | changed, *trials[1:]])
+    with pytest.raises(ConfigError, match=rf"study\.json.*{message}.*name another --output"):
+        tuned(home, tmp_path / "out", 5)
+
+
 def test_trials_that_do_worse_end_early(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
 
@@ -160,14 +279,14 @@ def test_trials_that_do_worse_end_early(home: Path, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Trial, "train", train)
     assert tuned(home, tmp_path, 8).value == pytest.approx(0.69)
-    assert [state for _, state, _ in history(tmp_path)] == ["COMPLETE"] * 5 + ["PRUNED"] * 3
+    assert [state for _, state, _ in history(tmp_path)] == ["complete"] * 5 + ["pruned"] * 3
     assert told == [3] * 5 + [0] * 3
 
 
 def test_a_trial_that_fails_is_one_trial_and_all_are_an_error(home: Path, tmp_path: Path) -> None:
     best = tuned(home, tmp_path / "some", 4, ("train.dense.learning_rate=choice(0.001,1.0e+30)",))
     states = {params["train.dense.learning_rate"]: state for params, state, _ in history(tmp_path / "some")}
-    assert states["0.001"] == "COMPLETE"
+    assert states["0.001"] == "complete"
     assert best.values == {"train.dense.learning_rate": 0.001}
     with pytest.raises(TrainingError, match=r"none of 1 trials was trained to its end; the last: .*change --space"):
         tuned(home, tmp_path / "none", 1, ("train.dense.learning_rate=choice(1.0e+30)",))

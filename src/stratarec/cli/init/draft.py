@@ -76,9 +76,14 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
     yield f"    paths: {_yaml(list(sample.paths))}"
     for key, value in sample.options.items():
         yield f"    {key}: {_yaml(value)}"
+    nulls = sorted({word for each in guesses.columns for word in sample.missing.get(each.name, ())})
+    if nulls:
+        yield f"    nulls: {_yaml(nulls)}  # stand for nothing, in every column"
     yield "    schema:"
     yield from _schema(guesses)
     yield from _split(sample, guesses)
+    if guesses.unlabelled:
+        yield f"  on_bad_row: skip  # {guesses.unlabelled:,} rows that were looked at lack the label"
     least = 2 if sample.total < 1_000_000 else 5
     yield f"  vocabulary: {{min_count: {least}, tail_buckets: 64}}  # values seen less often share 64 rows"
     yield from _training(sample, guesses)
@@ -88,13 +93,16 @@ def _schema(guesses: Guesses) -> Iterator[str]:
     reasons = {each.name: each.reason for each in guesses.columns}
     rule = guesses.label
     if isinstance(rule, LabelRule):
-        number = int(rule.at_least) if rule.at_least == int(rule.at_least) else rule.at_least
-        yield f"      label: {{column: {_yaml(rule.column)}, at_least: {number}}}  # {reasons[rule.column]}"
+        made = f"at_least: {_yaml(rule.at_least)}" if rule.at_least is not None else f"equals: {_yaml(rule.equals)}"
+        yield f"      label: {{column: {_yaml(rule.column)}, {made}}}  # {reasons[rule.column]}"
     else:
         yield f"      label: {_yaml(rule)}  # {reasons[rule]}"
     for each in guesses.of("time"):
+        assert guesses.time is not None
         yield f"      time: {_yaml(each.name)}  # {each.reason}"
-        yield f"      time_unit: {guesses.unit}"
+        yield f"      time_unit: {guesses.time.unit}"
+        if guesses.time.form:
+            yield f"      time_format: {_yaml(guesses.time.form)}"
     keys: tuple[Role, ...] = ("user", "session")
     for role in keys:
         for each in guesses.of(role):
@@ -105,10 +113,17 @@ def _schema(guesses: Guesses) -> Iterator[str]:
         yield from (f"        - {{name: {_yaml(each.name)}}}  # {each.reason}" for each in dense)
     sparse = list(_sparse(guesses))
     yield from ["      sparse:", *sparse] if sparse else []
-    left = guesses.of("left out")
+    left = [each for each in guesses.of("left out") if each.leak is None]
     if left:
         yield "      # Left out:"
         yield from (f"      #   {_yaml(each.name)}: {each.reason}" for each in left)
+    leaks = [each for each in guesses.columns if each.leak is not None]
+    if leaks:
+        yield "      # Left out as they seem to know the label; to take one in, put what is in braces into its list:"
+    for each in leaks:
+        assert each.leak is not None
+        where = "dense" if each.leak.role == "dense" else "sparse"
+        yield f"      #   {where}: - {{{_feature(each.leak)}}}  # {each.reason}"
 
 
 def _sparse(guesses: Guesses) -> Iterator[str]:
@@ -143,11 +158,11 @@ def _feature(each: Guess) -> str:
 
 
 def _by_time(guesses: Guesses) -> bool:
-    return guesses.span is not None and _seconds(guesses) >= 10 * 3600
+    return _seconds(guesses) >= 10 * 3600
 
 
 def _seconds(guesses: Guesses) -> int:
-    span = guesses.span
+    span = guesses.time.span if guesses.time else None
     return 0 if span is None else (span.last - span.first) // PER_SECOND[span.unit]
 
 
@@ -173,6 +188,8 @@ def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     yield f"  embedding_dim: {width}  # about {rows:,} values: {readable(_table_bytes(rows, width))} of tables at most"
     yield "  bottom_mlp: [64]"
     yield "  top_mlp: [128, 64]"
+    if len(list(_sparse(guesses))) + bool(guesses.of("dense")) < 2:
+        yield "  interaction: cat  # one vector makes no pairs"
     yield "train:"
     yield "  # batch_size, epochs and early_stopping: left out, they are chosen by the number of samples"
     yield "  dense: {kind: adam, learning_rate: 0.001}"

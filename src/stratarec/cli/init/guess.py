@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import polars as pl
 
+from stratarec.cli.init.label import find_label, positives
+from stratarec.cli.init.leaks import Leak, find_leak
+from stratarec.cli.init.numbers import amounts
 from stratarec.cli.init.sample import LogSample, growth
+from stratarec.cli.init.times import Times, as_times
+from stratarec.cli.init.words import AMOUNTS, BIRTHS, EARLIER, ITEMS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
 from stratarec.data.column_names import check_name
-from stratarec.data.schema import LabelRule, TimeUnit
-from stratarec.data.sources.parse import read_times
-from stratarec.data.splits import Span
+from stratarec.data.schema import LabelRule
 from stratarec.errors import ConfigError, DataError
 
 Role = Literal["label", "time", "user", "session", "dense", "sparse", "list", "left out"]
 
-_LABELS = {
-    "label", "click", "clicked", "clicks", "target", "y", "converted", "conversion", "purchased", "purchase", "bought",
-    "liked", "like", "response", "outcome",
-}  # fmt: skip
-_RATINGS = {"rating", "ratings", "score", "stars"}
-_TIMES = {"time", "timestamp", "ts", "date", "datetime", "when", "created", "at", "hour", "day"}
-# The likelier ones first.
-_USERS = ("user", "userid", "uid", "customer", "visitor", "member", "client", "reader", "viewer")
-_SESSIONS = ("session", "sessionid", "sid", "visit", "search", "query", "slate", "impression", "request")
-_ITEMS = {"item", "itemid", "product", "article", "ad", "movie", "song", "track", "video", "hotel", "sku", "news"}
-_AMOUNTS = {
-    "price", "age", "count", "num", "n", "amount", "qty", "quantity", "duration", "size", "length", "rate", "days",
-    "seconds", "hours", "minutes", "views", "distance", "weight", "height", "width", "total", "cost", "bid", "step",
-}  # fmt: skip
-_EARLIER = {
-    "history", "hist", "recent", "recently", "last", "previous", "prev", "past", "earlier", "sequence", "seq", "viewed",
-}  # fmt: skip
 _SEPARATORS = ("|", ";", ",", " ")
-_UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
-# Numbers of a column that has more distinct ones are amounts, where nothing says that they are names of something.
+# Numbers of a column that has more distinct ones are amounts, where nothing says that they are names of something; and
+# users are more than so many.
 _FEW = 50
+# Of the most frequent values that are looked at, so many rows each at least; see `_is_scattered`.
+_OFTEN = 5
 _LONG_TEXT = 60
+# Share of rows by which an index goes up by one.
+_MOSTLY = 0.99
+# A model has a table at least.
+_TABLES = ("sparse", "list", "user")
+_FEATURES = ("dense", *_TABLES[:2])
 # Share of a sequence's values that are values of the feature that it is of.
 _MOST_OF = 0.5
 
@@ -59,6 +51,8 @@ class Guess:
     """Whether values that are text in the file are whole numbers."""
     of: str = ""
     """Of a list that seems to be a sequence of what the user did: the feature whose values are in it."""
+    leak: Guess | None = None
+    """The feature that it would be, if it did not seem to know the label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +61,10 @@ class Guesses:
 
     columns: tuple[Guess, ...]
     label: str | LabelRule
-    unit: TimeUnit = "s"
-    span: Span | None = None
+    time: Times | None = None
     """Of the rows that were looked at."""
+    unlabelled: int = 0
+    """Rows whose label is missing."""
 
     def of(self, role: Role) -> tuple[Guess, ...]:
         """The columns of a role, in their order."""
@@ -78,7 +73,7 @@ class Guesses:
     @property
     def item(self) -> Guess | None:
         """The feature whose earlier values may tell what a user likes."""
-        named = [guess for guess in self.of("sparse") if _tokens(guess.name) & _ITEMS]
+        named = [guess for guess in self.of("sparse") if tokens(guess.name) & ITEMS]
         return max(named, key=lambda guess: guess.values, default=None)
 
 
@@ -88,20 +83,22 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     Raises
     ------
     DataError
-        Where no column can be the label.
+        Where no column can be the label, or a feature.
     """
     frame, found = sample.frame, {}
-    rule, reason = _label(frame, label)
+    rule, reason = find_label(sample, label)
     name = rule if isinstance(rule, str) else rule.column
     found[name] = Guess(name=name, role="label", reason=reason)
     rest = [each for each in frame.columns if each != name]
-    time = _time(frame, rest)
-    unit, span = (time[1], time[2]) if time else ("s", None)
+    positive = positives(frame, rule)
+    leaks = {each: leak for each in rest if (leak := find_leak(frame[each], positive, name)) is not None}
+    free = [each for each in rest if each not in sample.unnamed and not (each in leaks and leaks[each].certain)]
+    time = _time(frame, free)
     if time:
-        found[time[0].name] = time[0]
-    keys: tuple[tuple[Role, Sequence[str]], ...] = (("user", _USERS), ("session", _SESSIONS))
+        found[time[0]] = Guess(name=time[0], role="time", reason=f"{time[1].how}, {time[1].span}")
+    keys: tuple[tuple[Role, Sequence[str]], ...] = (("user", USERS), ("session", SESSIONS))
     for role, words in keys:
-        key = _key(frame, [each for each in rest if each not in found], words, role)
+        key = _key(frame, [each for each in free if each not in found], words, role)
         if key:
             found[key.name] = key
     for each in rest:
@@ -109,175 +106,142 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
             found[each] = _feature(frame[each], sample)
     for each in rest:
         found[each] = _as_sequence(found[each], frame, [other for other in rest if found[other].role == "sparse"])
+    others = any(found[each].role in _TABLES and not (each in leaks and leaks[each].certain) for each in rest)
+    for each, leak in leaks.items():
+        found[each] = _suspected(found[each], leak, leave_out=others)
     columns = tuple(found[each] for each in frame.columns)
-    if not any(each.role in ("dense", "sparse", "list") for each in columns):
+    if not any(each.role in _TABLES for each in columns):
         raise DataError(
-            f"no column can be a feature; beside the label {name!r} there are {', '.join(rest[:20]) or 'none'}"
+            f"no column can be a feature with a table of its own; beside the label {name!r} there are "
+            f"{'; '.join(f'{each.name} ({each.reason})' for each in columns[:20] if each.name != name) or 'none'}"
         )
-    return Guesses(columns=columns, label=rule, unit=unit, span=span)  # type: ignore[arg-type]
+    return Guesses(columns=columns, label=rule, time=time[1] if time else None, unlabelled=positive.null_count())
 
 
-def _tokens(name: str) -> set[str]:
-    """Words of a name: click_articleId is click, article, id, and articleid."""
-    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
-    return {part.lower() for part in parts} | {name.lower()}
+def _suspected(guess: Guess, leak: Leak, *, leave_out: bool) -> Guess:
+    """What is said of a column that seems to know the label; left out where that is certain and there are others."""
+    if guess.role in _FEATURES and leak.certain and leave_out:
+        return Guess(name=guess.name, role="left out", reason=leak.text, leak=guess)
+    if guess.role not in (*_FEATURES, "left out"):
+        return guess
+    reasons = (leak.text, guess.reason) if leak.certain else (guess.reason, leak.text)
+    return replace(guess, reason="; ".join(reasons))
 
 
-def _label(frame: pl.DataFrame, wanted: str) -> tuple[str | LabelRule, str]:
-    if wanted:
-        if wanted not in frame.columns:
-            raise DataError(f"--label is {wanted!r}, which is no column; the log has {', '.join(frame.columns[:20])}")
-        if _is_binary(frame[wanted]):
-            return wanted, "named by --label"
-        return _rule(frame[wanted], "named by --label")
-    binary = [name for name in frame.columns if _is_binary(frame[name])]
-    named = [name for name in binary if _tokens(name) & _LABELS]
-    rated = [name for name in frame.columns if _tokens(name) & _RATINGS and frame[name].dtype.is_numeric()]
-    if named:
-        return named[0], "its name, and 0 and 1 alone in it"
-    if rated:
-        return _rule(frame[rated[0]], "its name")
-    if len(binary) == 1:
-        return binary[0], "the only column of 0 and 1"
-    which = f"several columns are 0 and 1 ({', '.join(binary[:6])})" if binary else "no column is 0 and 1"
-    raise DataError(
-        f"no label is found: {which}, and none is called label, click, rating or the like; name it by --label COLUMN "
-        "(a log of clicks alone is read by `kind: clicks`: stratarec init --recipe globo)"
-    )
-
-
-def _rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
-    """A threshold that leaves both classes, as near to the upper third of the scale as there is one."""
-    if not column.dtype.is_numeric():
-        raise DataError(f"--label is {column.name!r}, which is {column.dtype}, expected 0 and 1, or numbers to compare")
-    values = column.drop_nulls().cast(pl.Float64).drop_nans().unique().sort()
-    if len(values) < 2:
-        raise DataError(f"--label is {column.name!r}, which has one value alone, expected two or more")
-    least, most = float(values[0]), float(values[-1])
-    above = values.filter(values >= least + 0.7 * (most - least))
-    threshold = float(above[0])
-    place = int(threshold) if threshold == int(threshold) else threshold
-    return LabelRule(
-        column=column.name, at_least=place
-    ), f"{reason}; {place:g} is in the upper third of {least:g} to {most:g}"
-
-
-def _is_binary(column: pl.Series) -> bool:
-    if column.null_count():
-        return False
-    if column.dtype == pl.Boolean:
-        return True
-    return column.dtype.is_numeric() and column.n_unique() == 2 and set(column.unique().to_list()) == {0, 1}
-
-
-def _time(frame: pl.DataFrame, names: Sequence[str]) -> tuple[Guess, TimeUnit, Span] | None:
+def _time(frame: pl.DataFrame, names: Sequence[str]) -> tuple[str, Times] | None:
     """The column of times: one whose values are, and whose name says so where that leaves a choice."""
-    found = [(name, *times) for name in names if (times := _as_times(frame[name])) is not None]
-    found.sort(key=lambda each: not _tokens(each[0]) & _TIMES)
-    if not found:
+    found = [(name, times) for name in names if _may_be_time(name) and (times := as_times(frame[name])) is not None]
+    found.sort(key=lambda each: not tokens(each[0]) & TIMES)
+    if not found or (len(found) > 1 and not tokens(found[0][0]) & TIMES):
         return None
-    name, unit, span, how = found[0]
-    if len(found) > 1 and not _tokens(name) & _TIMES:
-        return None
-    return Guess(name=name, role="time", reason=f"{how}, {span}"), unit, span
+    return found[0]
 
 
-def _as_times(column: pl.Series) -> tuple[TimeUnit, Span, str] | None:
-    """Unit and span of a column whose values are times between 1990 and 2100."""
-    kind = column.dtype
-    if column.null_count() or not (
-        kind.is_integer() or kind in (pl.String, pl.Date) or kind.base_type() == pl.Datetime
-    ):
-        return None
-    for unit in _UNITS:
-        read = read_times(column, unit)
-        if read is None or read[0].null_count():
-            return None
-        value, fault = read
-        span = Span(first=int(value.min()), last=int(value.max()), unit=unit)  # type: ignore[arg-type]
-        if not fault and "UTC" in str(span) and span.last > span.first:
-            how = (
-                f"integers in {unit} since 1970"
-                if kind.is_integer()
-                else "dates as text"
-                if kind == pl.String
-                else "timestamps"
-            )
-            return unit, span, how
-    return None
+def _may_be_time(name: str) -> bool:
+    return bool(tokens(name) & TIMES) or not (tokens(name) & BIRTHS or is_code(name))
 
 
 def _key(frame: pl.DataFrame, names: Sequence[str], words: Sequence[str], role: Role) -> Guess | None:
-    """The column that names users or sessions: by its name, where values repeat."""
+    """The column that names users or sessions: by its name, where there are many and values repeat."""
     for word in words:
-        for name in (name for name in names if word in _tokens(name)):
+        for name in (name for name in names if names_a(name, word)):
             column = frame[name]
             plain = column.dtype.is_integer() or column.dtype == pl.String
-            if plain and not column.null_count() and 1 < column.n_unique() < len(column):
+            if plain and not column.null_count() and _FEW < column.n_unique() < len(column):
                 rows = len(column) / column.n_unique()
                 return Guess(name=name, role=role, reason=f"its name; {rows:.1f} rows each in the sample")
     return None
 
 
 def _feature(column: pl.Series, sample: LogSample) -> Guess:
-    rows, total = len(column), sample.total
+    """What a column is that is neither label nor key nor the time."""
     kind = column.dtype
-
-    def made(role: Role, reason: str, **more: object) -> Guess:
-        return Guess(name=column.name, role=role, reason=reason, **more)  # type: ignore[arg-type]
-
+    if column.name in sample.unnamed:
+        counts = kind.is_integer() and float((column.diff() == 1).mean() or 0) > _MOSTLY  # type: ignore[arg-type]
+        what = "counts the rows, as an index does" if counts else "name it in the log to use it"
+        return _out(column, f"no name in the header; {what}")
     if not _is_name(column.name):
-        return made("left out", "features cannot have that name")
+        return _out(column, "features cannot have that name")
     if kind.base_type() == pl.List:
-        inner = kind.inner  # type: ignore[attr-defined]
-        if inner.is_integer() or inner == pl.String:
-            flat = column.drop_nulls().explode().drop_nulls()
-            return made(
-                "list", f"lists, of {len(flat) / max(rows, 1):.1f} values on average", values=growth(flat, rows, total)
-            )
-        return made("left out", f"lists of {inner}")
+        return _list_feature(column, sample)
     if not (kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Categorical, pl.Enum)):
-        return made("left out", f"{kind}, which is neither a number nor a name of something")
+        return _out(column, f"{kind}, which is neither a number nor a name of something")
     distinct = column.n_unique() - bool(column.null_count())
     if distinct < 2:
-        return made("left out", "one value alone, or none")
+        return _out(column, "one value alone, or none")
+    if kind == pl.String or tokens(column.name) & TIMES:
+        times = as_times(column.drop_nulls())
+        if times:
+            gaps = column.null_count()
+            return _out(column, f"{times.how}; " + (f"missing in {gaps:,} rows" if gaps else "a recipe has one time"))
     if kind.is_float() and not _is_whole(column):
-        return made("dense", "numbers with fractions")
-    if _tokens(column.name) & {*_SESSIONS, *_USERS} and distinct > _FEW:
-        return made("left out", "names one visit or visitor by its name, which tells little of others")
+        return Guess(name=column.name, role="dense", reason=f"numbers with fractions{_missing(column, sample)}")
+    if distinct > _FEW and any(names_a(column.name, word) for word in (*SESSIONS, *USERS)):
+        return _out(column, "names one visit or visitor by its name, which tells little of others")
     if kind == pl.String:
-        return _text_feature(column, sample, distinct, made)
-    if distinct == rows and rows > _FEW:
-        return made("left out", "another value in every row, as a row's own number has")
-    values, amount = growth(column, rows, total), bool(_tokens(column.name) & _AMOUNTS)
-    if kind.is_numeric() and amount:
-        return made("dense", "a number by its name")
-    named = bool(_tokens(column.name) & {"id", *_ITEMS})
-    if kind.is_numeric() and distinct > _FEW and not named and _is_spread(column, distinct):
-        return made("dense", f"{distinct:,} different numbers, and no name of an id")
-    return made(
-        "sparse", f"about {values:,} values", values=values, integer=sample.kind == "csv" and kind != pl.Boolean
-    )
+        return _text_feature(column, sample, distinct)
+    if distinct == len(column) and len(column) > _FEW:
+        return _out(column, "another value in every row, as a row's own number has")
+    return _whole_feature(column, sample, distinct)
 
 
-def _text_feature(column: pl.Series, sample: LogSample, distinct: int, made: Callable[..., Guess]) -> Guess:
+def _out(column: pl.Series, reason: str) -> Guess:
+    return Guess(name=column.name, role="left out", reason=reason)
+
+
+def _missing(column: pl.Series, sample: LogSample) -> str:
+    """What is said of words that stand for nothing."""
+    words = sample.missing.get(column.name)
+    return f"; {', '.join(map(repr, words))}: nothing" if words else ""
+
+
+def _list_feature(column: pl.Series, sample: LogSample) -> Guess:
+    inner = column.dtype.inner  # type: ignore[attr-defined]
+    if not (inner.is_integer() or inner == pl.String):
+        return _out(column, f"lists of {inner}")
+    flat = column.drop_nulls().explode().drop_nulls()
+    reason = f"lists, of {len(flat) / max(len(column), 1):.1f} values on average"
+    return Guess(name=column.name, role="list", reason=reason, values=growth(flat, len(column), sample.total))
+
+
+def _whole_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
+    """Whole numbers or truth values: amounts, or names of something."""
+    kind, values, missing = column.dtype, growth(column, len(column), sample.total), _missing(column, sample)
+    code = is_code(column.name)
+    if kind.is_numeric() and not code and tokens(column.name) & AMOUNTS:
+        return Guess(name=column.name, role="dense", reason=f"a number by its name{missing}")
+    reason = f"about {values:,} values"
+    if kind.is_numeric() and not code and distinct > _FEW and _is_spread(column, distinct):
+        if not _is_scattered(column):
+            reason = f"{distinct:,} different numbers, and no name of an id{missing}"
+            return Guess(name=column.name, role="dense", reason=reason)
+        reason += ", in no order as it seems"
+    elif kind.is_numeric() and code and distinct > _FEW:
+        reason += ", codes by its name"
+    elif kind.is_numeric() and distinct > max(_FEW, len(column) / 2):
+        reason = f"{distinct:,} different numbers, most of them once{missing}"
+        return Guess(name=column.name, role="dense", reason=reason)
+    integer = sample.kind == "csv" and kind != pl.Boolean
+    return Guess(name=column.name, role="sparse", reason=f"{reason}{missing}", values=values, integer=integer)
+
+
+def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
     rows = len(column)
+    written = amounts(column, sample.options.get("delimiter", ",")) if distinct > _FEW else ""
+    if written:
+        return _out(column, written)
     separator = _separator(column, distinct)
     if separator:
         flat = column.drop_nulls().str.split(separator).explode()
-        return made(
-            "list",
-            f"text in parts, divided by {separator!r}",
-            values=growth(flat, rows, sample.total),
-            separator=separator,
-        )
+        values, reason = growth(flat, rows, sample.total), f"text in parts, divided by {separator!r}"
+        return Guess(name=column.name, role="list", reason=reason, values=values, separator=separator)
     if distinct == rows and rows > _FEW:
-        return made("left out", "another value in every row, as a row's own number has")
+        return _out(column, "another value in every row, as a row's own number has")
     length = float(column.str.len_chars().mean() or 0)  # type: ignore[arg-type]
     if length > _LONG_TEXT and distinct > rows / 2:
-        return made("left out", f"text of {length:.0f} characters, most of it once: no name of something")
+        return _out(column, f"text of {length:.0f} characters, most of it once: no name of something")
     values = growth(column, rows, sample.total)
-    return made("sparse", f"about {values:,} values", values=values)
+    return Guess(name=column.name, role="sparse", reason=f"about {values:,} values", values=values)
 
 
 def _separator(column: pl.Series, distinct: int) -> str:
@@ -295,7 +259,7 @@ def _separator(column: pl.Series, distinct: int) -> str:
 
 def _as_sequence(each: Guess, frame: pl.DataFrame, features: Sequence[str]) -> Guess:
     """A list as a sequence, where its name says that it is of earlier events, and a feature has most of its values."""
-    if each.role != "list" or not _tokens(each.name) & _EARLIER:
+    if each.role != "list" or not tokens(each.name) & EARLIER:
         return each
     column = frame[each.name].drop_nulls()
     lists = column.str.split(each.separator) if each.separator else column
@@ -329,7 +293,16 @@ def _is_spread(column: pl.Series, distinct: int) -> bool:
     return most - least < 20 * distinct and least > -1e9 and most < 1e6
 
 
-def lines(guesses: Guesses) -> Iterator[tuple[str, str, str]]:
-    """Name, role and reason of each column."""
-    for each in guesses.columns:
-        yield each.name, each.role, each.reason
+def _is_scattered(column: pl.Series) -> bool:
+    """Whether frequent numbers stand among rare ones, as names of things do: the neighbours of a frequent amount are
+    frequent, too, unless it is a round one."""
+    counts = column.drop_nulls().cast(pl.Int64).alias("value").value_counts(sort=True, name="rows")
+    half = int((counts["rows"].cum_sum() * 2 <= len(column)).sum())
+    top = counts.head(max(half, _OFTEN)).filter(pl.col("rows") >= _OFTEN)
+    if top.height < _OFTEN or (top["value"] % 10).is_in([0, 5, 9]).mean() > 0.6:  # type: ignore[operator]
+        return False
+    for step, name in ((-1, "before"), (1, "after")):
+        near = counts.select(pl.col("value") - step, pl.col("rows").alias(name))
+        top = top.join(near, on="value", how="left")
+    near_rows = (top["before"].fill_null(0) + top["after"].fill_null(0)) / 2
+    return float((near_rows / top["rows"]).median()) < 0.5  # type: ignore[arg-type]

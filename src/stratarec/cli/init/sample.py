@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from stratarec.cli.init.numbers import typed
 from stratarec.data.sources.blocks import CODECS, blocks, estimate_rows, is_utf8
 from stratarec.data.sources.delimited import read_header
 from stratarec.data.sources.files import InputFile, expand
@@ -18,7 +21,11 @@ from stratarec.data.sources.parquet import count_rows, open_parquet
 from stratarec.errors import DataError
 
 _HEAD_BYTES, _TAIL_BYTES = 8 << 20, 1 << 20
+_FRONT_BYTES = 1 << 16
 _ROWS = 200_000
+# Files whose columns are compared, and columns that a message names.
+_FILES, _SHOWN = 100, 6
+_BOM = b"\xef\xbb\xbf"
 _LONGEST_LINE = 4 << 20
 _MARKS = ("\t", ",", ";", "|")
 _JSON = (".jsonl", ".ndjson", ".json")
@@ -39,6 +46,10 @@ class LogSample:
     """Rows with the types that their values have."""
     total: int
     """Rows of the log, estimated for text."""
+    missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Column of numbers -> what stands there for nothing, besides an empty field."""
+    unnamed: frozenset[str] = frozenset()
+    """Columns of `frame` that have no name in the log."""
 
     @property
     def whole(self) -> bool:
@@ -55,16 +66,42 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
         Where a file cannot be read, or is neither Parquet nor text.
     """
     files = expand(paths)
-    with files[0].open() as raw:
-        magic = raw.read(4)
-    sample = _parquet(paths, files) if magic == b"PAR1" else _text(paths, files)
+    sample = _parquet(paths, files) if _is_parquet(files) else _text(paths, files)
     if not sample.frame.height:
         raise DataError(f"{files[0].path}: the file has no rows, expected at least one")
     return sample
 
 
+def _is_parquet(files: tuple[InputFile, ...]) -> bool:
+    found = []
+    for file in files[:_FILES]:
+        with file.open() as raw:
+            found.append(raw.read(4) == b"PAR1")
+        if found[-1] != found[0]:
+            one, other = (file, files[0]) if found[-1] else (files[0], file)
+            raise DataError(f"{one.path} is Parquet and {other.path} is not; expected files of one format")
+    return found[0]
+
+
+def _check_alike(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Sequence[str]]) -> None:
+    """Refuse files of different columns."""
+    first = names_of(files[0])
+    for file in files[1:_FILES]:
+        names = names_of(file)
+        if set(names) != set(first):
+            sides = ((files[0], set(first) - set(names)), (file, set(names) - set(first)))
+            alone = "; ".join(f"{each.path} alone has {_listed(only)}" for each, only in sides if only)
+            raise DataError(f"files of different columns: {alone}; name files of one log, or `init` each by itself")
+
+
+def _listed(names: set[str]) -> str:
+    shown = ", ".join(map(repr, sorted(names)[:_SHOWN]))
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
 def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     frames, total = [], count_rows(files)
+    _check_alike(files, _parquet_names)
     for file in dict.fromkeys((files[0], files[-1])):
         with file.open() as raw:
             reader = open_parquet(raw, file)
@@ -76,36 +113,65 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
                     raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
                 if first is not None:
                     frames.append(pl.from_arrow(first))
-    frame = pl.concat(frames, how="vertical_relaxed") if frames else pl.DataFrame()  # type: ignore[type-var]
+    try:
+        frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()  # type: ignore[type-var]
+    except pl.exceptions.PolarsError as error:
+        said = " ".join(str(error).split())[:200]
+        raise DataError(f"{files[0].path} and {files[-1].path}: columns of different types ({said})") from error
     return LogSample(paths=paths, kind="parquet", frame=frame, total=max(total, 0))  # type: ignore[arg-type]
+
+
+def _parquet_names(file: InputFile) -> list[str]:
+    with file.open() as raw:
+        names: list[str] = open_parquet(raw, file).schema_arrow.names
+    return names
 
 
 def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     file = files[0]
     block = next(blocks(files[:1], _HEAD_BYTES, _LONGEST_LINE))
-    head = block.content.removeprefix(b"\xef\xbb\xbf")
+    head = block.content.removeprefix(_BOM)
     if b"\0" in head or not is_utf8(head):
         raise DataError(f"{file.path}: neither Parquet nor UTF-8 text; expected CSV, TSV, JSON lines or Parquet")
     whole = len(files) == 1 and block.bytes_done >= file.size
-    name = _bare(file)
-    options: dict[str, Any] = {}
     if head.lstrip().startswith(b"{"):
-        options = {} if name.endswith(_JSON) else {"format": "jsonl"}
-        frame = _json(head, file)
+        options = {} if _bare(file).endswith(_JSON) else {"format": "jsonl"}
+        sample = LogSample(paths=paths, kind="csv", options=options, frame=_json(head, file), total=0)
     else:
-        mark = _delimiter(head)
-        tabbed = name.endswith((".tsv", ".tab"))
-        if mark != ("\t" if tabbed else ","):
-            options["delimiter"] = mark
-        names, skipped, _ = read_header(head, file.path, mark, '"')
-        if not _is_header(names):
-            options["columns"] = [f"column_{place}" for place in range(1, len(names) + 1)]
-            skipped = 0
-        columns = options.get("columns", names)
-        tail = b"" if whole else _tail(files[-1])
-        frame = _delimited([head[skipped:], tail], columns, mark, file)
-    total = frame.height if whole else max(estimate_rows(files, _LONGEST_LINE), frame.height)
-    return LogSample(paths=paths, kind="csv", options=options, frame=frame, total=total)
+        sample = _delimited(paths, files, head, b"" if whole else _tail(files[-1]))
+    rows = sample.frame.height
+    return replace(sample, total=rows if whole else max(estimate_rows(files, _LONGEST_LINE), rows))
+
+
+def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes, tail: bytes) -> LogSample:
+    file, options = files[0], dict[str, Any]()
+    mark = _delimiter(head, file)
+    if mark != ("\t" if _bare(file).endswith((".tsv", ".tab")) else ","):
+        options["delimiter"] = mark
+    names, skipped, _ = read_header(head, file.path, mark, '"')
+    second = read_header(head[skipped:], file.path, mark, '"')[0] if head[skipped:].strip() else []
+    last = names
+    if _is_header(names, second, file):
+        _check_alike(files, partial(_header, mark=mark))
+        last = _header(files[-1], mark)
+    else:
+        names = last = options["columns"] = [f"column_{place}" for place in range(1, len(names) + 1)]
+        skipped = 0
+    text = pl.concat([_read(head[skipped:], names, mark, file), _read(tail, last, mark, None)], how="diagonal")
+    columns, missing = [], {}
+    for column in text.iter_columns():
+        found, words = typed(column)
+        columns.append(found)
+        missing.update({column.name: words} if words else {})
+    unnamed = frozenset(_called(names)) - {name for name in names if name}
+    return LogSample(
+        paths=paths, kind="csv", options=options, frame=pl.DataFrame(columns), total=0, missing=missing, unnamed=unnamed
+    )
+
+
+def _header(file: InputFile, mark: str) -> list[str]:
+    front = next(blocks((file,), _FRONT_BYTES, _LONGEST_LINE)).content.removeprefix(_BOM)
+    return read_header(front, file.path, mark, '"')[0]
 
 
 def _bare(file: InputFile) -> str:
@@ -113,20 +179,42 @@ def _bare(file: InputFile) -> str:
     return next((name.removesuffix(ending) for ending in CODECS if name.endswith(ending)), name)
 
 
-def _delimiter(head: bytes) -> str:
+def _delimiter(head: bytes, file: InputFile) -> str:
     """The mark that divides the first lines into the most fields, as many in each."""
     lines = head[: 1 << 16].decode("utf-8", "replace").splitlines()[:20]
+    lines = lines[:-1] or lines
     found = {}
     for mark in _MARKS:
-        counts = [len(row) for row in csv.reader(lines[:-1] or lines, delimiter=mark)]
+        counts = [len(row) for row in csv.reader(lines, delimiter=mark)]
         found[mark] = (len(set(counts)) == 1 and counts[0] > 1, min(counts, default=0))
     best = max(_MARKS, key=lambda mark: found[mark])
+    doubled = {line.count("::") for line in lines}
+    if len(doubled) == 1 and max(doubled) >= max(found[best][1], 1):
+        raise DataError(
+            f"{file.path}: fields are divided by two characters, '::', expected one, such as a tab: "
+            f"sed 's/::/\\t/g' {file.path} > {file.path.rpartition('/')[2].rpartition('.')[0] or 'log'}.tsv"
+        )
     return best if found[best][1] > 1 else ","
 
 
-def _is_header(names: list[str]) -> bool:
-    """Whether a first record names columns: no numbers, none of them empty or twice."""
-    return len(set(names)) == len(names) and all(name.strip() and not _is_number(name) for name in names)
+def _is_header(names: list[str], second: list[str], file: InputFile) -> bool:
+    """Whether a first record names columns: it has no numbers, and where a name is empty or twice the next has some."""
+    if any(map(_is_number, names)) or not any(names):
+        return False
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if not (twice or "" in names):
+        return True
+    named = any(map(_is_number, second))
+    if twice and named:
+        raise DataError(
+            f"{file.path}: column {twice[0]!r} stands there {names.count(twice[0])} times; rename one of them"
+        )
+    return named
+
+
+def _called(names: Sequence[str]) -> list[str]:
+    """What columns are called here: those without a name by their place."""
+    return [name or f"(column {place})" for place, name in enumerate(names, 1)]
 
 
 def _is_number(text: str) -> bool:
@@ -139,39 +227,26 @@ def _is_number(text: str) -> bool:
 
 def _json(head: bytes, file: InputFile) -> pl.DataFrame:
     try:
-        return pl.read_ndjson(io.BytesIO(head), infer_schema_length=None)
+        frame = pl.read_ndjson(io.BytesIO(head), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise DataError(f"{file.path}: no JSON lines, or not all alike ({' '.join(str(error).split())})") from error
+    # Whole numbers beyond 64 bits are read as text by `prepare`, too.
+    return frame.with_columns(column.cast(pl.String) for column in frame.iter_columns() if column.dtype == pl.Int128)
 
 
-def _delimited(pieces: list[bytes], columns: list[str], mark: str, file: InputFile) -> pl.DataFrame:
-    frames: list[pl.DataFrame] = []
-    for piece in filter(None, pieces):
-        try:
-            frame = pl.read_csv(
-                piece, has_header=False, separator=mark, infer_schema=False, truncate_ragged_lines=True,
-                schema={f"column_{place}": pl.String for place in range(1, len(columns) + 1)},
-            )  # fmt: skip
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            if frames:  # a tail may begin inside a quoted field
-                break
+def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | None) -> pl.DataFrame:
+    """Rows as text; none where they cannot be read and are of no file: a tail may begin inside a quoted field."""
+    called = _called(names)
+    schema = {f"column_{place}": pl.String for place in range(1, len(called) + 1)}
+    try:
+        frame = pl.read_csv(
+            content, has_header=False, separator=mark, infer_schema=False, truncate_ragged_lines=True, schema=schema
+        )
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        if file is not None and content:
             raise DataError(f"{file.path}: no text in columns ({' '.join(str(error).split())[:200]})") from error
-        frames.append(frame.rename(dict(zip(frame.columns, columns, strict=True))))
-    whole = pl.concat(frames) if frames else pl.DataFrame()
-    return whole.select(_typed(column) for column in whole.iter_columns())
-
-
-def _typed(text: pl.Series) -> pl.Series:
-    """Text as the numbers or truth values that all of it is."""
-    bare = text.str.strip_chars()
-    for kind in (pl.Int64, pl.Float64):
-        value = bare.cast(kind, strict=False)
-        if value.null_count() == text.null_count():
-            return value if value.null_count() < len(value) else text
-    words = bare.str.to_lowercase()
-    if words.drop_nulls().is_in(["true", "false"]).all():
-        return (words == "true").alias(text.name)
-    return text
+        frame = pl.DataFrame(schema=schema)
+    return frame.rename(dict(zip(frame.columns, called, strict=True)))
 
 
 def _tail(file: InputFile) -> bytes:

@@ -1,4 +1,7 @@
-"""The recipes that come with StrataRec."""
+"""The recipes that come with StrataRec.
+
+Their names stand in `stratarec --help`, which is quick: what writes files is loaded when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from importlib import resources
 from pathlib import Path
 
 from stratarec.errors import ConfigError, StorageError
-from stratarec.io.atomic import check_output, write_text
 
 
 def shipped() -> tuple[str, ...]:
@@ -25,6 +27,8 @@ def copy_shipped(name: str, output: Path | None) -> Path:
     StorageError
         Where `output` is there already, or cannot be written.
     """
+    from stratarec.io.atomic import write_text
+
     if name not in shipped():
         close = difflib.get_close_matches(name, shipped(), 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(shipped())}"
@@ -37,6 +41,8 @@ def copy_shipped(name: str, output: Path | None) -> Path:
 
 def check_absent(path: Path) -> None:
     """Refuse a file that is there: somebody may have changed it since it was made."""
+    from stratarec.io.atomic import check_output
+
     if path.is_symlink() or path.exists():
         raise StorageError(f"{path} exists; remove it, or name another --output")
     check_output(path)

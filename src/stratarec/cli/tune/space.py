@@ -43,8 +43,9 @@ class Range:
     whole: bool
 
     def holds(self, value: Any) -> bool:
-        """Whether a value of the recipe lies in it."""
-        return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
+        """Whether a value lies in it."""
+        kinds = int if self.whole else int | float
+        return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class Choice:
 
     def holds(self, value: Any) -> bool:
         """Whether it is one of them."""
-        return json.dumps(value) in self.values
+        return value in self.values
 
 
 Dimension = Range | Choice
@@ -88,10 +89,20 @@ class Space:
         return cls({field: _dimension(field, form, content, origin) for field, form in text.items()}, text)
 
     def own(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that the recipe itself has, of the fields for which they lie in the space."""
+        """The values that the recipe itself has, of the fields for which they lie in the space; choices as JSON."""
         plain = Recipe.from_dict(dict(content)).to_dict()
-        found = {field: _at(plain, field) for field in self.dimensions}
+        found = {
+            field: json.dumps(_at(plain, field)) if isinstance(dimension, Choice) else _at(plain, field)
+            for field, dimension in self.dimensions.items()
+        }
         return {field: value for field, value in found.items() if self.dimensions[field].holds(value)}
+
+    def values(self, params: Values) -> Values:
+        """The fields' values, in order, where choices are JSON."""
+        return {
+            field: json.loads(params[field]) if isinstance(dimension, Choice) else params[field]
+            for field, dimension in self.dimensions.items()
+        }
 
 
 def _entries(item: str) -> dict[str, str]:

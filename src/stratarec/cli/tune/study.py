@@ -1,13 +1,18 @@
 """A study: trials one after another, each suggested by those before, until there are enough of them.
 
 OUT/
-    study/          study.json says what is tuned, study.db (SQLite, by Optuna) what was tried
+    study/          study.json: what is tuned, and every trial so far
     trial-0000/     a run each, without a test; checkpoints of the best one alone
     best.yaml       the recipe with the best values so far
 
 Values are suggested by tree-structured Parzen estimators (Bergstra et al. 2011), trials are ended early by the median
 rule (Golovin et al. 2017), both Optuna's. The first trial has the recipe's own values. What a trial is depends on the
 seed and on what was tried before it, so a study that was stopped goes on as if it had not been.
+
+`study.json` is written when a trial begins and when it has ended; evaluations of one that is under way are in its
+run's checkpoint. Optuna keeps nothing: what a trial needs of it is made anew from that file. A folder may come from
+somebody else, so names of runs follow from the numbers of trials, values must lie in the space that was asked for, and
+nothing is followed through a link.
 
 The data set is opened without the files of its test split, so that no mistake further up can read them. Trials are
 compared by ``train.early_stopping.metric`` at the checkpoint that a run would test; while they train, at their n-th
@@ -21,43 +26,33 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optuna
 import yaml
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from stratarec.cli.tune.space import Dimension, Range, Space, Values
+from stratarec.cli.tune.study_record import ADVICE, FILE, STUDY, StudyRecord, TrialRecord, read_study, run_name
 from stratarec.cli.tune.trial import Pruned, Trial
 from stratarec.config.difference import first_difference
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.errors import ConfigError, DatasetError, Interrupted, StrataError, TrainingError
+from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
 from stratarec.io.atomic import make_directory, write_text
 from stratarec.io.lock import held
-from stratarec.io.owned_directory import Kind, claim, named_directory
-from stratarec.io.sealed import Model, read_sealed, write_sealed
+from stratarec.io.opening import remove_leftovers
+from stratarec.io.owned_directory import claim, named_directory
+from stratarec.io.sealed import write_sealed
 from stratarec.models.metrics import METRICS, goodness
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.auto_config import sized
 
-FORMAT: Literal[1] = 1
-STUDY = Kind(name="study", field="--output", content=("study.json", "study.db", "study.db-journal"))
-_RUN, _INTERRUPTED, _REASON = "run", "interrupted", "reason"
 # Trials that are drawn evenly before any is suggested, and that end before any is ended early.
 _DRAWN, _BEFORE_PRUNING = 10, 5
-_ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-
-
-class StudyRecord(Model):
-    """``study.json``."""
-
-    format: Literal[1] = FORMAT
-    space: dict[str, str]
-    recipe: dict[str, Any]
-    dataset: str
+_STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +75,11 @@ class Study:
         recipe = Recipe.from_dict(dict(content))
         self._metric: str = recipe.train.early_stopping.metric
         self._seed = recipe.train.seed
-        self._recipe = recipe.to_dict()
-        self._study: optuna.Study
+        about = json.loads(json.dumps(recipe.to_dict()))
+        for name in ("run", "threads"):
+            about["train"].pop(name)
+        self._about = StudyRecord(space=dict(space.text), recipe=about, dataset=dataset.fingerprint)
+        self._trials: list[TrialRecord] = []
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -96,118 +94,133 @@ class Study:
         """
         inner = self._folder / "study"
         make_directory(self._folder)
+        if inner.is_symlink():
+            raise StorageError(f"{inner} is a link, which may lead anywhere, expected a directory; {ADVICE}")
         claim(inner, STUDY)
         with held(inner):
-            self._check_about(inner / "study.json")
-            storage = optuna.storages.RDBStorage(f"sqlite:///{(inner / 'study.db').resolve()}")
-            try:
-                self._study = optuna.create_study(
-                    storage=storage,
-                    study_name="study",
-                    direction="maximize" if METRICS[self._metric].better == "higher" else "minimize",
-                    pruner=optuna.pruners.MedianPruner(n_startup_trials=_BEFORE_PRUNING),
-                    load_if_exists=True,
-                )
-                self._take_up()
-                yield
-            finally:
-                storage.remove_session()
-                storage.engine.dispose()
+            remove_leftovers(inner)
+            if (inner / FILE).exists():
+                self._take_up(inner)
+            else:
+                self._write()
+            yield
 
-    def _check_about(self, path: Path) -> None:
-        """Write down what is tuned, or refuse another study's directory."""
-        recipe = json.loads(json.dumps(self._recipe))
-        for name in ("run", "threads"):
-            recipe["train"].pop(name)
-        mine = StudyRecord(space=dict(self._space.text), recipe=recipe, dataset=self._dataset.fingerprint)
-        if not path.exists():
-            write_sealed(path, mine.to_dict())
-            return
-        there = read_sealed(path, StudyRecord, "name another --output", ConfigError)
-        found = first_difference(mine.to_dict(), there.to_dict())
+    def _take_up(self, inner: Path) -> None:
+        there = read_study(inner)
+        found = first_difference(self._about.to_dict(), {**there.to_dict(), "trials": []})
         if found is not None:
             raise ConfigError(
-                f"{path.parent} is a study with {found.field} {str(found.have)[:80]}, which is {str(found.want)[:80]} "
-                "now: name another --output"
+                f"{inner} is a study with {found.field} {str(found.have)[:80]}, which is {str(found.want)[:80]} "
+                f"now: {ADVICE}"
             )
+        dimensions = self._space.dimensions
+        for number, each in enumerate(there.trials):
+            if each.params.keys() != dimensions.keys():
+                raise ConfigError(f"{inner / FILE}: trial {number} has values of other fields than --space; {ADVICE}")
+            for field, value in each.params.items():
+                if not dimensions[field].holds(value):
+                    said = f"{field} {str(value)[:80]}"
+                    raise ConfigError(f"{inner / FILE}: trial {number} has {said}, which is not in --space; {ADVICE}")
+        self._trials = list(there.trials)
+        self._keep_best()
 
-    def _take_up(self) -> None:
-        """Begin with the recipe's own values; a trial that was interrupted is put up again, to go on in its run."""
-        if not self._study.get_trials(deepcopy=False):
-            self._study.enqueue_trial(self._encoded(self._space.own(self._content)))
-        for frozen in self._study.get_trials(states=(TrialState.RUNNING,)):
-            self._study.enqueue_trial(frozen.params, user_attrs={_RUN: _name(frozen)})
-            # No one else has the study: whoever ran it has ended.
-            optuna.Trial(self._study, frozen._trial_id).set_user_attr(_INTERRUPTED, True)
-            self._study.tell(frozen.number, state=TrialState.FAIL)
+    def _write(self) -> None:
+        """Write down every trial; the last thing that is done for one that begins or has ended."""
+        record = self._about.model_copy(update={"trials": tuple(self._trials)})
+        write_sealed(self._folder / "study" / FILE, record.to_dict())
 
-    def _encoded(self, values: Values) -> dict[str, Any]:
-        return {
-            field: value if isinstance(self._space.dimensions[field], Range) else json.dumps(value)
-            for field, value in values.items()
-        }
-
-    def ended(self) -> list[FrozenTrial]:
-        """Trials that came to an end, those that failed too; ones that were interrupted do not count."""
-        return [each for each in self._study.get_trials(states=_ENDED) if _INTERRUPTED not in each.user_attrs]
+    def ended(self) -> list[TrialRecord]:
+        """Trials that came to an end, those that failed too."""
+        return [each for each in self._trials if each.state != "running"]
 
     def run_one(self) -> str:
-        """One more trial; returns what it gave, in words."""
-        # A seed for each trial: one for all would suggest the same again after every start.
-        seed = int(np.random.SeedSequence([self._seed, len(self.ended())]).generate_state(1)[0])
-        self._study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_DRAWN)
-        asked = self._study.ask({field: _distribution(each) for field, each in self._space.dimensions.items()})
-        frozen = self._study.get_trials()[asked.number]
-        asked.set_user_attr(_RUN, _name(frozen))
-        trial = self._trial(frozen)
+        """One more trial, or the one that was stopped; returns what it gave, in words."""
+        asked = self._ask()
+        number = len(self._trials) - 1
+        trial, told = self._trial(number), list[float]()
 
         def watch(step: int, value: float) -> None:
+            told.append(value)
             asked.report(value, step)
             if asked.should_prune():
                 raise Pruned
 
-        earlier = self.best()
+        value: float | None = None
+        state, reason = "complete", ""
         try:
             value = trial.train(self._dataset, watch)
-        except Pruned:
-            said = "ended early"
-            self._study.tell(asked, state=TrialState.PRUNED)
-        except (StrataError, MemoryError) as error:
-            said = f"failed: {error}"
-            asked.set_user_attr(_REASON, str(error))
-            self._study.tell(asked, state=TrialState.FAIL)
-        else:
             said = f"{METRICS[self._metric].label} {value:.5f}"
-            self._study.tell(asked, value)
-        self._keep_best(trial, earlier)
-        told = ", ".join(f"{field} {_said(value)}" for field, value in trial.values.items())
-        return f"trial {frozen.number}: {told}: {said}"
+        except Pruned:
+            state, said = "pruned", "ended early"
+        # What is wrong with a disk or the data is no fault of the values: that ends the study for now.
+        except (ConfigError, TrainingError, MemoryError) as error:
+            state, reason = "failed", str(error)
+            said = f"failed: {reason}"
+        ended = {"state": state, "evaluations": tuple(told), "value": value, "reason": reason}
+        self._trials[number] = self._trials[number].model_copy(update=ended)
+        self._write()
+        self._keep_best()
+        values = ", ".join(f"{field} {_said(one)}" for field, one in trial.values.items())
+        return f"trial {number}: {values}: {said}"
 
-    def _keep_best(self, trial: Trial, earlier: Best | None) -> None:
+    def _ask(self) -> optuna.Trial:
+        """A new trial of the values that Optuna suggests after those that have ended, or one that goes on."""
+        ended = self.ended()
+        # A seed for each trial: one for all would suggest the same again after every start.
+        seed = int(np.random.SeedSequence([self._seed, len(ended)]).generate_state(1)[0])
+        study = optuna.create_study(
+            direction="maximize" if METRICS[self._metric].better == "higher" else "minimize",
+            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=_DRAWN),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=_BEFORE_PRUNING),
+        )
+        distributions = {field: _distribution(each) for field, each in self._space.dimensions.items()}
+        for each in ended:
+            study.add_trial(
+                optuna.trial.create_trial(
+                    state=_STATES[each.state],
+                    value=each.value,
+                    params=dict(each.params),
+                    distributions=distributions,
+                    intermediate_values=dict(enumerate(each.evaluations, 1)),
+                )
+            )
+        going_on = len(ended) < len(self._trials)
+        if going_on or not ended:
+            study.enqueue_trial(dict(self._trials[-1].params) if going_on else self._space.own(self._content))
+        asked = study.ask(distributions)
+        run = self._run(len(ended))
+        if run.is_symlink() or (run.exists() and not going_on):
+            raise StorageError(f"{run} is there already, and is no trial of this study; move it away, or {ADVICE}")
+        if not going_on:
+            self._trials.append(TrialRecord(params=asked.params))
+            self._write()
+        return asked
+
+    def _run(self, number: int) -> Path:
+        return self._folder / run_name(number)
+
+    def _trial(self, number: int) -> Trial:
+        values = self._space.values(self._trials[number].params)
+        return Trial(content=self._content, values=values, run=self._run(number))
+
+    def _keep_best(self) -> None:
         """Only the best trial keeps its checkpoints; write down its recipe."""
         found = self.best()
-        if found is None or found.run != trial.run:
-            trial.remove_checkpoints()
-            return
-        if earlier is not None and earlier.run != trial.run:
-            Trial(content=self._content, values={}, run=earlier.run).remove_checkpoints()
-        head = f"# `stratarec tune`: validation {METRICS[self._metric].label} {found.value:.5f}, {trial.run.name}\n"
-        write_text(found.recipe, head + yaml.safe_dump(with_values(self._content, trial.overrides), sort_keys=False))
-
-    def _trial(self, frozen: FrozenTrial) -> Trial:
-        values = {field: self._decoded(field, value) for field, value in frozen.params.items()}
-        return Trial(content=self._content, values=values, run=self._folder / _name(frozen))
-
-    def _decoded(self, field: str, value: Any) -> Any:
-        return value if isinstance(self._space.dimensions[field], Range) else json.loads(value)
+        for number, each in enumerate(self._trials):
+            if each.state != "running" and (found is None or self._run(number) != found.run):
+                self._trial(number).remove_checkpoints()
+        if found is not None:
+            overrides = Trial(content=self._content, values=found.values, run=found.run).overrides
+            head = f"# `stratarec tune`: validation {METRICS[self._metric].label} {found.value:.5f}, {found.run.name}\n"
+            write_text(found.recipe, head + yaml.safe_dump(with_values(self._content, overrides), sort_keys=False))
 
     def best(self) -> Best | None:
         """The best trial that was trained to its end; of equal ones the first."""
-        whole = [(each.values[0], each) for each in self._study.get_trials(states=(TrialState.COMPLETE,))]
+        whole = [(each.value, -number) for number, each in enumerate(self._trials) if each.value is not None]
         if not whole:
             return None
-        value, found = max(whole, key=lambda each: (goodness(self._metric, each[0]), -each[1].number))
-        trial, recipe = self._trial(found), self._folder / "best.yaml"
+        value, place = max(whole, key=lambda each: (goodness(self._metric, each[0]), each[1]))
+        trial, recipe = self._trial(-place), self._folder / "best.yaml"
         return Best(values=trial.values, metric=self._metric, value=value, run=trial.run, recipe=recipe)
 
 
@@ -256,7 +269,7 @@ def tune(
             progress.finish()
         found = study.best()
         if found is None:
-            reasons = [str(each.user_attrs[_REASON]) for each in study.ended() if _REASON in each.user_attrs]
+            reasons = [each.reason for each in study.ended() if each.reason]
             why = f"; the last: {reasons[-1]}" if reasons else ""
             raise TrainingError(f"none of {trials} trials was trained to its end{why}: change --space, or the recipe")
         return found
@@ -277,11 +290,6 @@ def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution
     if dimension.whole:
         return optuna.distributions.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
     return optuna.distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
-
-
-def _name(trial: FrozenTrial) -> str:
-    """Of its run."""
-    return str(trial.user_attrs.get(_RUN, f"trial-{trial.number:04d}"))
 
 
 def _said(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 from stratarec.cli.tune.space import Values
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import TrainingError
+from stratarec.io.atomic import remove_tree
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe, with_values
-from stratarec.training import checkpoint
 from stratarec.training.steps.position import Evaluation, best
 from stratarec.training.trainer import Trainer
 
@@ -66,14 +65,14 @@ class Trial:
                 seen += 1
                 watch(seen, _metric(entry, stopping.metric))
 
-        resume = bool(checkpoint.steps(self.run / "checkpoints"))
-        position = Trainer(recipe, dataset, SilentProgress()).fit(watched, resume=resume)
+        position = Trainer(recipe, dataset, SilentProgress()).fit(watched, resume=True)
         found = best(position.evaluations, stopping) or position.evaluations[-1]
         return _metric(found, stopping.metric)
 
     def remove_checkpoints(self) -> None:
         """Leave what the run says of itself, and none of its weights."""
-        shutil.rmtree(self.run / "checkpoints", ignore_errors=True)
+        if not self.run.is_symlink():
+            remove_tree(self.run / "checkpoints")
 
 
 def _metric(entry: Evaluation, name: str) -> float:

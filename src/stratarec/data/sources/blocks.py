@@ -36,7 +36,8 @@ class BadRows:
     Rows are checked column by column, so which bad row is the first is known when all columns were: `settle` says so.
     """
 
-    on_bad_row: OnBadRow
+    on_bad_row: OnBadRow | None
+    """None where rows must be good, and no setting leaves others out."""
     count: int = 0
     _first: list[tuple[int, str]] = field(default_factory=list)
 
@@ -51,10 +52,18 @@ class BadRows:
         insort(self._first, (line, f"{file}, {unit} {line}: {problem}"))
         del self._first[_EXAMPLES:]
 
-    def settle(self) -> None:
-        """Raise the first one, unless bad rows are skipped."""
-        if self.count and self.on_bad_row == "error":
+    def settle(self, rows: int = 0) -> None:
+        """Raise the first one, unless bad rows are skipped; where most of `rows` are good, with what leaves it out."""
+        if not self.count or self.on_bad_row == "skip":
+            return
+        if self.on_bad_row is None:
             raise DataError(self.examples[0])
+        advice = "data.on_bad_row=skip leaves bad rows out"
+        if self.count * 2 > rows > 1:
+            advice = f"{self.count:,} of {max(rows, self.count):,} rows around it are bad: check data.source"
+        elif self.count > 1:
+            advice = f"{self.count:,} rows around it are bad; {advice}"
+        raise DataError(f"{self.examples[0]}; {advice}")
 
 
 @dataclass(frozen=True, kw_only=True)

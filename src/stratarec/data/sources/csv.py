@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import polars as pl
 
-from stratarec.data.schema import Schema
+from stratarec.data.schema import LabelRule, Schema
 from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, View, chunk_index, set_size
 from stratarec.data.sources.blocks import BLOCK_BYTES, CODECS, BadRows, blocks, estimate_rows
 from stratarec.data.sources.columns import check_there
@@ -234,7 +234,7 @@ def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     schema = view.schema
     # Whole numbers are parsed faster; others are read as text first.
     roles: list[tuple[str, type[pl.DataType]]] = [
-        (name, pl.UInt8 if isinstance(rule, str) and not schema.labels else pl.Float64)
+        (name, _label_kind(rule, many=bool(schema.labels)))
         for name, rule in zip(schema.label_columns, schema.label_rules, strict=True)
     ]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
@@ -248,6 +248,12 @@ def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     for name in view.names:
         found = {kind for role, kind in roles if role == name}
         yield name, found.pop() if len(found) == 1 else pl.String
+
+
+def _label_kind(rule: str | LabelRule, *, many: bool) -> type[pl.DataType]:
+    if isinstance(rule, LabelRule) and rule.equals:
+        return pl.String
+    return pl.UInt8 if isinstance(rule, str) and not many else pl.Float64
 
 
 def _is_json(config: CsvConfig, file: InputFile) -> bool:

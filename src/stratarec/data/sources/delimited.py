@@ -135,7 +135,7 @@ class Delimited:
 
 
 def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[list[str], int, int]:
-    """Names in the first record, and the bytes and lines that it takes."""
+    """Names in the first record, without spaces around them, and the bytes and lines that it takes."""
     front = content[:_LONGEST]
     records = csv_records.split(np.frombuffer(front, dtype=np.uint8), ord(delimiter), ord(quote) if quote else -1)
     if not len(records.ends):
@@ -150,7 +150,7 @@ def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[
         names = next(csv.reader([text], delimiter=delimiter, **how), [])
     except csv.Error as error:
         raise DataError(f"{path}, line 1: no header ({error}); check the format") from error
-    return names, end, front[:end].count(b"\n")
+    return [name.strip() for name in names], end, front[:end].count(b"\n")
 
 
 def _chosen(content: bytes, ends: NDArray[np.int64], keep: NDArray[np.bool_]) -> bytes:

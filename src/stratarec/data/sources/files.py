@@ -1,8 +1,13 @@
-"""Input paths: globs, fsspec URLs, and what is wrong with them."""
+"""Input paths: globs, URLs of a few protocols, and what is wrong with them.
+
+A recipe may come from somebody else, and what fsspec calls file systems also runs templates, opens archives and reads
+this process's memory: only `PROTOCOLS` are opened, never a chain of them.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +16,17 @@ from typing import IO, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.registry import known_implementations
 
 from stratarec.errors import DataError
 from stratarec.io.hashes import file_hashes
 from stratarec.io.opening import open_regular
+
+PROTOCOLS = {
+    "file": "fsspec", "http": '"fsspec[http]"', "https": '"fsspec[http]"', "s3": "s3fs", "gs": "gcsfs", "az": "adlfs",
+    "abfs": "adlfs", "hf": "huggingface_hub",
+}  # fmt: skip
+"""Of URLs that may be read, and the package that reads each."""
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +44,10 @@ class InputFile:
         """The file as stored, without decompression."""
         with _reading(self.path):
             # Not for fsspec, which would take marks in the name for a pattern and wait for the writer of a pipe.
-            if "://" not in self.path:
+            if not _URL.match(self.path):
                 return open_regular(self.path)
-            opened: IO[bytes] = fsspec.open(self.path, "rb").open()
+            system, path = _file_system(self.path)  # a listing may give names of any form
+            opened: IO[bytes] = system.open(path, "rb")
         return opened
 
 
@@ -66,13 +78,25 @@ def _matches(pattern: str) -> list[tuple[Any, str]]:
     if not pattern:
         raise DataError("'': an empty name; check data.source.paths")
     with _reading(pattern):
-        system, path = fsspec.core.url_to_fs(pattern)
+        system, path = _file_system(pattern)
         # A file may have brackets in its name.
         glob = any(mark in path for mark in "*?[") and not system.exists(path)
         matches = sorted(system.glob(path)) if glob else [path]
     if not matches:
         raise DataError(f"{pattern}: no file matches; check data.source.paths")
     return [(system, match) for match in matches]
+
+
+def _file_system(pattern: str) -> tuple[Any, str]:
+    """What reads a path or URL, and how that calls it."""
+    url, chain = _URL.match(pattern), "::" in pattern and "://" in pattern
+    if url is None and not chain:  # not for fsspec to take apart
+        return LocalFileSystem(), LocalFileSystem._strip_protocol(pattern)
+    if url is None or chain or url[1] not in PROTOCOLS:
+        what = "a chain of file systems" if url is None or chain else f"of the protocol {url[1]}"
+        names = ", ".join(f"{name}://" for name in PROTOCOLS)
+        raise DataError(f"data.source.paths: {pattern!r} is {what}, expected a path of this machine or one of {names}")
+    return fsspec.core.url_to_fs(pattern)  # type: ignore[no-any-return]
 
 
 def _identity(system: Any, path: str) -> object:
@@ -88,22 +112,17 @@ def _reading(pattern: str) -> Iterator[None]:
     """What goes wrong with a path or URL, in one line. File systems of other libraries raise errors of any kind."""
     try:
         yield
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{pattern}: no such file; check data.source.paths") from error
     except ImportError as error:
-        raise DataError(f"{pattern}: {_library(pattern)} ({error})") from error
+        protocol = pattern.partition("://")[0]
+        advice = f"{protocol}:// needs a library that is not installed; pip install {PROTOCOLS[protocol]}"
+        raise DataError(f"{pattern}: {advice} ({error})") from error
     except Exception as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
         raise DataError(f"{pattern!r}: cannot be read: {reason}; check data.source.paths") from error
-
-
-def _library(pattern: str) -> str:
-    """Which package would read the URL; a chain such as simplecache::s3:// needs that of its last protocol."""
-    protocol = pattern.rpartition("::")[2].partition("://")[0]
-    package = str(known_implementations.get(protocol, {}).get("class", "fsspec")).partition(".")[0].replace("_", "-")
-    if package == "fsspec":
-        package = {"https": '"fsspec[http]"'}.get(protocol, f'"fsspec[{protocol}]"')
-    return f"{protocol}:// needs a library that is not installed; pip install {package}"
 
 
 def _describe(system: Any, path: str, pattern: str) -> InputFile:
@@ -124,7 +143,7 @@ def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda do
 
     Files that were hashed before and have not changed since are not read.
     """
-    local = [path for path in paths if "://" not in path]
+    local = [path for path in paths if not _URL.match(path)]
     try:
         return dict(zip(local, file_hashes([Path(path) for path in local], advance=advance), strict=True))
     except OSError as error:

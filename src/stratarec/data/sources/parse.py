@@ -6,6 +6,7 @@ faults that name the unit to set.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,12 +17,15 @@ import pyarrow.compute as pc
 
 from stratarec.data.schema import TimeUnit
 from stratarec.data.splits import too_coarse, unlikely_unit
+from stratarec.errors import ConfigError
 
 _TEXT = (pl.String, pl.Categorical, pl.Enum)
 # What a float holds without rounding.
 _EXACT = float(1 << 53)
 # A date, and after it a time of day, a fraction and an offset where there are some.
 _FORM = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
+# Digits of each part of a form that is digits alone.
+_WIDTHS = {"%Y": 4, "%y": 2, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
 _OFFSET = r"(Z|[+-]\d\d:?\d\d)$"
 
 
@@ -33,12 +37,17 @@ def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Serie
     Parameters
     ----------
     form : str
-        How text is written; empty for ISO 8601, or digits alone.
+        How text and integers are written; empty for ISO 8601, or digits alone that count from 1970.
+
+    Raises
+    ------
+    ConfigError
+        Where `form` is none.
     """
+    if form and (raw.dtype in _TEXT or raw.dtype.is_integer()):
+        return _epochs(as_written(raw.cast(pl.String).str.strip_chars(), form, _ticks(unit)), unit)
     if raw.dtype in _TEXT:
         text = raw.cast(pl.String).str.strip_chars()
-        if form:
-            return _epochs(_strict(text, form, unit), unit)
         numbers = from_text(text)
         if numbers.null_count() == text.null_count():
             return numbers, unlikely_unit(numbers, unit)
@@ -64,8 +73,29 @@ def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:
     return "ns" if unit == "ns" else "us"
 
 
-def _strict(text: pl.Series, form: str, unit: TimeUnit) -> pl.Series:
-    return text.str.to_datetime(form, strict=False, time_unit=_ticks(unit))
+def as_written(text: pl.Series, form: str, ticks: Literal["us", "ns"] = "us") -> pl.Series:
+    """``Datetime`` of text as `form` has it, null where a value is written otherwise.
+
+    Polars takes less: 2023111 for ``%Y%m%d``, and the year 23 for ``%Y``.
+
+    Raises
+    ------
+    ConfigError
+        Where `form` is none.
+    """
+    full, behind = form, ""
+    if re.search("%[HI]", form) and not re.search("%[MTRrcXs+]", form):  # Polars wants minutes where there are hours
+        full, behind = f"{form} %M", " 00"
+    try:
+        found = (text + behind).str.to_datetime(full, strict=False, time_unit=ticks)
+    except pl.exceptions.PolarsError as error:
+        said = str(error).partition("\n")[0]
+        raise ConfigError(f"schema.time_format is {form!r}, expected one such as %d/%m/%Y ({said})") from error
+    digits = [_WIDTHS.get(part) for part in re.findall("%?.", form)]
+    fits = found.dt.year() > 999 if "%Y" in form else found.is_not_null()
+    if None not in digits:
+        fits &= text.str.len_bytes() == sum(filter(None, digits))
+    return found.set(~fits.fill_null(False), None)
 
 
 def _iso(text: pl.Series, unit: TimeUnit) -> pl.Series:

@@ -15,6 +15,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import OnBadRow, Size, View, set_size
 from stratarec.data.sources.blocks import BLOCK_BYTES
 from stratarec.data.sources.csv import CsvConfig, CsvSource
+from stratarec.data.sources.parse import as_written
 from stratarec.data.sources.typed import Converter
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
@@ -109,9 +110,8 @@ class AvazuSource(CsvSource):
     def _columns(self, frame: pl.DataFrame, converter: Converter) -> dict[str, pl.Series]:
         columns = converter.columns(frame, _AVAZU_COLUMNS)
         text = columns.pop("hour")
-        hour = ("20" + text + "00").str.to_datetime("%Y%m%d%H%M", strict=False)
-        # The format alone takes shorter ones, such as 1410211.
-        converter.require(text, hour.is_not_null() & (text.str.len_bytes() == 8), "an hour as YYMMDDHH")
+        hour = as_written(text, "%y%m%d%H")
+        converter.require(text, hour.is_not_null(), "an hour as YYMMDDHH")
         derived = {
             "hour_of_day": hour.dt.hour().cast(pl.Int64),
             "weekday": hour.dt.weekday().cast(pl.Int64),

@@ -51,7 +51,7 @@ class Converter:
 
     def good(self, columns: dict[str, pl.Series]) -> pl.DataFrame:
         """The rows that nothing was wrong with; raises what is wrong with the first bad one, if there may be none."""
-        self._bad.settle()
+        self._bad.settle(len(self._numbers))
         frame = pl.DataFrame(columns)
         return frame if self._good.all() else frame.filter(pl.Series(self._good))
 
@@ -123,16 +123,29 @@ class Converter:
 
     def label(self, raw: pl.Series, rule: str | LabelRule, *, optional: bool = False) -> pl.Series:
         """``UInt8`` 0 or 1; `UNKNOWN` where it may be missing and is."""
+        if isinstance(rule, LabelRule) and rule.equals:
+            return self._worded(raw, rule.equals, optional=optional)
         threshold = None if isinstance(rule, str) else rule.at_least
         if optional and raw.dtype.is_float():
             raw = raw.fill_nan(None)
-        value = self._numeric(raw, "0 and 1, or booleans" if threshold is None else "numbers for a label", truth=True)
+        kind = "0 and 1, or booleans; for words let schema.label be {column: NAME, equals: WORD}"
+        value = self._numeric(raw, kind if threshold is None else "numbers for a label", truth=True)
         fine = value.is_finite() if threshold is not None else (value == 0) | (value == 1)
         expected = "a number" if threshold is not None else self._expected_label(raw)
         self.require(raw, fine | raw.is_null() if optional else fine, expected)
         positive = value >= threshold if threshold is not None else value == 1
         found = positive.fill_null(False).cast(pl.UInt8)
         return found.set(raw.is_null(), UNKNOWN) if optional else found
+
+    def _worded(self, raw: pl.Series, word: str, *, optional: bool) -> pl.Series:
+        """A label that is 1 where the text is `word`."""
+        if raw.dtype not in (*_TEXT, pl.Null):
+            raise self._type_error(raw, f"text, as its rule is equals {word!r}; at_least is for numbers")
+        text = raw.cast(pl.String).str.strip_chars()
+        missing = text.is_null() | (text == "").fill_null(False)
+        if not optional:
+            self.require(raw, ~missing, f"{word!r} or another text")
+        return (text == word).fill_null(False).cast(pl.UInt8).set(missing & optional, UNKNOWN).alias(raw.name)
 
     def _expected_label(self, raw: pl.Series) -> str:
         return "0 or 1"
@@ -293,7 +306,7 @@ class Converter:
         value, fault = found
         if fault:
             raise DataError(f"{self._path}: column {raw.name!r} {fault}")
-        self.require(raw, value.is_not_null(), "a time" if raw.dtype not in _TEXT else _written(form))
+        self.require(raw, value.is_not_null(), "a time" if not form and raw.dtype not in _TEXT else _written(form))
         return value
 
 
@@ -303,7 +316,7 @@ class TextConverter(Converter):
     _unit = "line"
 
     def _expected_label(self, raw: pl.Series) -> str:
-        return "0 or 1, or true or false"
+        return f"0 or 1, or true or false; for other words let schema.label be {{column: {raw.name}, equals: WORD}}"
 
     def _numeric(self, raw: pl.Series, expected: str, *, truth: bool = False) -> pl.Series:
         if raw.dtype != pl.String:

@@ -156,6 +156,8 @@ class TablesManifest(Model):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> TablesManifest:
+        if self.step > self.batches or self.earlier >= 1 << 48:
+            raise ValueError(f"{self.step} steps and {self.earlier} before them, of {self.batches} batches")
         if self.origin > self.batches or self.batches - self.origin >= 1 << 31:
             raise ValueError(f"clocks at {self.origin} and {self.batches}, expected less than 2**31 between them")
         names = [group.name for group in self.groups]

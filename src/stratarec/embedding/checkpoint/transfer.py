@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from stratarec.embedding.cache.saved_slots import saved_slots
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.stores.deltas import files_of
 from stratarec.embedding.stores.dram import allocate_bits
 from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log.segments import SegmentEntry
 from stratarec.embedding.stores.row_file import read_rows, verify_file
 from stratarec.embedding.stores.scratch import ScratchDirectory
 from stratarec.embedding.tables.base import TableGroup
@@ -175,6 +177,16 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
         hot = sum(head + tail for head, tail in shape.get("hot", ()))
         slots = shape["ways"] * sum(own + extra for own, extra in shape["sets"]) + hot
         yield from saved_slots(directory, manifest["slots"], codec, slots=slots, rows=home["rows"])
+
+
+def saved_files(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
+    """Every file of a group of a checkpoint, of which `saved_rows` reads all but the notes, which are read here."""
+    home = manifest["home"]
+    yield from files_of(directory / "home", home["files"])
+    for entry in home.get("segments", ()):
+        yield directory / "home" / SegmentEntry(**entry).name
+    if "slots" in manifest:
+        yield from files_of(directory / "slots", manifest["slots"]["files"])
 
 
 def _chain_records(

@@ -38,6 +38,14 @@ def _read(directory: Path) -> _Note:
     return read_sealed(directory / _NAME, _Note, "use another checkpoint", CheckpointError)
 
 
+def files_of(directory: Path, files: list[dict[str, Any]]) -> Iterator[Path]:
+    """The files of a checkpoint of an array, once the note beside them is found to be one; else `CheckpointError`."""
+    _read(directory)
+    yield directory / _NAME
+    for entry in files:
+        yield directory / entry["name"]
+
+
 class Rows(Readable, Protocol):
     """A byte array ``[R, W]``, or something that is read and written like one."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -52,7 +53,7 @@ class ScratchDirectory:
         # Locked under a name that nobody looks for, so that it is never seen without its lock.
         hidden = parent / f".making-{self.path.name}"
         try:
-            hidden.mkdir()
+            hidden.mkdir(mode=0o700)  # it may lie in a folder of everybody's
             self._owner = (hidden / _OWNER).open("wb")
             lock(self._owner)
             hidden.rename(self.path)
@@ -73,6 +74,11 @@ class ScratchDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def reading_directory() -> ScratchDirectory:
+    """A directory of this process below ``TMPDIR``, for what is only read: no run says where."""
+    return ScratchDirectory(Path(tempfile.gettempdir()), "stratarec-reading-")
 
 
 def hold(path: Path) -> IO[bytes]:

@@ -18,7 +18,7 @@ from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.loading.portions import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.towers.tower_model import DisaggregatedModel
-from stratarec.embedding.stores.scratch import ScratchDirectory
+from stratarec.embedding.stores.scratch import ScratchDirectory, reading_directory
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.owned_directory import kind_of
 from stratarec.models import CTRModel, build_model
@@ -245,16 +245,31 @@ def _open(
             f"{own.path} was prepared anew with other samples since {path} was trained on it; to use it all the same, "
             f"name it: {path} {own.path}"
         )
-    plan = read_plan(path, recipe, own) or new_plan(recipe, own)
     with ExitStack() as stack:
         stack.enter_context(own.held())
-        model = stack.enter_context(temporary_model(recipe, own, plan, mesh))
+        # A run may come from somebody else: nothing is made where it says that rows are to lie.
+        reading = stack.enter_context(_in_scratch(recipe))
+        plan = read_plan(path, recipe, own) or new_plan(reading, own)
+        model = stack.enter_context(temporary_model(reading, own, plan, mesh))
         checkpoint.load(found).into(model)
         result = read_result(path)
         if result is not None and result.calibration and result.checkpoint == found.name:
             model.network.calibration = Calibration(result.calibration)
         resources = stack.pop_all()
     return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, mesh=mesh, resources=resources)
+
+
+@contextmanager
+def _in_scratch(recipe: Recipe) -> Iterator[Recipe]:
+    """The recipe with its memories that are paths in a folder that is gone afterwards."""
+    memory = recipe.memory
+    if memory.block is None and memory.mapped is None:
+        yield recipe
+        return
+    with reading_directory() as folder:
+        block = memory.block and replace(memory.block, path=str(folder / "block"))
+        mapped = memory.mapped and replace(memory.mapped, path=str(folder / "mapped"))
+        yield replace(recipe, memory=replace(memory, block=block, mapped=mapped))
 
 
 @contextmanager

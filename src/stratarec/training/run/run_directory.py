@@ -6,6 +6,7 @@ plan.json         where its tables live, if they were placed
 checkpoints/      a directory each
 tensorboard/      curves
 result.json       of the final test, and report.html
+files.json        hashes of the report and the curves, once a session has come to its end
 
 Files are sealed, and read through a model of their fields: a run may come from somebody else.
 """
@@ -21,12 +22,13 @@ import pydantic
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
-from stratarec.errors import CheckpointError, ConfigError
+from stratarec.errors import CheckpointError, ConfigError, StorageError
+from stratarec.io.atomic import file_hash
 from stratarec.io.lock import held
 from stratarec.io.opening import remove_leftovers
 from stratarec.io.owned_directory import Kind, claim, state
 from stratarec.io.replace import aside, put_back, recover, remove, set_aside
-from stratarec.io.sealed import Count, Model, read_sealed, write_sealed
+from stratarec.io.sealed import Count, Hash, Model, own_file, read_sealed, write_sealed
 from stratarec.models.calibration import LogitMap
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
@@ -36,11 +38,13 @@ from stratarec.training.checkpoint import Bins, Figures
 RESULT = "result.json"
 RECIPE = "recipe.json"
 PLAN = "plan.json"
+REPORT = "report.html"
+FILES = "files.json"
 RUN = Kind(
     name="run",
     field="train.run",
     content=(
-        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, "report.html", "predictions-*.parquet", "export",
+        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, FILES, "predictions-*.parquet", "export",
     ),
 )  # fmt: skip
 
@@ -90,6 +94,9 @@ class RunDirectory:
         recover(self.path, RUN, lambda path: bool(checkpoint.steps(path / "checkpoints")))
         with ExitStack() as stack:
             earlier = state(self.path, RUN) == "ours"
+            for part in (self.checkpoints, self.path / "tensorboard"):
+                if part.is_symlink():  # it may lead to another run's, which would be pruned as this one's
+                    raise StorageError(f"{part} is a link, expected a directory: name the run's own place in train.run")
             if earlier:
                 stack.enter_context(held(self.path))
             if earlier and overwrite:
@@ -190,6 +197,37 @@ class Result(Model):
     """The correction of each label; none by default."""
     ranks: tuple[RankFigures, ...] = ()
     """Of each process, where there were several."""
+
+
+class RunFiles(Model):
+    """``files.json``: what people look at, which no other file has hashes of."""
+
+    format: Literal[1] = FORMAT
+    hashes: dict[Annotated[str, pydantic.Field(pattern=r"^(report\.html|tensorboard/[^/]+)$")], Hash]
+
+
+def write_hashes(run: Path) -> None:
+    """Write down what the report and the curves are, now that a session ends."""
+    found = [path for path in (run / REPORT, *sorted((run / "tensorboard").glob("*"))) if path.is_file()]
+    write_sealed(
+        run / FILES, {"format": FORMAT, "hashes": {str(path.relative_to(run)): file_hash(path) for path in found}}
+    )
+
+
+def check_hashes(run: Path) -> list[Path]:
+    """The files that ``files.json`` names, each found to be what was written; none where it is not there."""
+    if not (run / FILES).exists():
+        return []
+    advice = f"where that was meant, remove {run / FILES}"
+    found = read_sealed(run / FILES, RunFiles, advice, CheckpointError)
+    for name, expected in found.hashes.items():
+        try:
+            fits = file_hash(own_file(run, name)) == expected
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{error}; {advice}") from error
+        if not fits:
+            raise CheckpointError(f"{run / name} was changed after it was written: its hash does not match; {advice}")
+    return [run / FILES, *(run / name for name in found.hashes)]
 
 
 def write_recipe(run: Path, recipe: Recipe) -> None:

@@ -28,6 +28,7 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models import CTRModel
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
 from stratarec.training.run.open_run import hold_chosen, require_run
 from stratarec.training.run.run_directory import read_recipe
@@ -71,25 +72,24 @@ def beginning(
     with ExitStack() as stack:
         found = hold_chosen(earlier, stack)
         mesh.check_same({"--from": str(found)})
-        known = checkpoint.read_state(found)["identity"]
-        _check_model(earlier, identity, known)
+        known, train = checkpoint.read_state(found)["identity"], read_recipe(earlier).train
+        _check_model(earlier, identity, known["model"], train)
         difference = feature_difference(dataset, known["inputs"])
         if difference:
             raise CheckpointError(f"{dataset.path} does not go on from {earlier}: {difference}; {_ADVICE}")
         moved = {name: _moved(dataset, name, earlier, entry) for name, entry in known["inputs"]["vocabularies"].items()}
-        seed, rows = int(known["train"]["seed"]), read_recipe(earlier).train.embedding
-        yield Beginning(path=found, moved=moved, seed=seed, rows=rows)
+        yield Beginning(path=found, moved=moved, seed=train.seed, rows=train.embedding)
 
 
 _ADVICE = "prepare the data with the data set of that run as data.vocabulary.base"
 
 
-def _check_model(earlier: Path, identity: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _check_model(earlier: Path, identity: Mapping[str, Any], model: Mapping[str, Any], train: TrainConfig) -> None:
     """Refuse weights that the new model has not, and optimizer state of another kind."""
-    found = first_difference(identity["model"], known["model"], "model")
-    for part in ("dense", "embedding"):
-        want, have = ({"kind": each["train"][part]["kind"]} for each in (identity, known))
-        found = found or first_difference(want, have, f"train.{part}")
+    found = first_difference(identity["model"], model, "model")
+    for part, kind in (("dense", train.dense.kind), ("embedding", train.embedding.kind)):
+        want = {"kind": identity["train"][part]["kind"]}
+        found = found or first_difference(want, {"kind": kind}, f"train.{part}")
     if found is not None:
         raise CheckpointError(
             f"a run cannot begin with {earlier}: {found.field} is {found.have!r} there and {found.want!r} here"

@@ -1,0 +1,113 @@
+"""Columns of times: numbers since 1970, digits such as 2023111422, and dates as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+from stratarec.data.schema import TimeUnit
+from stratarec.data.sources.parse import as_written, read_times
+from stratarec.data.splits import Span
+
+_UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
+_DIGITS = ("%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S", "%y%m%d%H")
+# Day first stands before month first: of two forms that fit alike the first is taken.
+_DATES = (
+    "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y",
+    "%d.%m.%y", "%Y/%m/%d", "%Y.%m.%d", "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y", "%d-%B-%Y", "%d-%B-%y",
+    "%d. %B %Y",
+)  # fmt: skip
+_CLOCKS = (
+    "", " %H:%M", " %H:%M:%S", " %H:%M:%S%.f", ", %H:%M", ", %H:%M:%S", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p",
+    ", %I:%M %p", ", %I:%M:%S %p", " %H",
+)  # fmt: skip
+_OTHERS = (
+    "%Y-%m-%d %H:%M:%S UTC", "%Y-%m-%d %H:%M:%S%.f UTC", "%d/%b/%Y:%H:%M:%S %z",
+    "%a %b %d %H:%M:%S %z %Y", "%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z",
+)  # fmt: skip
+_LOOKED_AT = 100
+_DIGITS_ALONE = r"^\s*\d+\s*$"
+_LIKE_A_DATE = (
+    r"^(\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{2,4}|[A-Za-z]{3,9},? +([A-Za-z]{3} +)?\d{1,2})[^|;]{0,25}$"
+)
+_SWAPPED = str.maketrans("dm", "md")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """A column's times."""
+
+    unit: TimeUnit
+    form: str
+    """`schema.time_format`; empty where none is needed."""
+    span: Span
+    how: str
+    """What the values are, in words."""
+
+
+def as_times(column: pl.Series) -> Times | None:
+    """Times of a column whose values all are, between 1990 and 2100, and not all the same."""
+    kind = column.dtype
+    if column.null_count() or not len(column):
+        return None
+    if not (kind.is_integer() or kind in (pl.String, pl.Date) or kind.base_type() == pl.Datetime):
+        return None
+    if kind == pl.String and not column.str.contains(_DIGITS_ALONE).all():
+        iso = _read(column, "", "dates as text")
+        if iso:
+            return iso
+    for form, how in _forms(column):
+        found = _read(column, form, how)
+        if found:
+            return found
+    return _read(column, "", "timestamps" if kind.is_temporal() else "numbers in {} since 1970")
+
+
+def _read(column: pl.Series, form: str, how: str) -> Times | None:
+    for unit in _UNITS:
+        read = read_times(column, unit, form)
+        if read is None or read[0].null_count():
+            return None
+        value, fault = read
+        span = Span(first=int(value.min()), last=int(value.max()), unit=unit)  # type: ignore[arg-type]
+        if not fault and "UTC" in str(span) and span.last > span.first:
+            return Times(unit=unit, form=form, span=span, how=how.format(unit))
+    return None
+
+
+def _forms(column: pl.Series) -> Iterator[tuple[str, str]]:
+    """Forms in which the column may be written, the likeliest first, and in words what it then is."""
+    if column.dtype.is_temporal():
+        return
+    text = column.cast(pl.String).str.strip_chars().unique()
+    if text.str.contains(_DIGITS_ALONE).all():
+        fitting = [form for form in _DIGITS if _fits(text, form)]
+        others = {form: [other for other in fitting if other != form] for form in fitting}
+    elif text.str.contains(_LIKE_A_DATE).all():
+        fitting = [form for form in _text_forms() if _fits(text.head(_LOOKED_AT), form) and _fits(text, form)]
+        others = {form: [form.translate(_SWAPPED)] for form in fitting}
+    else:
+        return
+    for form in sorted(fitting, key=lambda form: _unlikely(column, form)):
+        other = next((other for other in others[form] if other != form and other in fitting), "")
+        yield form, f"times as {form}" + (f" ({other} fits, too: check which it is)" if other else "")
+
+
+def _text_forms() -> Iterator[str]:
+    yield from (f"{date}{clock}" for date in _DATES for clock in _CLOCKS)
+    yield from _OTHERS
+
+
+def _fits(text: pl.Series, form: str) -> bool:
+    read = as_written(text, form)
+    return not read.null_count() and bool(read.dt.year().is_between(1990, 2099).all())
+
+
+def _unlikely(column: pl.Series, form: str) -> tuple[float, int]:
+    """How often times fall from row to row, and seconds from the first to the last: logs are mostly in order, and with
+    day and month confused a month lasts a year."""
+    epochs = as_written(column.cast(pl.String).str.strip_chars(), form).dt.epoch("s")
+    falls = float((epochs.diff().drop_nulls() < 0).mean() or 0)  # type: ignore[arg-type]
+    return round(falls, 1), int(epochs.max()) - int(epochs.min())  # type: ignore[arg-type]

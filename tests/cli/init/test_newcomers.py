@@ -1,0 +1,269 @@
+"""Logs as people have them, and what `init` makes of them: each is prepared as it is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stratarec.cli import main
+from stratarec.cli.init.guess import guess
+from stratarec.cli.init.leaks import find_leak
+from stratarec.cli.init.numbers import amounts, typed
+from stratarec.cli.init.sample import read_sample
+from stratarec.cli.init.times import as_times
+from stratarec.data.dataset.dataset import Dataset
+
+ROWS = 1200
+START = datetime(2023, 11, 1)
+Columns = dict[str, Sequence[Any]]
+
+
+def moments(form: str, seconds: int = 30 * 86_400) -> list[str]:
+    """Times in order."""
+    steps = np.sort(np.random.default_rng(1).integers(0, seconds, ROWS))
+    return [(START + timedelta(seconds=int(step))).strftime(form) for step in steps]
+
+
+def picks(values: Sequence[Any], seed: int = 2) -> list[Any]:
+    return [values[place] for place in np.random.default_rng(seed).integers(0, len(values), ROWS)]
+
+
+def skewed(most: int, seed: int = 3) -> list[int]:
+    """Codes in no order, some of them frequent."""
+    draws = np.random.default_rng(seed)
+    return draws.permutation(most)[np.minimum(draws.zipf(1.3, ROWS), most - 1)].tolist()  # type: ignore[no-any-return]
+
+
+CLICKS = (np.random.default_rng(0).random(ROWS) < 0.3).astype(int).tolist()
+WORDS = [("no", "yes")[click] for click in CLICKS]
+
+
+def coupons() -> Columns:
+    sent = moments("%d.%m.%Y")
+    return {
+        "customer_id": picks(range(300)), "coupon_id": picks(range(60), 5), "sent": sent,
+        "redeemed_on": [day if click else "" for day, click in zip(sent, CLICKS, strict=True)],
+        "paid": [f"{1 + row % 50}.5" if click else "" for row, click in enumerate(CLICKS)],
+        "basket": [f"{value:.2f}" for value in np.random.default_rng(4).gamma(3, 20, ROWS)], "redeemed": CLICKS,
+    }  # fmt: skip
+
+
+def census() -> Columns:
+    return {
+        "age": picks(range(17, 90)), "workclass": picks(["Private", "State-gov", "?"]),
+        "fnlwgt": np.random.default_rng(5).integers(12_285, 60_000, ROWS).tolist(),
+        "sex": picks(["Male", "Female"], 6), "income": [("<=50K", ">50K")[click] for click in CLICKS],
+    }  # fmt: skip
+
+
+def talking() -> Columns:
+    return {
+        "ip": picks(range(1, 5000), 7), "app": skewed(400), "os": skewed(500, 8), "channel": skewed(300, 9),
+        "click_time": moments("%Y-%m-%d %H:%M:%S"),
+        "attributed_time": [("", "2023-12-01 10:00:00")[click] for click in CLICKS],
+        "is_attributed": CLICKS,
+    }  # fmt: skip
+
+
+def avazu() -> Columns:
+    return {
+        "id": [str(10**19 + row * 7) for row in range(ROWS)], "click": CLICKS, "hour": moments("%y%m%d%H"),
+        "C14": skewed(300), "device": [str(2**64 + value) for value in picks(range(80))],
+    }  # fmt: skip
+
+
+def money() -> Columns:
+    draws = np.random.default_rng(6)
+    return {
+        "shop": picks(range(50)), "price": [f"${value:,.2f}" for value in draws.gamma(2, 900, ROWS)],
+        "sold": [f"{value:,}" for value in draws.integers(0, 9000, ROWS)],
+        "wait": ["NA" if row % 5 == 0 else f"{value:.1f}" for row, value in enumerate(draws.gamma(2, 9, ROWS))],
+        "country": picks(["NL", "NA", "DE"]), "charges": [" " if row % 9 == 0 else str(row) for row in range(ROWS)],
+        "clicked": CLICKS,
+    }  # fmt: skip
+
+
+# Name, text and its fields' mark, columns, options; then roles, and what stands in the draft or is said.
+CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], list[str]]] = [
+    ("coupons", ",", coupons, [],
+     {"customer_id": "user", "coupon_id": "sparse", "sent": "time", "redeemed_on": "left out", "paid": "left out",
+      "basket": "dense", "redeemed": "label"},
+     ["time_format: '%d.%m.%Y'", "#   dense: - {name: paid}  # filled only where redeemed is 1: known only afterwards?",
+      "redeemed_on: filled only where redeemed is 1", "coupon_id_history"]),
+    ("census", ", ", census, [],
+     {"age": "dense", "workclass": "sparse", "fnlwgt": "dense", "sex": "sparse", "income": "label"},
+     ["label: {column: income, equals: '>50K'}", "is taken as 1, '<=50K' as 0"]),
+    ("census", ", ", census, ["--label", "income=<=50K"],
+     {"age": "dense", "workclass": "sparse", "fnlwgt": "dense", "sex": "sparse", "income": "label"},
+     ["label: {column: income, equals: <=50K}"]),
+    ("bank", ";", lambda: {"job": picks(["admin.", "retired"]), "rate": picks([1.1, -1.8]), "y": WORDS}, [],
+     {"job": "sparse", "rate": "dense", "y": "label"}, ["label: {column: y, equals: 'yes'}", "'yes' ("]),
+    ("talking", ",", talking, [],
+     {"ip": "sparse", "app": "sparse", "os": "sparse", "channel": "sparse", "click_time": "time",
+      "attributed_time": "left out", "is_attributed": "label"}, ["filled only where is_attributed is 1"]),
+    ("avazu", ",", avazu, [],
+     {"id": "left out", "click": "label", "hour": "time", "C14": "sparse", "device": "sparse"},
+     ["time_format: '%y%m%d%H'", "{name: device}"]),
+    ("hours", ",", lambda: {"ts": moments("%Y%m%d%H"), "ad": picks(range(70)), "label": CLICKS}, [],
+     {"ts": "time", "ad": "sparse", "label": "label"}, ["time_format: '%Y%m%d%H'", " (2023-11-01 "]),
+    ("european", ",", lambda: {"when": moments("%d/%m/%Y %H:%M"), "customer": picks(["new", "vip", "back"]),
+                               "page": picks(range(90)), "label": CLICKS}, [],
+     {"when": "time", "customer": "sparse", "page": "sparse", "label": "label"}, ["time_format: '%d/%m/%Y %H:%M'"]),
+    ("words", ",", lambda: {"day": moments("%b %d, %Y"), "page": picks(range(90)), "label": CLICKS}, [],
+     {"day": "time", "page": "sparse", "label": "label"}, ["time_format: '%B %d, %Y'"]),
+    ("index", ",", lambda: {"": range(ROWS), "user_id": picks(range(99)), "clicked": CLICKS, "x": picks([1, 2])}, [],
+     {"(column 1)": "left out", "user_id": "user", "clicked": "label", "x": "sparse"},
+     ["no name in the header; counts the rows, as an index does"]),
+    ("money", ",", money, [],
+     {"shop": "sparse", "price": "left out", "sold": "left out", "wait": "dense", "country": "sparse",
+      "charges": "dense", "clicked": "label"},
+     ["nulls: [' ', NA]  # stand for nothing, in every column", "numbers written as '$"]),
+    ("titanic", ",", lambda: {"Ticket Class": picks([1, 2, 3]), "Fare Paid": picks([7.25, 8.5, 71.3]),
+                              "Survived Trip": [("False ", " True")[click] for click in CLICKS]}, [],
+     {"Ticket Class": "sparse", "Fare Paid": "dense", "Survived Trip": "label"}, ["label: Survived Trip"]),
+    ("alone", ",", lambda: {"page": picks(range(90)), "label": CLICKS}, [], {"page": "sparse", "label": "label"},
+     ["interaction: cat"]),
+    ("gaps", ",", lambda: {"item": picks(range(40)), "label": ["NA", *CLICKS[1:]]}, ["--label", "label"],
+     {"item": "sparse", "label": "label"}, ["on_bad_row: skip  # 1 rows that were looked at lack the label"]),
+]  # fmt: skip
+
+
+def write(path: Path, mark: str, columns: Columns) -> None:
+    quoted = {
+        name: [f'"{cell}"' if mark in str(cell) else str(cell) for cell in cells] for name, cells in columns.items()
+    }
+    lines = [mark.join(columns), *(mark.join(row) for row in zip(*quoted.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join([case[0], *case[3]]))
+def test_a_newcomers_log_is_drafted_and_prepared(
+    case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, mark, columns, options, expected, texts = case
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / f"{name}.csv", mark, columns())
+    assert {each.name: each.role for each in guess(read_sample((f"{name}.csv",)), *options[1:]).columns} == expected
+    assert main(["init", f"{name}.csv", *options]) == 0
+    draft = Path(f"{name}.yaml").read_text() + capsys.readouterr().out
+    for text in texts:
+        assert text in draft
+    assert main(["prepare", "-q", f"{name}.yaml"]) == 0
+    dataset = Dataset.open(f"data/{name}")
+    counts = [dataset.label_counts(split)[dataset.schema.label_column] for split in dataset.splits]
+    other = any("<=" in option for option in options)
+    known = len(CLICKS) - (name == "gaps")
+    ones = sum(CLICKS[len(CLICKS) - known :])
+    assert sum(count.positives for count in counts) == (known - ones if other else ones)
+    assert sum(count.known for count in counts) == known
+
+
+@pytest.mark.parametrize(
+    ("values", "form", "first", "said"),
+    [
+        (["14/11/2023 22:13", "01/12/2023 08:05"], "%d/%m/%Y %H:%M", "2023-11-14 22:13:00", ""),
+        (["11/14/2023 10:13 PM", "12/1/2023 8:05 am"], "%m/%d/%Y %I:%M %p", "2023-11-14 22:13:00", ""),
+        (["14.11.23", "1.12.23"], "%d.%m.%y", "2023-11-14 00:00:00", ""),
+        (["2023-11-14 22:13:00 UTC", "2023-12-01 08:05:00 UTC"], "%Y-%m-%d %H:%M:%S UTC", "2023-11-14 22:13:00", ""),
+        (["November 14, 2023", "Dec 1, 2023"], "%B %d, %Y", "2023-11-14 00:00:00", ""),
+        (["14-Nov-2023", "01-Dec-2023"], "%d-%B-%Y", "2023-11-14 00:00:00", ""),
+        (["14/Nov/2023:22:13:00 +0100", "14/Nov/2023:22:14:00 +0100"], "%d/%b/%Y:%H:%M:%S %z", "2023-11-14 21:13", ""),
+        # Ambiguous: the rows are in order by one of them, or the log is short by one of them.
+        (["01/11/2023", "02/11/2023", "03/11/2023", "01/12/2023"], "%d/%m/%Y", "2023-11-01", "%m/%d/%Y fits, too"),
+        (["11/01/2023", "11/02/2023", "11/03/2023", "12/01/2023"], "%m/%d/%Y", "2023-11-01", "%d/%m/%Y fits, too"),
+        ([2023111422, 2023120108], "%Y%m%d%H", "2023-11-14 22:00:00", ""),
+        ([20231114, 20231201], "%Y%m%d", "2023-11-14 00:00:00", ""),
+        ([14102100, 14102123], "%y%m%d%H", "2014-10-21 00:00:00", ""),
+        ([202311142213, 202312010805], "%Y%m%d%H%M", "2023-11-14 22:13:00", ""),
+        ([1700000000, 1700000500], "", "2023-11-14 22:13:20", "numbers in s since 1970"),
+        (["2023-11-14 22:13:00", "2023-11-14T22:14:00Z"], "", "2023-11-14 22:13:00", "dates as text"),
+        ([12345678, 87654321], None, "", ""),
+        (["1.2.3", "4.5.6"], None, "", ""),
+        (["14/11/2023", "31/02/2023"], None, "", ""),
+    ],
+)  # fmt: skip
+def test_times_are_read_as_they_are_written(values: list[Any], form: str | None, first: str, said: str) -> None:
+    found = as_times(pl.Series("x", values))
+    if form is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.form == form
+    assert f"({first}" in str(found.span)
+    assert said in found.how
+    assert ("fits, too" in found.how) == ("fits, too" in said)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "words"),
+    [
+        (["1", "2", None], pl.Int64, ()),
+        (["1", " NA", "null"], pl.Int64, (" NA", "null")),
+        (["1.5", "inf", "?"], pl.Float64, ("?", "inf")),
+        (["18446744073709551617", "3"], pl.String, ()),
+        (["18446744073709551617", "NA"], pl.String, ()),
+        (["NA", "NL", "1"], pl.String, ()),
+        (["NA", "none"], pl.String, ()),
+        (["true ", " False", None], pl.Boolean, ()),
+    ],
+)
+def test_numbers_are_found_among_words_for_nothing(cells: list[str | None], kind: Any, words: tuple[str, ...]) -> None:
+    column, missing = typed(pl.Series("x", cells))
+    assert (column.dtype, missing) == (kind, words)
+
+
+@pytest.mark.parametrize(
+    ("cells", "mark", "number"),
+    [
+        (["$3.20", "$1,005.00"], ",", "3.20"),
+        (["1,005", "12", "12,345"], ",", "1005"),
+        (["3,20 €", "1.005,50 €"], ";", "3.20"),
+        (["55 %", "7%"], ",", "55"),
+        (["123,456", "789,012,345"], ",", ""),
+        (["1,2", "3,4"], ",", ""),
+        (["1,005", "100500"], ",", ""),
+        (["a,b", "c"], ",", ""),
+    ],
+)
+def test_amounts_are_named_and_lists_are_not(cells: list[str], mark: str, number: str) -> None:
+    said = amounts(pl.Series("x", cells), mark)
+    assert (f"write {number} in the log" in said) if number else said == ""
+
+
+LABEL = np.random.default_rng(8).random(4000) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "certain"),
+    [
+        (np.where(LABEL, 1.0, np.nan), "filled only where click is 1", True),
+        (np.where(LABEL, np.nan, 1.0), "filled only where click is 0", True),
+        (np.where(LABEL & (np.arange(4000) % 3 == 0), "x", ""), "filled only where click is 1", True),
+        (np.where(LABEL, 5, 0) + np.arange(4000) % 3, "AUC 1.000 against click alone: tells the label by itself", True),
+        (np.argsort(np.argsort(LABEL, kind="stable"), kind="stable"), "AUC 1.000 against click alone", True),
+        (np.where(LABEL, "b", np.where(np.arange(4000) % 2, "a", "c")), "AUC 1.000 against click alone", True),
+        (np.random.default_rng(9).normal(LABEL * 2.6), "a leak, if it is not known before", False),
+        (LABEL & (np.arange(4000) % 4 == 0), "True only where click is 1", True),
+        (np.where(LABEL & (np.arange(4000) % 4 == 0), 1, 0), "1 only where click is 1", True),
+        # Honest ones, however strong, rare or unique they are.
+        (np.random.default_rng(9).normal(LABEL * 1.5), "", False),
+        (np.where(np.arange(4000) == int(np.argmax(LABEL)), 1.0, np.nan), "", False),
+        (np.where(np.random.default_rng(9).random(4000) < 0.5, np.nan, 1.0), "", False),
+        (np.arange(4000), "", False),
+        (np.where(~LABEL & (np.arange(4000) % 9 == 0), 1, 0), "", False),
+        (np.array([f"n{row}" for row in range(4000)]), "", False),
+        (np.random.default_rng(9).integers(0, 1500, 4000), "", False),
+    ],
+)
+def test_what_knows_the_label_is_named(values: Any, text: str, certain: bool) -> None:
+    found = find_leak(pl.Series("x", values), pl.Series(LABEL), "click")
+    assert (found is not None) == bool(text)
+    if found is not None:
+        assert text in found.text
+        assert found.certain is certain
