@@ -15,10 +15,13 @@ KERNELS := tools/compile_kernels.py $(shell find src/stratarec/kernels -name '*.
 
 venv: $(VENV)/.installed $(VENV)/.compiled
 
+# Python compiles a module when it is first imported: to compile all of torch and the rest took most of the installation.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(PIP) "$(TORCH)"
+	$(PIP) -e ".[dev]"
 	touch $@
 
 $(VENV)/.compiled: $(VENV)/.installed $(KERNELS)

@@ -92,6 +92,7 @@ def recipe(folder: Path, samples: int, steps: int, ranks: int, round_: int) -> P
         "train": {
             "run": str(folder / f"run-{ranks}-{round_}"), "batch_size": 8192, "max_steps": steps, "epochs": 100,
             "dense": {"kind": "adam", "learning_rate": 0.001}, "eval_every": 10 * steps,
+            "early_stopping": {"patience": 0}, "average": {"decay": 0},
         },
     }  # fmt: skip
     path = folder / f"ranks-{ranks}-{round_}.yaml"

@@ -81,7 +81,8 @@ class Cell:
             "distributed": {"sharding": self.sharding, "timeout": TIMEOUT},
             "train": {
                 "run": str(root / "runs" / self.name), "batch_size": 256, "epochs": 5, "max_steps": STEPS,
-                "eval_every": 40, "portions": 4, "checkpoint": {"every_steps": 20, "keep": 2}, **train,
+                "eval_every": 40, "portions": 4, "checkpoint": {"every_steps": 20, "keep": 2},
+                "early_stopping": {"patience": 0}, "average": {"decay": 0}, **train,
             },
         }  # fmt: skip
 

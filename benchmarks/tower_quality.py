@@ -64,7 +64,8 @@ def changed(base: Recipe, kind: str, towers: Sequence[Sequence[str]] | None, see
     top, bottom = base.model.top_mlp, base.model.bottom_mlp  # type: ignore[union-attr]
     model |= {"kind": kind, **({"deep_mlp": top} if kind == "dcnv2" else {"top_mlp": top, "bottom_mlp": bottom})}
     model["towers"] = None if towers is None else {"plan": towers, "compression": COMPRESSION}
-    train = {**content["train"], "seed": seed, "eval_every": 0, "threads": 1}
+    # What is tested is the end, which alone is evaluated.
+    train = {**content["train"], "seed": seed, "eval_every": 10**9, "threads": 1}
     train["checkpoint"] = {**train["checkpoint"], "every_minutes": 0}
     if steps:
         train["max_steps"] = steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -12,18 +13,17 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import interpreted
+if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+    import interpreted
 
-if interpreted.WANTED:
     interpreted.install()
 
+# torch and what imports it are imported by fixtures: the process that hands tests to workers needs none of it.
 from pathlib import Path
 
+import forked
 import pytest
-import torch
 from hypothesis import settings
-
-from recipes import DISK_BYTES
 
 SHARED_DATA = Path(os.environ.get("STRATAREC_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -35,15 +35,34 @@ settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
 
 
+def pytest_configure() -> None:
+    forked.start()
+    forked.leave_unsynced()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and tests stay to the end: no collection of garbage looks at them."""
+    gc.disable()
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which writes groups into ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that no worker is left with one while the others have nothing; a file's tests by
-    one worker, so that its fixtures are made once."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        place = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
-        group = next((folder for folder in ONE_WORKER if place.startswith(f"{folder}/")), place)
+    """Folders of one worker and files with slow tests first, so that no worker is left with one while the others have
+    nothing; a file's tests by one worker, so that its fixtures are made once."""
+    groups = {item: _group(item) for item in items}
+    items.sort(key=lambda item: (groups[item] not in ONE_WORKER, item.get_closest_marker("slow") is None))
+    for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Item) -> str:
+    place = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+    return next((folder for folder in ONE_WORKER if place.startswith(f"{folder}/")), place)
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +80,8 @@ TEAMS = ("kernels", "embedding")
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """Two threads where teams are the subject, whatever the environment says."""
+    import torch
+
     before = torch.get_num_threads()
     if request.path.relative_to(Path(__file__).parent).parts[0] in TEAMS:
         torch.set_num_threads(2)
@@ -71,6 +92,8 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> None:
     """`torch.empty` gives NaN (and the largest integers), so that output left unwritten shows."""
+    import torch
+
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
 
@@ -84,6 +107,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A disk of 4 MiB: a tmpfs in a mount namespace that lives as long as the test."""
+    from recipes import DISK_BYTES
+
     script = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs /mnt && echo ready && exec cat"
     if not shutil.which("unshare"):
         pytest.skip("no unshare here to mount a small disk with")

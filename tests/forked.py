@@ -1,8 +1,8 @@
 """Commands in processes of their own, forked from one that has imported what they need: a start takes a tenth.
 
-That process runs no kernel and starts no thread, so that nothing is lost in a fork. What Python does once, when it
-starts, is done for all: the encoding of streams, the interpreter's options; and pipes that nobody reads end a command
-in another way. Tests of these start a Python of their own.
+One such process serves all workers of a session. It runs no kernel and starts no thread, so that nothing is lost in a
+fork. What Python does once, when it starts, is done for all: the encoding of streams, the interpreter's options; and
+pipes that nobody reads end a command in another way. Tests of these start a Python of their own.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import secrets
+import select
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
+
+_NAME = "STRATAREC_TESTS_FORKED"
+"""Variable of the environment with the name of the server's socket."""
 
 _LONGEST = 1 << 20
 """Bytes of a request."""
@@ -53,20 +59,39 @@ def python(
     stdout: IO[Any] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """As `python -c code` with these arguments; the rest as in `run`."""
+    with Path(os.devnull).open() as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        line = _line()
+        chosen = (nothing if stdin is None else stdin, stdout or out, err)
+        streams = [each if isinstance(each, int) else each.fileno() for each in chosen]
+        _ask(line, code, arguments, streams, cwd, environment)
+        status = int(line.recv(16))
+        texts = [_text(file) for file in (out, err)]
+    return subprocess.CompletedProcess(list(arguments), status, *texts)
+
+
+def begin(code: str, stdin: int) -> socket.socket:
+    """Start `python -c code` with the file descriptor `stdin` and the streams of this process; a line that can be read
+    once it has ended."""
+    line = connect()
+    _ask(line, code, (), [stdin, 1, 2])
+    return line
+
+
+def _ask(
+    line: socket.socket,
+    code: str,
+    arguments: Sequence[str],
+    streams: list[int],
+    cwd: Path | None = None,
+    environment: dict[str, str] | None = None,
+) -> None:
     request = {
         "arguments": list(arguments),
         "code": code,
         "cwd": str(cwd or Path.cwd()),
         "environment": {**os.environ, **(environment or {})},
     }
-    with Path(os.devnull).open() as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        line = _server()
-        chosen = (nothing if stdin is None else stdin, stdout or out, err)
-        streams = [each if isinstance(each, int) else each.fileno() for each in chosen]
-        socket.send_fds(line, [json.dumps(request).encode()], streams)
-        status = int(line.recv(16))
-        texts = [_text(file) for file in (out, err)]
-    return subprocess.CompletedProcess(list(arguments), status, *texts)
+    socket.send_fds(line, [json.dumps(request).encode()], streams)
 
 
 def _text(file: IO[str]) -> str:
@@ -74,35 +99,75 @@ def _text(file: IO[str]) -> str:
     return file.read()
 
 
-@cache
-def _server() -> socket.socket:
-    """A line to the process that forks; it ends with this one."""
-    line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line.settimeout(_PATIENCE)
-    with other:
-        command = [sys.executable, __file__, str(other.fileno())]
+def start() -> None:
+    """Start the server, for this process and all that it starts; it imports what it needs when it is first asked."""
+    if _NAME in os.environ:
+        return
+    os.environ[_NAME] = f"stratarec-tests-{os.getpid()}-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{os.environ[_NAME]}")
+        listener.listen()
+        command = [sys.executable, __file__, str(listener.fileno())]
         # Whoever is forked may be told to take more threads.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        server = subprocess.Popen(command, pass_fds=[other.fileno()], env=environment, stdin=subprocess.DEVNULL)
-    atexit.register(_stop, line, server)
+        server = subprocess.Popen(command, pass_fds=[listener.fileno()], env=environment, stdin=subprocess.PIPE)
+    atexit.register(server.communicate)  # it ends when its input does
+
+
+def connect() -> socket.socket:
+    """A line of one's own to the server."""
+    start()
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.settimeout(_PATIENCE)
+    line.connect(f"\0{os.environ[_NAME]}")
     return line
 
 
-def _stop(line: socket.socket, server: subprocess.Popen[bytes]) -> None:
-    line.close()
-    server.wait()
+@cache
+def _line() -> socket.socket:
+    line = connect()
+    atexit.register(line.close)
+    return line
 
 
-def _serve(line: socket.socket) -> None:
+def leave_unsynced() -> None:
+    """Let files that this process and its forks write reach a disk when they do.
+
+    No test pulls the plug, and waiting for disks took a third of a preparing or a training.
+    """
+    os.fsync = os.fstat  # which refuses what is no open file, too
+
+
+def _listen(listener: socket.socket) -> None:
+    """A process for each line, which forks what is asked for there; until the input ends."""
+    while select.select([listener, 0], [], [])[0] == [listener]:
+        line, _ = listener.accept()
+        _import()
+        if not os.fork():
+            listener.close()
+            _serve(line)
+            os._exit(0)
+        line.close()
+
+
+def _import() -> None:
+    leave_unsynced()
     import torch.utils.tensorboard  # noqa: F401
 
     import stratarec.cli
     import stratarec.data.prepare.prepare
+    import stratarec.distributed.mesh
+    import stratarec.distributed.sharded_engine
     import stratarec.serving
     import stratarec.training.trainer  # noqa: F401
 
+
+def _serve(line: socket.socket) -> None:
     while True:
-        text, streams, *_ = socket.recv_fds(line, _LONGEST, 3)
+        try:
+            text, streams, *_ = socket.recv_fds(line, _LONGEST, 3)
+        except ConnectionResetError:
+            return
         if not text:
             return
         child = os.fork()
@@ -112,7 +177,8 @@ def _serve(line: socket.socket) -> None:
         for stream in streams:
             os.close(stream)
         _, status = os.waitpid(child, 0)
-        line.send(str(os.waitstatus_to_exitcode(status)).encode())
+        with suppress(BrokenPipeError):  # nobody asks any more
+            line.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _execute(request: dict[str, Any], streams: list[int]) -> None:
@@ -129,4 +195,4 @@ def _execute(request: dict[str, Any], streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _listen(socket.socket(fileno=int(sys.argv[1])))

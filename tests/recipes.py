@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +19,10 @@ import numpy as np
 import polars as pl
 import torch
 
+from stratarec.data.dataset.compatibility import settings
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
@@ -80,6 +88,35 @@ def log_config(root: Path, schema: Schema, frame: pl.DataFrame | None = None, **
     source = ParquetConfig(paths=(str(root / "*.parquet"),), schema=schema)
     usual = {"source": source, "path": str(root / "data"), "split": SplitConfig(valid=0.0, test=0.0)}
     return PrepareConfig(**{**usual, **changes})
+
+
+def prepared(config: PrepareConfig) -> Dataset:
+    """What `prepare` makes of a made-up log: made once in a process, and copied for everyone who asks."""
+    path = Path(config.path)
+    assert config.source.kind == "synthetic"
+    if path.exists():
+        return prepare(config)
+    shutil.copytree(_prepared(json.dumps(settings(config)), path.name, config), path)
+    return Dataset.open(path)
+
+
+_MADE: dict[tuple[str, str], Path] = {}
+
+
+def _prepared(kind: str, name: str, config: PrepareConfig) -> Path:
+    if (kind, name) not in _MADE:
+        made = _folder() / str(len(_MADE)) / name
+        made.parent.mkdir()
+        prepare(replace(config, path=str(made)))
+        _MADE[kind, name] = made
+    return _MADE[kind, name]
+
+
+@cache
+def _folder() -> Path:
+    found = Path(tempfile.mkdtemp(prefix="stratarec-tests-"))
+    atexit.register(shutil.rmtree, found, ignore_errors=True)
+    return found
 
 
 def last(target: Path) -> Path:

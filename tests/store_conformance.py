@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from numba.core import caching
 from numpy.typing import NDArray
 
 from stratarec.embedding.cache.mover import mover_of
@@ -104,12 +108,49 @@ class FailingStore:
         raise ValueError("these records are not addressable memory: write them")
 
 
+class FailingArray(FailingStore):
+    """The same over records that are memory, which are moved without the store: `mark_written` may fail too."""
+
+    array = property(lambda self: self.inner.array)
+    bits = property(lambda self: self.inner.bits)
+
+    def mark_written(self, rows: Rows) -> None:
+        if "mark_written" in self._failures:
+            raise self._failures.pop("mark_written")[0]
+        self.inner.mark_written(rows)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process grows beyond `size` bytes: a disk that fills up in the middle of a write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        # A kernel that is first called now is not kept.
+        patch.setattr(caching.IndexDataCacheFile, "save", lambda *_: None)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def make_failing(tables: CachedTables) -> FailingStore:
     """Have tables move rows to and from a failing store, the long way, which asks it for all that can fail."""
     tables.store = store = FailingStore(tables.store)
+    _move_by(tables, store)
+    return store
+
+
+def make_failing_array(tables: CachedTables) -> FailingArray:
+    """The same for a home that is memory, the short way."""
+    tables.store = store = FailingArray(tables.store)
+    _move_by(tables, store)
+    return store
+
+
+def _move_by(tables: CachedTables, store: FailingStore) -> None:
     names = [table.name for table in tables.configs]
     tables.mover = mover_of(names, tables.directory, tables.codec, store, tables.memory)
-    return store
 
 
 class RecordStoreTests:

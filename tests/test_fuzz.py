@@ -1,8 +1,10 @@
 """Artefacts that were damaged or made up: what comes of each is what came of it before, or one clear error.
 
 A table damages every kind of file in every way, and each error names the file. Behind it damages are drawn at random:
-never another exception, a crash, a hang, a GiB of memory, another result, or a change outside the artefact. Cases are
-drawn by a seed; STRATAREC_FUZZ asks for more of them, STRATAREC_FUZZ_SEED for others.
+never another exception, a crash, a hang, a GiB of memory, another result, or a change outside the artefact. Then what
+is in files is drawn, and everything sealed again, as an attacker would: commands refuse it in one line, or do with it
+what is finite and legal, and no kernel looks beyond its arrays. Cases are drawn by a seed; STRATAREC_FUZZ asks for more
+of them, STRATAREC_FUZZ_SEED for others.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import python
 from fuzzing.artefacts import make, read, score
+from fuzzing.commands import make_more, uses_of
 
 import stratarec
 from stratarec.errors import StrataError
@@ -26,6 +30,7 @@ from stratarec.planning.plan import Plan
 from stratarec.training.run.open_run import open_run
 
 DRAWN = int(os.environ.get("STRATAREC_FUZZ", "14"))
+WRITTEN = int(os.environ.get("STRATAREC_FUZZ", "24"))
 SEED = int(os.environ.get("STRATAREC_FUZZ_SEED", "11"))
 
 
@@ -67,7 +72,9 @@ def opened(path: Path) -> None:
 
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
+    # A quotation mark where there is one: the last digit of a number may change and mean the same.
+    middle = len(content) // 2
+    content[max(content.find(b'"', middle), middle)] ^= 1
     file.write_bytes(content)
 
 
@@ -97,11 +104,11 @@ def test_a_damaged_file_is_named(root: Path, tmp_path: Path, kind: str, pattern:
     assert "\n" not in str(caught.value)
 
 
-def run_cases(root: Path, work: Path, first: int, last: int) -> list[dict[str, Any]]:
+def run_cases(what: str, root: Path, work: Path, first: int, last: int) -> list[dict[str, Any]]:
     """What came of each case; a process that ended in the middle of one is its fault, and another goes on."""
     found: list[dict[str, Any]] = []
     while first < last:
-        command = [sys.executable, "-m", "fuzzing.worker", *map(str, (root, work, SEED, first, last))]
+        command = [sys.executable, "-m", "fuzzing.worker", what, *map(str, (root, work, SEED, first, last))]
         paths = [str(Path(stratarec.__file__).parents[1]), str(Path(__file__).parent)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -118,9 +125,57 @@ def run_cases(root: Path, work: Path, first: int, last: int) -> list[dict[str, A
 
 @pytest.mark.slow
 def test_whatever_is_damaged_is_the_same_or_one_clear_error(root: Path, tmp_path: Path) -> None:
-    found = run_cases(root, tmp_path, 0, DRAWN)
+    found = run_cases("damages", root, tmp_path, 0, DRAWN)
     faults = [f"case {each['case']}, {each['what']}\n{each['fault']}" for each in found if each["fault"]]
     assert not faults, "\n\n".join(faults)
     assert [each["case"] for each in found] == list(range(DRAWN))
     kinds = Counter(each["kind"] for each in found)
     assert min(kinds["refused"], kinds["same"]) > DRAWN // 10, kinds
+
+
+def written(root: Path, work: Path, first: int, last: int) -> list[dict[str, Any]]:
+    """What came of cases of contents, none of them a fault."""
+    found = run_cases("contents", root, work, first, last)
+    faults = [f"case {each['case']}, {each['what']}\n{each['fault']}" for each in found if each["fault"]]
+    assert not faults, "\n\n".join(faults)
+    assert [each["case"] for each in found] == list(range(first, last))
+    return found
+
+
+def test_contents_of_each_artefact_are_legal_or_one_clear_error(root: Path, tmp_path: Path) -> None:
+    """One case of each; the first of each changes nothing, and is left to the test below."""
+    kinds = len(uses_of(root))
+    written(root, tmp_path, kinds, 2 * kinds)
+
+
+@pytest.mark.slow
+def test_whatever_is_written_and_sealed_is_legal_or_one_clear_error(root: Path, tmp_path: Path) -> None:
+    make_more(root)
+    found = written(root, tmp_path, 0, WRITTEN)
+    kinds = Counter(each["kind"] for each in found)
+    assert min(kinds["refused"], kinds["accepted"]) > WRITTEN // 10, kinds
+
+
+BEYOND = """
+import sys
+import numpy as np
+sys.path.insert(0, sys.argv[3])
+from fuzzing.guards import Guards
+from stratarec.kernels.collate import spread_rows
+guards = Guards()
+guards.install()
+guards.at_end, row = sys.argv[1] == "end", int(sys.argv[2])
+words = np.arange(12, dtype=np.int32).reshape(3, 4)
+found, _ = spread_rows(words, np.array([0, row], dtype=np.int32), paired=False, ids=1)
+print(found.tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("side", "row", "status"), [("end", 2, 0), ("begin", 2, 0), ("end", 3, -11), ("begin", -1, -11)]
+)
+def test_a_kernel_that_looks_beyond_its_array_ends(side: str, row: int, status: int) -> None:
+    """What the fuzzer's guards are for: without them this reads what lies there by chance."""
+    ended = python(BEYOND, [side, str(row), str(Path(__file__).parent)])
+    assert ended.returncode == status, ended.stderr
+    assert (ended.stdout == "[0, 8, 1, 9, 2, 10, 3, 11]\n") == (status == 0)

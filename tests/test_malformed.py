@@ -87,8 +87,22 @@ LOGS: list[tuple[str, bytes, str]] = [
         r"line 402: a quote is not closed in any line that follows; .*data\.source\.q",
     ),
     ("a quote inside", bad(b"u1", b'u"1"'), r"line 402: a quote in the middle of a field"),
-    ("no UTF-8", bad(b"u1", b"\xe9"), r"line 402: bytes that are not UTF-8"),
-    ("UTF-16", LOG.decode().encode("utf-16"), r"log\.csv, line 1: a header that is not UTF-8; save the file as UTF-8"),
+    ("no UTF-8", bad(b"u1", b"\xe9"), r"line 402: byte 3 is 0xe9, which is not UTF-8; set data\.source\.encoding"),
+    ("UTF-16", LOG.decode().encode("utf-16"), r"log\.csv, line 1, byte 4: UTF-16 text, expected UTF-8; .*encoding"),
+    ("a zero byte", bad(b"u1", b"u\0"), r"log\.csv, line 402, byte 4: a zero byte, expected text"),
+    ("a header in Latin-1", LOG.replace(b"words", b"w\xf6rds", 1), r"line 1: byte 26 is 0xf6, which is not UTF-8"),
+    ("returns for line ends", LOG.replace(b"\n", b"\r"), r"line 1: lines end in a carriage return alone, expected a"),
+    ("a Parquet file", b"PAR1" + bytes(99), r"log\.csv: a Parquet file, expected text; set data\.source\.kind to"),
+    (
+        "a stray quote where others are closed",
+        HEAD.encode() + b'1,u1,1577836900,3,2.5,"a\n' + LINE.replace(b"a", b'"a"') * 9,
+        r"line 2: a quote is not closed in any line that follows",
+    ),
+    (
+        "an open quote behind one over two lines",
+        LOG + LINE.replace(b"a", b'"a\nb"') + LINE.replace(b"a", b'"a'),
+        r"line 404: a quote is not closed in any line that follows",
+    ),
     ("a stray return", bad(b"u1", b"u\r1"), r"line 402: a carriage return inside the line"),
     (
         "one class",
@@ -100,7 +114,7 @@ LOGS: list[tuple[str, bytes, str]] = [
         HEAD.encode() + ROWS[:900].encode().rpartition(b"\n")[0] + b"\n",
         r"data\.split\.valid .*take all",
     ),
-    ("a picture", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), r"log\.csv, line 1: a header that is not UTF-8"),
+    ("a picture", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), r"log\.csv, line 3, byte 1: a zero byte, expected text"),
 ]
 
 CHANGES: list[tuple[str, str]] = [
@@ -111,12 +125,16 @@ CHANGES: list[tuple[str, str]] = [
     ("data.source.paths=[cut.csv.gz]", r"cut\.csv\.gz: damaged or truncated gzip"),
     ("data.source.paths=['s3://bucket/log.csv']", r"s3:// needs a library that is not installed; pip install s3fs"),
     ("data.source.kind=cvs", r"data\.source\.kind is 'cvs', expected one of .*; did you mean csv\?"),
-    ("data.source.kind=parquet", r"log\.csv: not a Parquet file, or damaged"),
+    ("data.source.kind=parquet", r"log\.csv: text, expected a Parquet file; .*set data\.source\.kind to csv"),
+    ("data.source.encoding=latin-l", r"data\.source\.encoding is 'latin-l', expected one such as utf-8, latin-1"),
+
     ("data.source.delimeter=;", r"data\.source\.delimeter: unknown field; did you mean delimiter\?"),
     ("data.source.delimiter='||'", r"data\.source\.delimiter is '\|\|', expected one ASCII character"),
     ("data.source.quote=','", r"data\.source\.quote is ',', which divides the fields of \S*log\.csv"),
     ("data.source.format=xml", r"data\.source\.format: input should be 'auto', 'csv', 'tsv' or 'jsonl', got 'xml'"),
     ("data.source.format=jsonl", r"log\.csv, line 1: no JSON"),
+    ("data.source.paths=[array.json]", r"array\.json, line 1: a JSON array, expected an object on each line; .*jq"),
+    ("data.path=/proc/own", r"cannot write /proc/own\S*: No such file or directory; name another path$"),
     ("data.source.columns=[a, b]", r"log\.csv: no column 'click'; it has a, b"),
     ("data.source.max_line_bytes=10", r"log\.csv, line 1: longer than 10 bytes; .*raise data\.source\.max_line_bytes"),
     ("data.source.schema.label=clck", r"log\.csv: no column 'clck'; did you mean 'click'\?"),
@@ -161,6 +179,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("log.csv").write_bytes(LOG)
     Path("cut.csv.gz").write_bytes(gzip.compress(LOG)[:-400])
+    Path("array.json").write_text('[\n {"click": 1}\n]')
     Path("folder").mkdir()
     Path("own.yaml").write_text(yaml.safe_dump(recipe()))
     return tmp_path
@@ -190,6 +209,16 @@ def test_a_malformed_log(place: Path, capsys: pytest.CaptureFixture[str], conten
 @pytest.mark.parametrize(("change", "message"), CHANGES, ids=[each[0] for each in CHANGES])
 def test_a_malformed_recipe(place: Path, capsys: pytest.CaptureFixture[str], change: str, message: str) -> None:
     assert re.search(message, refused(place, capsys, "own.yaml", change))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_text_of_another_encoding_is_read(place: Path, encoding: str) -> None:
+    found = []
+    for name in ("utf-8", encoding):
+        Path("log.csv").write_bytes(LOG.decode().replace("u3", "\xfc3").encode(name))
+        assert main(["prepare", "-q", "own.yaml", f"data.path={name}", f"data.source.encoding={name}"]) == 0
+        found.append([path.read_bytes() for path in sorted(Path(name).glob("*/*.parquet"))])
+    assert found[0] == found[1]
 
 
 def test_a_mended_log_is_prepared_behind_a_refusal(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import forked
 import numpy as np
 import polars as pl
 import pytest
@@ -227,5 +228,6 @@ warn = lambda args: warnings.warn("from \\x1b[31m there")
 evaluate_command.COMMAND = evaluate_command.COMMAND._replace(run=warn)
 main(["evaluate", "x"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = forked.python(code, cwd=tmp_path)
+    assert done.returncode == 0
     assert done.stderr == "stratarec: UserWarning: from \\x1b[31m there\n"

@@ -2,16 +2,19 @@
 
 Numba compiles a kernel when it is first called with arguments of a type, and keeps what it made in `__pycache__` beside
 the source, for every process after it. So this calls them: tables of the usual widths, homes and optimizers, and tiny
-trainings of what recipes may ask for. Whoever comes while another process compiles waits for it, and then finds
-everything on disk.
+trainings of what recipes may ask for, in a process each. Whoever comes while others compile waits for them, and then
+finds everything on disk.
 """
 
 from __future__ import annotations
 
 import fcntl
+import gc
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -21,6 +24,7 @@ import numpy as np
 import polars as pl
 import torch
 import yaml
+from numba.core.caching import IndexDataCacheFile
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.cli import main as stratarec
@@ -28,6 +32,7 @@ from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
+from stratarec.kernels import runtime
 
 ROWS, BATCH = 1000, 32
 # Kernels are compiled for each of these widths; 4 is what most tests use, 16 the demo.
@@ -134,12 +139,42 @@ def _command(*arguments: object) -> None:
         raise SystemExit(f"stratarec {' '.join(map(str, arguments))} failed")
 
 
-def main() -> None:
-    """Call what is to be compiled, once no other process does."""
-    with Path(__file__).open() as lock, tempfile.TemporaryDirectory(prefix="stratarec-kernels-") as name:
+PARTS = {"tables": exercise_tables, "trainings": exercise_trainings}
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    with path.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        exercise_tables(Path(name) / "tables")
-        exercise_trainings(Path(name))
+        yield
+
+
+def compile_part(name: str) -> None:
+    """Call what a part is to compile."""
+    save = IndexDataCacheFile.save
+
+    def save_alone(self: IndexDataCacheFile, *given: Any) -> None:
+        # Numba reads, changes and writes the list of a kernel's files: two processes at once would mix them up.
+        with _alone(Path(runtime.__file__)):
+            save(self, *given)
+
+    IndexDataCacheFile.save = save_alone
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # what compiling leaves is looked through for long, and little of it is garbage
+    with tempfile.TemporaryDirectory(prefix="stratarec-kernels-") as folder:
+        PARTS[name](Path(folder))
+
+
+def main() -> None:
+    """Let a process compile each part, once no others do."""
+    if len(sys.argv) > 1:
+        compile_part(sys.argv[1])
+        return
+    with _alone(Path(__file__)):
+        processes = [subprocess.Popen([sys.executable, __file__, name]) for name in PARTS]
+        codes = [process.wait() for process in processes]
+    if any(codes):
+        raise SystemExit(f"a part of the kernels was not compiled: exit codes {codes}")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, recipe in (("r.yaml", content), ("other.yaml", other)):
             Path(name).write_text(yaml.safe_dump(recipe))
             assert main(["prepare", "-q", name]) == 0
-            assert main(["plan", "-q", name, "-o", f"{name}.plan"]) == 0
+            assert main(["plan", "-q", name, "-o", f"{name}.json"]) == 0
         assert main(["train", "-q", "r.yaml"]) == 0
         Path("empty").mkdir()
         Path("folder").mkdir()
@@ -79,7 +79,7 @@ MISTAKES = [
     (["train", "r.yaml", "--plan", "none.json"], r"cannot read none\.json: No such file or directory"),
     (["train", "r.yaml", "--plan", "r.yaml"], r"r\.yaml is damaged: not JSON"),
     (
-        ["train", "r.yaml", "--plan", "other.yaml.plan", "train.run=runs/new"],
+        ["train", "r.yaml", "--plan", "other.yaml.json", "train.run=runs/new"],
         r"the plan is of other tables: 'C10' has \d+ rows of 4 in it and \d+ rows of 4 in this recipe's data; plan",
     ),
     (["train", "r.yaml"], r"runs/tiny holds a run up to step-00000008: pass --resume to go on"),
@@ -126,6 +126,10 @@ MISTAKES = [
     (["plan", "r.yaml", "memory.dram=lots"], r"memory\.dram is 'lots', expected a size such as 4GiB"),
     (["plan", "r.yaml", "memory.precision.nope=int8"], r"memory\.precision\.nope: no such table"),
     (["plan", "r.yaml", "-o", "."], r"cannot write \.: it is a directory; name a file"),
+    (["plan", "r.yaml", "-o", "plan.html"], r"cannot write plan\.html: expected a name that ends in \.json"),
+    (["plan", "r.yaml", "--report", "plan.pdf"], r"cannot write plan\.pdf: expected a name that ends in \.html"),
+    (["profile", "data/tiny", "-o", "x.xlsx"], r"cannot write x\.xlsx: expected a name that ends in \.html"),
+    (["compare", "runs/tiny", "runs/tiny", "-o", "x.csv"], r"\S+x\.csv: expected a name that ends in \.html"),
     (["plan", "r.yaml", "--report", "file/x.html"], r"cannot write file/x\.html: \S+ is a file, expected a directory"),
 ]
 
@@ -180,6 +184,19 @@ def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -
     assert len(list(tmp_path.glob("stratarec-error-*.txt"))) == 2
 
 
+@pytest.mark.parametrize("command", ["prepare", "train"])
+def test_too_few_addresses_are_refused_before_anything_is_loaded(place: Path, tmp_path: Path, command: str) -> None:
+    before = sorted(place.rglob("*"))
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 24 << 30))"
+    done = forked.run([command, "r.yaml"], before=limit, cwd=place, environment={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(
+        r"stratarec: out of memory: .* limited to 3\.0 GiB \(ulimit -v\), .*raise the .*\n", done.stderr
+    )
+    assert sorted(place.rglob("*")) == before
+    assert not list(tmp_path.glob("stratarec-error-*"))
+
+
 def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))"
     arguments = ["train", "r.yaml", f"train.run={tmp_path / 'run'}", "model.embedding_dim=60000000"]
@@ -192,7 +209,8 @@ def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["plan", "r.yaml"],
+        ["check", "data/tiny"],
+        pytest.param(["plan", "r.yaml"], marks=pytest.mark.slow),
         pytest.param(["evaluate", "-q", "runs/tiny"], marks=pytest.mark.slow),
         pytest.param(["profile", "data/tiny"], marks=pytest.mark.slow),
     ],
@@ -229,10 +247,8 @@ def test_a_full_output_is_one_line(place: Path) -> None:
 
 
 def test_names_beyond_the_terminals_encoding_do_not_end_a_run(place: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stratarec", "train", "café.yaml"],
-        capture_output=True, text=True, check=False, cwd=place, env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
+    ascii_alone = "import sys; [stream.reconfigure(encoding='ascii') for stream in (sys.stdout, sys.stderr)]"
+    done = forked.run(["train", "café.yaml"], before=ascii_alone, cwd=place)
     assert done.returncode == 2
     assert done.stderr.startswith("stratarec: caf\\xe9.yaml is not valid YAML")
 

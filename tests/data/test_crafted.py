@@ -132,6 +132,7 @@ SAMPLES = [
     ("none", "price", first(1.0), pa.float64(), "column 'price' is of double type, expected float"),
     ("none", "@row", lambda v: [v[0], 0, *v[2:]], pa.int64(), "rows of the log that are negative or stand twice"),
     ("none", "@row", first(-5), pa.int64(), "rows of the log that are negative or stand twice"),
+    ("none", "@row", first(1 << 50), pa.int64(), "a row of file 1024 of the log, expected 0 to 0"),
     ("none", "@user", lambda v: [0.5] * len(v), pa.float64(), "column '@user' is of double type, expected int64"),
 ]
 LIST32, LIST64 = pa.list_(pa.int32()), pa.list_(pa.int64())

@@ -106,7 +106,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["csv", "plain parquet", "parquet", "criteo", pytest.param("clicks", marks=pytest.mark.slow), "synthetic"]
+    "kind",
+    [
+        "csv",
+        "parquet",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("plain parquet", "criteo", "clicks", "synthetic")),
+    ],
 )
 def test_pieces_give_the_same_bytes_in_any_order_and_done_twice(tmp_path: Path, kind: str) -> None:
     write_logs(tmp_path)

@@ -87,6 +87,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
     write_log(root / "log.parquet", longest=60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage, "ROW_GROUP", 40)
+        patch.setattr(storage, "_FEW_BYTES", 0)
         return prepare(config(root, "grouped", schema())), prepare(config(root, "plain", schema(), groups="none"))
 
 

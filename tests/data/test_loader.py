@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +22,8 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.loading.portions import BatchShare
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
+from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import DatasetError
@@ -78,7 +81,7 @@ def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
     return sorted(row for batch in batches for row in rows_of(batch))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(st.integers(0, 5), st.integers(20, 700), st.integers(1, 40), st.floats(0, 1), st.booleans(), st.integers(1, 5))
 def test_any_start_gives_the_tail_of_the_epoch(
     data: Dataset, seed: int, size: int, window: int, start: float, shuffle: bool, portions: int
@@ -97,7 +100,7 @@ def test_any_start_gives_the_tail_of_the_epoch(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(st.integers(7, 700), st.integers(1, 3), st.booleans(), st.integers(1, 7), st.integers(1, 7))
 def test_shares_of_any_number_of_ranks_make_the_batches_of_one_process(
     data: Dataset, size: int, window: int, shuffle: bool, portions: int, ranks: int
@@ -163,6 +166,52 @@ def test_missing_values_are_empty_bags(data: Dataset) -> None:
     assert set(lengths.tolist()) == {0, 1}
     assert batch.sparse["C1"].lengths().eq(1).all()
     assert batch.sparse.values.dtype == torch.int32
+
+
+@pytest.mark.parametrize("weights", ["", "share"])
+def test_features_come_in_the_order_of_the_schema(tmp_path: Path, weights: str) -> None:
+    """Whatever their kinds; those of a log are told apart by how many values they have."""
+    rows = 40
+    tags = [list(range(place % 4)) for place in range(rows)]
+    frame = pl.DataFrame(
+        {
+            "label": [place % 2 for place in range(rows)],
+            "tags": tags,
+            "share": [[1.0 + value for value in bag] for bag in tags],
+            "a": [0] * rows,
+            "more": [[7] * (place % 3) for place in range(rows)],
+            "b": [None if place % 5 == 0 else 1 for place in range(rows)],
+        }
+    )
+    frame.write_parquet(tmp_path / "log.parquet")
+    sparse = (
+        SparseFeature(name="tags", kind="multi", weights=weights),
+        SparseFeature(name="a"),
+        SparseFeature(name="more", kind="multi"),
+        SparseFeature(name="b"),
+    )
+    made = prepare(
+        PrepareConfig(
+            source=ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=Schema(label="label", sparse=sparse)),
+            path=str(tmp_path / "data"),
+            split=SplitConfig(valid=0, test=0),
+        )
+    )
+    batches = [*Loader(made, "train", LoaderConfig(batch_size=7, shuffle=False)).batches(0)]
+    order = ("tags", "a", "more", "b")
+    assert all(batch.sparse.keys == order and not batch.groups for batch in batches)
+    found = []
+    for batch in batches:
+        bags = [batch.sparse[key].to_list() for key in order]
+        given = batch.sparse["tags"].weights
+        shares = torch.ones(len(batch.sparse["tags"].values)) if given is None else given
+        found += [
+            (*(len(bag[b]) for bag in bags), part.tolist())
+            for b, part in enumerate(torch.split(shares, [len(bag) for bag in bags[0]]))
+        ]
+    shares = frame["share"].to_list() if weights else [[1.0] * len(bag) for bag in tags]
+    expected = [(place % 4, 1, place % 3, int(place % 5 > 0), shares[place]) for place in range(rows)]
+    assert sorted(found) == sorted(expected)
 
 
 def test_no_thread_outlives_its_iterator(data: Dataset) -> None:

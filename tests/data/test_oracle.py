@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset import writer as storage
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import split_rows
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.prepare.spill import split_rows
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
@@ -254,7 +254,7 @@ def row_places(case: Case, dataset: Dataset, split: str) -> list[int]:
     return (file * (len(case.rows) // 2) + row - 1).tolist()
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases())
 def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPathFactory, case: Case) -> None:
     dealt = splits(case)

@@ -246,7 +246,7 @@ def with_users(users: list[float | None], row_group: int) -> Log:
     return Log(columns=columns, row_group=row_group)
 
 
-@settings(deadline=None, max_examples=125)
+@settings(deadline=None, max_examples=60)
 @given(logs())
 @example(with_users([0.0, 0.0, math.nan, None, 1.0], row_group=1))
 @example(with_users([0.0, 0.0, math.nan, None, 1.0], row_group=5))

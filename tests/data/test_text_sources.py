@@ -59,7 +59,7 @@ def read(found: CsvSource) -> pl.DataFrame:
         (line(label=""), "line 3: column 'label': got nothing, expected 0 or 1"),
         (line(dense="x7"), "line 3: column 'I1': got 'x7', expected a finite number or nothing"),
         (line(dense="inf"), "line 3: column 'I1': got inf, expected a finite number or nothing"),
-        (line().replace(b"a9", b"\xff", 1), "line 3: bytes that are not UTF-8"),
+        (line().replace(b"a9", b"\xff", 1), "line 3: byte 29 is 0xff, which is not UTF-8"),
     ],
 )
 def test_a_bad_row_is_named_or_left_out(tmp_path: Path, bad: bytes, message: str) -> None:
@@ -226,7 +226,7 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
 ) -> None:
     path = tmp_path / f"log.tsv{ending}"
     size = 64 << 20
-    path.write_bytes(packed(bytes(size), codec, 64 if codec == "zstd" else 1) + (packed(end, codec) if end else b""))
+    path.write_bytes(packed(b"0" * size, codec, 64 if codec == "zstd" else 1) + (packed(end, codec) if end else b""))
     held = 0
 
     def count(*arguments: Any) -> Iterator[bytes]:
@@ -247,12 +247,12 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
 
 @pytest.mark.parametrize("block_bytes", [64, 1000, 1 << 20])
 @pytest.mark.parametrize("long", [299, 300, 301, 5000])
-@pytest.mark.parametrize("line", [1, 2, 40, 80])
+@pytest.mark.parametrize("line", [1, 2, 11, 20])
 def test_the_longest_line_is_the_same_wherever_blocks_end(
     tmp_path: Path, block_bytes: int, long: int, line: int
 ) -> None:
     row = "1" + "\t" * 39
-    lines = [row] * 80
+    lines = [row] * 20
     lines[line - 1] = row + "x" * (long - len(row))
     for ends in ("\n", ""):
         (tmp_path / "log.tsv").write_text("\n".join(lines) + ends)
@@ -260,7 +260,7 @@ def test_the_longest_line_is_the_same_wherever_blocks_end(
             CriteoConfig(paths=(str(tmp_path / "log.tsv"),), max_line_bytes=300), "skip", block_bytes=block_bytes
         )
         if long <= 300:
-            assert sum(chunk.frame.height for chunk in source.chunks(tmp_path)) == 80
+            assert sum(chunk.frame.height for chunk in source.chunks(tmp_path)) == 20
         else:
             with pytest.raises(DataError, match=rf"log\.tsv, line {line}: longer than 300 bytes; .*max_line_bytes"):
                 list(source.chunks(tmp_path))

@@ -108,7 +108,8 @@ def tiers(setup: Setup, path: Path | None, share: int = 1) -> TierConfig:
     if not setup.home:
         return TierConfig()
     tier = TableTier(home=setup.home, codec=CodecConfig(kind=setup.codec), cache_rows=192 // share)  # type: ignore[arg-type]
-    return TierConfig(tables={"item": tier, "user": tier}, ways=16, log_path=path if setup.home == "log" else None)
+    paths = {f"{setup.home}_path": path} if setup.home in ("log", "mapped") else {}
+    return TierConfig(tables={"item": tier, "user": tier}, ways=16, **paths)  # type: ignore[arg-type]
 
 
 def loss(found: Any, features: KeyedJagged) -> Tensor:

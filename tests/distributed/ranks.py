@@ -1,19 +1,23 @@
 """Ranks for tests: processes that stay and run one job after another, each job on a mesh of its own.
 
-Starting a process costs seconds (torch, compiled kernels), a mesh milliseconds.
+Starting a process costs a second (compiled kernels), a mesh milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import get_context
+from multiprocessing import Pipe, current_process
 from multiprocessing.connection import Connection
 from typing import Any
+
+import forked
 
 Job = Callable[..., Any]
 
@@ -24,8 +28,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _serve(rank: int, pipe: Connection) -> None:
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+def serve(rank: int, key: bytes) -> None:
+    """Run jobs of the pipe that is the standard input, until it ends."""
+    current_process().authkey = key
+    pipe = Connection(os.dup(0))
+    pipe.send(os.getpid())
     import torch
 
     from stratarec.distributed.config import DistributedConfig
@@ -35,7 +42,7 @@ def _serve(rank: int, pipe: Connection) -> None:
     while True:
         try:
             job, arguments, ranks, port, timeout, local, towers = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
@@ -56,27 +63,42 @@ def _is_plain(error: BaseException) -> bool:
     return isinstance(error, StrataError)
 
 
+class _Rank:
+    """The process of a rank, and the pipe to it."""
+
+    def __init__(self, rank: int) -> None:
+        self.pipe, there = Pipe()
+        with there:
+            key = bytes(current_process().authkey)  # tensors travel as files, which are handed to whoever knows it
+            code = f"import sys; sys.path[:] = {sys.path!r}; from distributed.ranks import serve; serve({rank}, {key})"
+            self._ended = forked.begin(code, there.fileno())
+        self.pid: int = self.pipe.recv()
+
+    def alive(self, seconds: float = 0.0) -> bool:
+        """Whether it has not ended by then."""
+        return not select.select([self._ended], [], [], seconds)[0]
+
+    def close(self) -> None:
+        self.pipe.close()
+        if self.alive(5.0):
+            os.kill(self.pid, signal.SIGKILL)
+        self._ended.close()
+
+
 class Ranks:
     """Up to four ranks on this machine; a context manager."""
 
     def __init__(self) -> None:
-        self._context = get_context("spawn")
-        self._workers: list[tuple[Any, Connection]] = []
+        self._workers: list[_Rank] = []
 
     def start(self, ranks: int) -> None:
         """Have so many processes, each able to run jobs."""
         for rank in range(ranks):
             if rank == len(self._workers):
-                self._workers.append(self._started(rank))
-            elif not self._workers[rank][0].is_alive():
-                self._workers[rank] = self._started(rank)
-
-    def _started(self, rank: int) -> tuple[Any, Connection]:
-        here, there = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(rank, there), daemon=True)
-        process.start()
-        there.close()
-        return process, here
+                self._workers.append(_Rank(rank))
+            elif not self._workers[rank].alive():
+                self._workers[rank].close()
+                self._workers[rank] = _Rank(rank)
 
     def begin(
         self, ranks: int, job: Job, arguments: Sequence[Sequence[Any]], timeout: float = 30.0, local: int = 0,
@@ -85,15 +107,15 @@ class Ranks:
         """Let every rank run ``job(mesh, *arguments[rank])``."""
         self.start(ranks)
         port = free_port()
-        for (_, pipe), given in zip(self._workers[:ranks], arguments, strict=True):
-            pipe.send((job, given, ranks, port, timeout, local, towers))
+        for worker, given in zip(self._workers[:ranks], arguments, strict=True):
+            worker.pipe.send((job, given, ranks, port, timeout, local, towers))
 
     def end(self, ranks: int) -> list[Any]:
         """What each rank returned or raised; None of one that died."""
         found = []
-        for _, pipe in self._workers[:ranks]:
+        for worker in self._workers[:ranks]:
             try:
-                answer, where = pipe.recv()
+                answer, where = worker.pipe.recv()
             except (EOFError, ConnectionResetError):
                 answer, where = None, ""
             if isinstance(answer, str) and where:
@@ -119,15 +141,11 @@ class Ranks:
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         """End a rank in the middle of whatever it does."""
-        os.kill(self._workers[rank][0].pid, number)
+        os.kill(self._workers[rank].pid, number)
 
     def close(self) -> None:
-        for process, pipe in self._workers:
-            pipe.close()
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for worker in self._workers:
+            worker.close()
         self._workers = []
 
 

@@ -12,8 +12,8 @@ from distributed.ranks import Ranks
 from distributed.test_exchange import compare
 from distributed.test_runs import TIERED, assert_near, content, model, recipe, train
 
+from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
@@ -135,7 +135,7 @@ def test_hot_rows_that_cannot_be_trained_are_refused(
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set."""
     root = tmp_path_factory.mktemp("copies")
-    prepare(Recipe.from_dict(content(root)).data)
+    prepared(Recipe.from_dict(content(root)).data)
     return root
 
 

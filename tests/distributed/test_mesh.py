@@ -3,21 +3,74 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from distributed.ranks import Ranks
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from stratarec.distributed.collectives import Channel, reduce_gradients
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.mesh import Mesh, joined
+from stratarec.distributed.failures import Heartbeat, RollCall
+from stratarec.distributed.mesh import Mesh, difference, joined
 from stratarec.errors import ConfigError, DataError, RankError
+
+SAME: dict[str, Any] = {"versions": {"torch": "2.13.0"}, "recipe": {"name": "a"}}
+ROLLS: dict[str, tuple[list[Any], str]] = {
+    "alike": ([SAME, SAME, SAME], ""),
+    "another torch": (
+        [SAME, SAME, {**SAME, "versions": {"torch": "2.12.1"}}],
+        "rank 2 has torch 2.12.1, rank 0 has 2.13.0: install the same for all",
+    ),
+    "another recipe": (
+        [SAME, {**SAME, "recipe": {"name": "b"}}, SAME],
+        "rank 1 was started with recipe.name 'b', rank 0 with 'a': give all ranks the same recipe and data",
+    ),
+    "gone again": (
+        [SAME, None, SAME],
+        "rank 1 is gone: no sign of life for 0.3 s; start again, or let torchrun do it with --max-restarts",
+    ),
+    "never there": (
+        [SAME, ..., SAME],
+        "rank 1 did not come within 1 s (distributed.timeout): look at its own message, or start all ranks with the "
+        "same address and number of ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ROLLS)
+def test_ranks_answer_the_roll_before_they_connect(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By threads and a store in memory. All say the same, also where one answered and was killed then."""
+    monkeypatch.setattr("stratarec.distributed.failures._GRACE_SECONDS", 0.3)
+    store, (abouts, message) = HashStore(), ROLLS[case]
+
+    def answer(rank: int) -> str:
+        if abouts[rank] is ...:
+            return message
+        roll = RollCall(store, rank, 3, holds_store=False)
+        if abouts[rank] is None:
+            store.set(f"beat/{rank}", "1")
+            store.set(f"stratarec/answered/{rank}", json.dumps(SAME))
+            store.add("stratarec/answered", 1)
+            return message
+        with Heartbeat(store, rank, 3, 0.5) as heart:
+            try:
+                roll.answer(abouts[rank], heart, 1.0, difference)
+            except RankError as error:
+                roll.leave(str(error))
+                return str(error)
+        return ""
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(answer, range(3))) == [message] * 3
 
 
 def values(rank: int, size: int = 1001) -> torch.Tensor:
@@ -84,8 +137,7 @@ def work_fails(mesh: Mesh, first: int) -> None:
     [
         (
             differ, (),
-            "rank 1 was started with recipe.train.seed 4, rank 0 with 3: give all ranks the same recipe, data and "
-            "version",
+            "rank 1 was started with recipe.train.seed 4, rank 0 with 3: give all ranks the same recipe and data",
         ),
         (fails, (), "rank 2: file x, row 3: no number"),
         (work_fails, (0,), "rank 0: file z is gone"),
@@ -150,6 +202,25 @@ def test_a_rank_that_does_not_answer_is_named_after_the_timeout(ranks: Ranks) ->
     ranks.begin(2, sleeps, [()] * 2, timeout=3.0)
     found = ranks.end(2)
     assert str(found[0]).startswith("rank 1 is gone")
+
+
+def stops(mesh: Mesh) -> None:
+    if mesh.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    mesh.files.agree(None)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_while_others_wait_for_its_files_is_named(ranks: Ranks) -> None:
+    """Whose connections stay; nobody waits for these to end."""
+    ranks.run(2, summed)
+    ranks.begin(2, stops, [()] * 2, timeout=2.0)
+    try:
+        (answer,) = ranks.end(1)
+        assert str(answer).startswith("rank 1 is gone: no sign of life for 2 s")
+    finally:
+        for rank in range(2):  # the first still has the group that waits
+            ranks.kill(rank)
 
 
 def test_a_rank_that_is_told_to_end_says_so_and_the_others_repeat_it(ranks: Ranks, tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ import pytest
 import yaml
 from distributed.ranks import Ranks
 
-from recipes import last, tiny
+from recipes import last, prepared, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.models.metrics import figures
@@ -34,7 +33,7 @@ from stratarec.training.trainer import Trainer
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set."""
     root = tmp_path_factory.mktemp("shared")
-    prepare(Recipe.from_dict(content(root)).data)
+    prepared(Recipe.from_dict(content(root)).data)
     return root
 
 

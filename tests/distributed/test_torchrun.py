@@ -20,9 +20,8 @@ import yaml
 from distributed.ranks import Ranks
 from distributed.test_runs import TIERED, assert_near, content, model, train
 
-from recipes import KILLS
+from recipes import KILLS, prepared
 from stratarec.cli import main
-from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 
@@ -31,7 +30,7 @@ from stratarec.training import checkpoint
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set."""
     root = tmp_path_factory.mktemp("torchrun")
-    prepare(Recipe.from_dict(content(root)).data)
+    prepared(Recipe.from_dict(content(root)).data)
     return root
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from store_conformance import make_failing
+from store_conformance import largest_file, make_failing, make_failing_array
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding import engine as engine_module
@@ -126,6 +127,152 @@ def test_an_interrupt_while_rows_move_is_remembered_until_rows_are_loaded(tmp_pa
     step(plain, 20)
     step(module, 20)
     assert_same(plain, module)
+
+
+def swap_failing(tables: CachedTables, error: BaseException, *, after: bool) -> None:
+    """Let the next swap of slots and records raise `error`, before or after its work."""
+    memory = tables.memory
+    swap = memory.swap
+
+    def failing(*given: Any) -> Any:
+        del memory.swap  # type: ignore[method-assign]
+        if after:
+            swap(*given)
+        raise error
+
+    memory.swap = failing  # type: ignore[method-assign]
+
+
+ERRORS: dict[str, BaseException] = {
+    "storage": StorageError("gone"),
+    "system": OSError(5, "no"),
+    "memory": MemoryError(),
+    "stop": KeyboardInterrupt(),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("home", ["dram", "mapped"])
+def test_whatever_fails_in_homes_that_are_memory_leaves_right_rows_or_none(
+    tmp_path: Path, error: str, home: HomeKind
+) -> None:
+    """After an error the tables either go on with the bits of those that met none, or refuse until they are loaded."""
+    # Few ways and small caches: rows leave the overflow area, which is the only move that calls the store.
+    plain, module = collection(None), collection(home, tmp_path / "home", ways=2)
+    tables, caught, refused = cached(module), ERRORS[error], 0
+    store = make_failing_array(tables)
+    manifest = module.save(tmp_path / "step-0")
+    for number in range(90):
+        before = rows_of(module)
+        if number % 6 == 5:
+            place = number // 6 % 3
+            if place == 0:
+                store.fail("mark_written", caught)
+            else:
+                swap_failing(tables, caught, after=place == 2)
+            try:
+                module(batch(1000 + number)).pooled.sum()
+            except type(caught):
+                with suppress(TrainingError):
+                    assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
+            store.forget()
+            tables.memory.__dict__.pop("swap", None)
+            if module.engine.health.state == "failed":
+                refused += 1
+                for action in (lambda: module(batch(0)), lambda: module.save(tmp_path / "no"), lambda: rows_of(module)):
+                    with pytest.raises(TrainingError, match="incomplete"):
+                        action()
+                module.load(tmp_path / f"step-{number - number % 6}", manifest)
+                train(module, number - number % 6, number)
+            else:
+                module.engine.flight.end()
+        step(plain, number)
+        step(module, number)
+        if number % 6 == 5:
+            manifest = module.save(tmp_path / f"step-{number + 1}")
+    assert refused
+    assert_same(plain, module)
+    module.close()
+
+
+def mixed(path: Path) -> TieredEmbeddingBagCollection:
+    """A table in each home."""
+    homes: dict[str, HomeKind] = {"a": "dram", "b": "mapped", "c": "log"}
+    return TieredEmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=4, feature_names=(name,))
+            for name in (*homes, "d")
+        ],
+        optimizer=RowOptimizerConfig(learning_rate=0.1),
+        tiers=TierConfig(
+            tables={name: TableTier(home=home, cache_rows=200) for name, home in homes.items()},
+            ways=8, mapped_path=path, log_path=path,
+        ),
+    )  # fmt: skip
+
+
+def mixed_step(module: TieredEmbeddingBagCollection, number: int) -> None:
+    ids = np.minimum(np.random.default_rng(number).zipf(1.2, 4 * BATCH) - 1, ROWS - 1)
+    features = KeyedJagged(keys=tuple("abcd"), values=torch.from_numpy(ids), offsets=None, batch_size=BATCH)
+    module(features).pooled.square().sum().backward()
+
+
+def all_rows(module: TieredEmbeddingBagCollection) -> dict[str, Tensor]:
+    return {name: module.table(name)["weight"].clone() for name in "abcd"}
+
+
+def test_a_disk_that_fills_up_while_all_is_saved_costs_that_checkpoint_alone(tmp_path: Path) -> None:
+    plain, module, previous, failed = mixed(tmp_path / "plain"), mixed(tmp_path / "homes"), None, 0
+    for number in range(40):
+        for each in (plain, module):
+            mixed_step(each, number)
+        if number % 4 != 3:
+            continue
+        path = tmp_path / f"step-{number}"
+        for size in (0, 300, 3000, 20_000):
+            with largest_file(size):
+                try:
+                    module.save(tmp_path / f"failed-{number}-{size}", previous)
+                except StorageError:
+                    failed += 1
+        manifest = module.save(path, previous)
+        previous = path
+        again = mixed(tmp_path / f"again-{number}")
+        assert again.load(path, manifest) == ""
+        for one, other in ((plain, module), (plain, again)):
+            left, right = all_rows(one), all_rows(other)
+            assert all(torch.equal(left[name], right[name]) for name in left), number
+        again.close()
+    assert failed > 10
+    for each in (plain, module):
+        each.close()
+
+
+def test_a_load_that_fails_in_any_home_leaves_tables_that_refuse(tmp_path: Path) -> None:
+    module = mixed(tmp_path / "homes")
+    for number in range(20):
+        mixed_step(module, number)
+    manifest, before = module.save(tmp_path / "saved"), all_rows(module)
+    files = sorted(path for path in (tmp_path / "saved").rglob("*.safetensors"))
+    assert len({path.relative_to(tmp_path / "saved").parts[0] for path in files}) == 4
+    for path in files:
+        content = path.read_bytes()
+        for damaged in (content[: len(content) // 2], content[:-1] + bytes([content[-1] ^ 1]), None):
+            mixed_step(module, 20)
+            path.unlink()
+            if damaged is not None:
+                path.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=path.name):
+                module.load(tmp_path / "saved", manifest)
+            with pytest.raises(TrainingError, match=r"loading .* did not finish"):
+                mixed_step(module, 21)
+            with pytest.raises(TrainingError, match=r"loading .* did not finish"):
+                module.save(tmp_path / "no")
+            path.unlink(missing_ok=True)
+            path.write_bytes(content)
+            module.load(tmp_path / "saved", manifest)
+            assert all(torch.equal(rows, before[name]) for name, rows in all_rows(module).items())
+    module.close()
 
 
 def reading(module: TieredEmbeddingBagCollection, features: KeyedJagged) -> Tensor:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log.layout import DEAD_SHARE
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.planning.bytes import BatchDemand, RowShape, cached_bytes
+from stratarec.errors import ConfigError
+from stratarec.planning.bytes import SHARED_BYTES, BatchDemand, RowShape, cached_bytes, log_bytes
 
 
 def logs_of(module: TieredEmbeddingBagCollection) -> list[LogRecords]:
@@ -50,21 +52,27 @@ def test_small_tables_still_share_a_log(tmp_path: Path) -> None:
     module.close()
 
 
-def test_logs_share_their_budget_by_the_blocks_that_they_need(tmp_path: Path) -> None:
-    """Records of 2,100 bytes lie alone in blocks of 4,096, those of 20 bytes hardly lose any."""
+def test_logs_share_their_budget_as_it_is_planned(tmp_path: Path) -> None:
+    """Records of 2,100 bytes lie alone in blocks of 4,096, those of 20 bytes hardly lose any; a log of 50 rows needs as
+    much beside them as the others do."""
     configs = [
         EmbeddingBagConfig(name="wide", num_embeddings=100_000, embedding_dim=525, feature_names=("w",)),
         EmbeddingBagConfig(name="thin", num_embeddings=1_000_000, embedding_dim=5, feature_names=("t",)),
+        EmbeddingBagConfig(name="small", num_embeddings=50, embedding_dim=3, feature_names=("s",)),
     ]
-    budget = 4 << 30
+    blocks = [log_bytes(4 * table.embedding_dim, table.num_embeddings) for table in configs]
+    assert blocks[0] == 100_000 * 4096
+    planned = [size + int(DEAD_SHARE * size) + SHARED_BYTES["block"]["dead space"] for size in blocks]
     tiers = TierConfig(
-        tables={name: TableTier(home="log", cache_rows=64) for name in ("wide", "thin")},
-        log_path=tmp_path, log_budget_bytes=budget,
+        tables={table.name: TableTier(home="log", cache_rows=64) for table in configs},
+        log_path=tmp_path, log_budget_bytes=sum(planned),
     )  # fmt: skip
-    module = TieredEmbeddingBagCollection(configs, optimizer=RowOptimizerConfig(kind="sgd"), tiers=tiers)
-    needed = np.array([store.layout.padded_bytes for store in logs_of(module)])
-    given = np.array([store.config.budget_bytes for store in logs_of(module)])
-    assert needed[0] == 100_000 * 4096
-    assert given.sum() == pytest.approx(budget, abs=2)
-    np.testing.assert_allclose(given / given.sum(), needed / needed.sum(), rtol=1e-6)
+    optimizer = RowOptimizerConfig(kind="sgd")
+    module = TieredEmbeddingBagCollection(configs, optimizer=optimizer, tiers=tiers)
+    given = [store.config.budget_bytes for store in logs_of(module)]
+    assert given == pytest.approx(planned, abs=3)
+    assert sum(given) <= sum(planned)
     module.close()
+    tiers = replace(tiers, log_budget_bytes=10 << 20)
+    with pytest.raises(ConfigError, match=r"memory.block.budget is 10485760, and 3 logs .* to more than 12582912"):
+        TieredEmbeddingBagCollection(configs, optimizer=optimizer, tiers=tiers)

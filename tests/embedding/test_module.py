@@ -159,6 +159,37 @@ def reference_step(
     state["step"] += 1
 
 
+def test_weights_of_sequences_alone_get_no_gradient() -> None:
+    table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=8, sequence_features=("x",))
+    module = TieredEmbeddingBagCollection([table])
+    weights = torch.rand(3, requires_grad=True)
+    offsets = torch.tensor([0, 2, 3])
+    found = module(
+        KeyedJagged(keys=("x",), values=torch.tensor([1, 4, 4]), offsets=offsets, batch_size=2, weights=weights)
+    )
+    found.sequences["x"].values.sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_offsets_of_int32_are_those_of_int64(weighted: bool) -> None:
+    draws, modules = np.random.default_rng(3), [collection(8), collection(8)]
+    for _ in range(3):
+        features = batch_of(draws, 30, torch.int32)
+        if weighted:
+            features = replace(features, weights=torch.rand(features.values.numel()))
+        narrow = replace(features, offsets=features.bag_offsets().int())
+        for module, asked in zip(modules, (features, narrow), strict=True):
+            found = module(asked)
+            (found.pooled.square().sum() + found.sequences["as"].values.square().sum()).backward()
+    assert features.offsets is replace(features).offsets, "int64 was copied"
+    for name in "abc":
+        assert torch.equal(modules[0].table(name)["weight"], modules[1].table(name)["weight"])
+    bags = {key: replace(features[key], offsets=features[key].offsets.int()) for key in features.keys}
+    assert torch.equal(KeyedJagged.from_features(bags).bag_offsets(), features.bag_offsets())
+
+
 @pytest.mark.interpreted
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decay", ["", "l2", "decoupled"])

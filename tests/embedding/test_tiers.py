@@ -22,7 +22,7 @@ from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import ConfigError, TrainingError
 
-STEPS = 300
+STEPS = 100
 ROWS = {"item": 20_000, "user": 20_000}
 TABLES = (
     EmbeddingBagConfig(name="item", num_embeddings=ROWS["item"], embedding_dim=8, feature_names=("item",),
@@ -130,7 +130,7 @@ def in_memory() -> dict[str, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 2, 4])
-@pytest.mark.parametrize("share", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("share", [0.01, 0.03, 1.0])
 @pytest.mark.parametrize("home", ["dram", "mapped", "log"])
 def test_same_bits_as_in_memory(in_memory, tmp_path, home, share, lookahead):
     model = Model(tiers(share, home=home, mapped_path=tmp_path, log_path=tmp_path), "rowwise_adagrad")
@@ -152,7 +152,7 @@ def test_same_bits_with_every_optimizer_and_policy(in_memory, kind, policy):
 def test_a_bad_id_in_one_table_leaves_every_row_as_it_was(in_memory):
     model = Model(tiers(0.01), "rowwise_adagrad")
     data = batches()
-    train(model, data[:100], 0)
+    train(model, data[:40], 0)
     wrong = batches(1, seed=3)[0]
     # The other table's rows are given slots all the same, and others sent home for them.
     first = list(KEYS).index("friend") * SAMPLES
@@ -160,7 +160,7 @@ def test_a_bad_id_in_one_table_leaves_every_row_as_it_was(in_memory):
     for _ in range(2):
         with pytest.raises(ConfigError, match="is outside table"):
             model(wrong)
-    train(model, data[100:], 0)
+    train(model, data[40:], 0)
     assert_same(in_memory["rowwise_adagrad"], everything(model))
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -35,6 +35,10 @@ ROWS = "rows"
 """Where logs are at work."""
 _ROWS = 600
 TIERS: dict[str, Any] = {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.1, "ways": 8}}
+
+
+Use: TypeAlias = Callable[[Path, Path], object]
+"""Of (where an artefact is, a folder for outputs)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +98,8 @@ def recipe(root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, Any] 
     return Recipe.from_dict(found)
 
 
-def _memories(root: Path) -> dict[str, dict[str, Any] | None]:
+def memories(root: Path) -> dict[str, dict[str, Any] | None]:
+    """Kind of run -> the memory section of its recipe."""
     log = {**TIERS, "block": {"path": str(root / ROWS), "budget": "64MiB"}}
     return {"resident": None, "cached": TIERS, "log": log}
 
@@ -119,7 +124,7 @@ def make(root: Path) -> None:
     made = recipe(root, root / "run")
     prepare(made.data)
     prepare(replace(made.data, path=str(root / "plain"), groups="none"))
-    for kind, memory in _memories(root).items():
+    for kind, memory in memories(root).items():
         made = recipe(root, root / kind, memory=memory)
         Trainer(made, Dataset.open(made.data.path), plan=place_tables(kind, made)).train()
     (root / "plan").mkdir()
@@ -134,7 +139,7 @@ def make(root: Path) -> None:
 def artefacts(root: Path) -> dict[str, Artefact]:
     """What `make` made below `root`."""
     uses: dict[str, Callable[[Path, Path], dict[str, str]]] = {"data": read, "plain": read, "export": score}
-    uses |= {kind: _Run(root, memory) for kind, memory in _memories(root).items()}
+    uses |= {kind: _Run(root, memory) for kind, memory in memories(root).items()}
     uses["plan"] = lambda path, out: _train(root, path, out)
     return {name: Artefact(name=name, use=use) for name, use in uses.items()}
 

@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stratarec.io.atomic import file_hash
-from stratarec.io.sealed import digest
+from fuzzing.seals import reseal, seal
 
 Place = tuple[str | int, ...]
 
 _MISSING = object()
 _TEXT = "x" * 100_000
 _VALUES: tuple[Any, ...] = (
-    None, _MISSING, -1, 0, 1, 2**31 - 1, 2**31, 2**62, 2**64, 10**400, float("nan"), float("inf"), -float("inf"),
-    5e-324, 1.7e308, True, False, "", _TEXT, "../x", "/etc/passwd", "\0", "a\n\x1b[31mb", "\ud800", [], {}, [[]],
-    {"": None},
+    None, _MISSING, -1, 0, 1, 2**31 - 1, 2**31, 2**53, 2**61, 2**62, 2**63, 2**64, 10**400, float("nan"), float("inf"),
+    -float("inf"), 5e-324, 1.7e308, True, False, "", _TEXT, "../x", "/etc/passwd", "\0", "a\n\x1b[31mb", "\ud800", [],
+    {}, [[]], {"": None},
 )  # fmt: skip
 
 
@@ -34,26 +31,41 @@ def mutate(path: Path, draws: random.Random, others: Path) -> str:
         Folder of other artefacts, whose files may take the place of this one's.
     """
     if draws.random() < 0.6:
-        return _change_field(path, draws)
+        return change_field(path, draws)
     return _change_bytes(path, draws, others)
 
 
-def _files(path: Path) -> list[Path]:
+def files(path: Path) -> list[Path]:
+    """All files of an artefact but curves."""
     return sorted(file for file in path.rglob("*") if file.is_file() and "tensorboard" not in file.parts)
 
 
-def _change_field(path: Path, draws: random.Random) -> str:
-    file = draws.choice([file for file in _files(path) if file.suffix == ".json"])
+def change_field(path: Path, draws: random.Random, file: Path | None = None) -> str:
+    """Another value of a field of a manifest, or of one drawn, which is sealed again; returns what, in words."""
+    file = file or draws.choice([file for file in files(path) if file.suffix == ".json"])
+    return _changed(path, file, draws, lambda value: True, _put)
+
+
+def change_number(path: Path, draws: random.Random, file: Path) -> str:
+    """As `change_field`, a number that is another one."""
+    return _changed(path, file, draws, lambda value: type(value) in (int, float), _put_number)
+
+
+def _changed(
+    path: Path, file: Path, draws: random.Random, wanted: Callable[[Any], bool], put: Callable[..., str]
+) -> str:
     content = json.loads(file.read_text())
     # A field of a list of a thousand is as likely as one of its own.
     kinds: dict[Place, list[Place]] = {}
-    for place in _places(content):
+    for place in (place for place in _places(content) if wanted(_at(content, place))):
         kinds.setdefault(tuple("*" if isinstance(part, int) else part for part in place), []).append(place)
+    if not kinds:
+        return ""
     place = draws.choice(kinds[draws.choice(sorted(kinds))])
     if place == ("hash",):
         return ""
-    said = _put(content, place, draws)
-    _seal(file, content)
+    said = put(content, place, draws)
+    seal(file, content)
     return f"field {file.relative_to(path)} {'.'.join(map(str, place))} {said}"
 
 
@@ -62,6 +74,22 @@ def _places(content: Any, place: Place = ()) -> Iterator[Place]:
     entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in entries:
         yield from _places(value, (*place, key))
+
+
+def _at(content: Any, place: Place) -> Any:
+    for part in place:
+        content = content[part]
+    return content
+
+
+def _put_number(content: Any, place: Place, draws: random.Random) -> str:
+    inside = _at(content, place[:-1])
+    now = inside[place[-1]]
+    whole = (-1, 0, 1, 2, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**48 - 1, 2**53, 2**61, 2**62 - 1, 2**63 - 1, 2**63)
+    near = (now + 1, now - 1, now * 2, -now, now // 2, now + 2**32)
+    values = (*near, *near, *whole) if isinstance(now, int) else (0.0, -1.0, 1e-300, 5e-324, 1e38, 1e300, 1e308, -now)
+    inside[place[-1]] = draws.choice(values)
+    return repr(inside[place[-1]])
 
 
 def _put(content: Any, place: Place, draws: random.Random) -> str:
@@ -113,35 +141,13 @@ def _nested(depth: int) -> list[Any]:
     return found
 
 
-def _seal(file: Path, content: Any) -> None:
-    """Write a manifest whose own hash is right, as whoever wrote it would."""
-
-    def write() -> None:
-        sealed = content
-        if isinstance(content, dict) and isinstance(content.get("hash"), str):
-            bare = {key: value for key, value in content.items() if key != "hash"}
-            # What is no JSON is sealed as Python writes it.
-            sealed = {**bare, "hash": digest(bare)}
-        file.write_text(json.dumps(sealed, indent=1))
-
-    # What is nested more deeply than a reader goes must be written all the same.
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(20_000)
-    try:
-        thread = threading.Thread(target=write)
-        thread.start()
-        thread.join()
-    finally:
-        sys.setrecursionlimit(before)
-
-
 def _change_bytes(path: Path, draws: random.Random, others: Path) -> str:
-    file = draws.choice(_files(path))
+    file = draws.choice(files(path))
     kind, change = draws.choice(_CHANGES)
     sealed = draws.random() < 0.5 and kind not in ("link", "pipe", "folder", "missing", "device")
     change(file, draws, others)
     if sealed:
-        _let_hashes_follow(path)
+        reseal(path)
     return f"bytes {file.relative_to(path)} {kind}{' sealed' if sealed else ''}"
 
 
@@ -165,7 +171,7 @@ def _extend(file: Path, draws: random.Random, _: Path) -> None:
 
 
 def _swap(file: Path, draws: random.Random, others: Path) -> None:
-    like = [other for other in _files(others) if other.suffix == file.suffix]
+    like = [other for other in files(others) if other.suffix == file.suffix]
     content = draws.choice(like).read_bytes()
     file.unlink()
     file.write_bytes(content)
@@ -173,7 +179,7 @@ def _swap(file: Path, draws: random.Random, others: Path) -> None:
 
 def _replaced(make: Callable[[Path, Path], object]) -> Callable[[Path, random.Random, Path], None]:
     def change(file: Path, draws: random.Random, others: Path) -> None:
-        target = draws.choice(_files(others))
+        target = draws.choice(files(others))
         file.unlink()
         make(file, target)
 
@@ -192,35 +198,3 @@ _CHANGES: list[tuple[str, Callable[[Path, random.Random, Path], None]]] = [
     ("folder", _replaced(lambda file, target: file.mkdir())),
     ("missing", _replaced(lambda file, target: None)),
 ]
-
-
-def _let_hashes_follow(path: Path) -> None:
-    """Every manifest below `path` tells what its files are now, as if they had been written so."""
-    for file in sorted(path.rglob("*.json"), key=lambda found: len(found.parts), reverse=True):
-        try:
-            content = json.loads(file.read_text())
-        except ValueError:
-            continue
-        if isinstance(content, dict) and isinstance(content.get("hash"), str):
-            _follow(file.parent, content)
-            _seal(file, content)
-
-
-def _follow(folder: Path, content: Any, name: str = "") -> None:
-    """Sizes and hashes of the files that a part of a manifest in `folder` names."""
-    if isinstance(content, list):
-        for entry in content:
-            _follow(folder, entry)
-    if not isinstance(content, dict):
-        return
-    for key, entry in content.items():
-        if key == "hashes":
-            entry.update({name: file_hash(folder / name) for name in entry if (folder / name).is_file()})
-        else:
-            _follow(folder, entry, str(key))
-    named = str(content.get("path", content.get("name", name)))
-    found = next(iter(sorted(folder.rglob(Path(named).name))), None) if named else None
-    if found is not None and found.is_file() and isinstance(content.get("hash"), str) and file_hash(found):
-        content["hash"] = file_hash(found)
-        if "bytes" in content:
-            content["bytes"] = found.stat().st_size

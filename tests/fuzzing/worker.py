@@ -15,8 +15,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fuzzing.artefacts import ROWS, Artefact, artefacts
+from fuzzing.artefacts import ROWS, Artefact, Use, artefacts
+from fuzzing.commands import uses_of
+from fuzzing.contents import rewrite, written_again
 from fuzzing.free import is_free
+from fuzzing.guards import Guards
 from fuzzing.mutations import mutate
 
 from stratarec.errors import StrataError
@@ -24,10 +27,13 @@ from stratarec.errors import StrataError
 _SECONDS = 30
 _GROWTH = 1 << 30
 _LONGEST = 2000
+_USES = 2
+"""So many things, on average, are done with contents."""
+_OUT = sys.stdout
 
 
-def main(root: Path, work: Path, seed: int, first: int, last: int) -> None:
-    warnings.simplefilter("ignore")  # of truncations to bytes and the like; what is wrong is an error
+def damages(root: Path, work: Path, seed: int, first: int, last: int) -> None:
+    """Artefacts that are damaged: what comes of each is what came of it before, or one clear error."""
     found = artefacts(root)
     expected = {name: _run(each, root, work / f"as-is-{name}", None)[0] for name, each in found.items()}
     limit = _data_bytes() + _GROWTH
@@ -40,12 +46,65 @@ def main(root: Path, work: Path, seed: int, first: int, last: int) -> None:
         outcome, what, error = _run(artefact, root, work / f"case-{case}", draws)
         faulthandler.cancel_dump_traceback_later()
         kind, fault = _judge(what, outcome, expected[artefact.name], error)
-        print(
-            json.dumps(
-                {"case": case, "fault": fault, "kind": kind, "what": what, "s": round(time.monotonic() - began, 2)}
-            ),
-            flush=True,
-        )
+        _say(case=case, fault=fault, kind=kind, what=what, s=round(time.monotonic() - began, 2))
+
+
+def contents(root: Path, work: Path, seed: int, first: int, last: int) -> None:
+    """Artefacts whose contents somebody wrote and sealed: each use of one gives what is legal, or one clear error.
+
+    Kernels get their arrays between guard pages. The first case of each artefact changes nothing, and must be accepted.
+    """
+    guards, uses = Guards(), uses_of(root)
+    guards.install()
+    limit = _data_bytes() + 2 * _GROWTH
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    for case in range(first, last):
+        draws = random.Random(f"contents {seed} {case}")
+        name = sorted(uses)[case % len(uses)]
+        guards.at_end = draws.random() < 0.5
+        began = time.monotonic()
+        faulthandler.dump_traceback_later(5 * _SECONDS, exit=True)
+        place, whole = work / f"case-{case}", case < len(uses)
+        shutil.copytree(root / name, place / name, symlinks=True)
+        if whole:
+            written_again(place / name)
+        what = f"{name}: {'as it is' if whole else rewrite(place / name, draws)}"
+        _say(case=case, what=what)
+        outcomes, faults = {}, []
+        chosen = [use for use in uses[name] if whole or draws.random() < _USES / len(uses[name])]
+        for use in chosen or [draws.choice(uses[name])]:
+            outcome, fault = _used(use, root, place / name)
+            outcomes[use.__qualname__.split(".")[0]] = outcome
+            if fault or (whole and outcome != "accepted"):
+                faults.append(f"{use.__qualname__}: {fault or outcome}")
+        faulthandler.cancel_dump_traceback_later()
+        shutil.rmtree(place)
+        kind = "accepted" if set(outcomes.values()) == {"accepted"} else "refused"
+        seconds = round(time.monotonic() - began, 2)
+        _say(case=case, fault="\n".join(faults), kind="error" if faults else kind, what=what, uses=outcomes, s=seconds)
+
+
+def _used(use: Use, root: Path, path: Path) -> tuple[str, str]:
+    """What came of it, and what was wrong with that."""
+    out = path.parent / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    before = _tree(root)
+    try:
+        use(path, out)
+    except StrataError as error:
+        text = str(error)
+        clear = "\n" not in text and len(text) <= _LONGEST
+        return f"refused: {text[:300]}", "" if clear else f"a message of {len(text)}: {text[:300]}"
+    except BaseException as error:
+        return "error", "".join(traceback.format_exception(error))
+    if _tree(root) != before or {each.name for each in path.parent.iterdir()} != {path.name, "out"}:
+        return "error", f"changed something beside {path}"
+    return "accepted", ""
+
+
+def _say(**line: Any) -> None:
+    print(json.dumps(line), file=_OUT, flush=True)
 
 
 def _run(
@@ -58,7 +117,7 @@ def _run(
     what = ""
     if draws is not None:
         what = f"{artefact.name}: {mutate(place / artefact.name, draws, root)}"
-        print(json.dumps({"case": int(place.name.split("-")[1]), "what": what}), flush=True)
+        _say(case=int(place.name.split("-")[1]), what=what)
     before = _tree(root)
     outcome: dict[str, str] = {}
     error: BaseException | str | None = None
@@ -110,6 +169,8 @@ def _data_bytes() -> int:
 
 
 if __name__ == "__main__":
-    folder, place, *numbers = sys.argv[1:]
+    kind, folder, place, *numbers = sys.argv[1:]
     os.chdir(folder)
-    main(Path(folder), Path(place), *map(int, numbers))
+    faulthandler.enable()
+    warnings.simplefilter("ignore")  # of truncations to bytes and the like; what is wrong is an error
+    {"damages": damages, "contents": contents}[kind](Path(folder), Path(place), *map(int, numbers))

@@ -124,6 +124,10 @@ def test_a_profile_is_of_one_data_set(dataset: Dataset, tmp_path: Path) -> None:
     assert HotProfile.read(tmp_path / "hot.json", dataset) == profile
     with pytest.raises(ConfigError, match="of another data set"):
         HotProfile.read(tmp_path / "hot.json", prepared(tmp_path, "none", place=False))
+    fewer = profile.model_copy(update={"tables": profile.tables[1:]})
+    fewer.write(tmp_path / "fewer.json")
+    with pytest.raises(ConfigError, match="has other tables or rows than"):
+        HotProfile.read(tmp_path / "fewer.json", dataset)
     (tmp_path / "hot.json").write_text((tmp_path / "hot.json").read_text().replace('"head": ', '"head": 1'))
     with pytest.raises(ConfigError, match="was changed after it was written"):
         HotProfile.read(tmp_path / "hot.json")

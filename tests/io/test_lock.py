@@ -9,17 +9,19 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.lock import held
 from stratarec.io.owned_directory import HOLDER, Kind, claim, entries
@@ -125,7 +127,7 @@ def test_what_was_replaced_meanwhile_is_not_held(thing: Path) -> None:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("holding")
-    prepare(Recipe.from_dict(tiny(root)).data)
+    prepared(Recipe.from_dict(tiny(root)).data)
     made = Recipe.from_dict(tiny(root, max_steps=14, report=True))
     Trainer(made, Dataset.open(made.data.path)).train()
     (root / "r.yaml").write_text(yaml.safe_dump(tiny(root, max_steps=14, report=True)))
@@ -165,13 +167,14 @@ def test_readers_of_a_run_that_goes_on_always_get_a_whole_checkpoint(home: Path,
     first = Recipe.from_dict({**content, "train": {**content["train"], "max_steps": 1}})
     Trainer(first, Dataset.open(made.data.path)).train()
     (tmp_path / "run" / "result.json").unlink()
-    command = [sys.executable, "-c", READ, str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
-        assert reader.stdout is not None
-        names = [reader.stdout.readline()]
+    said = tmp_path / "said"
+    with ThreadPoolExecutor(1) as pool, said.open("w") as out:
+        reading = pool.submit(forked.python, READ, [str(tmp_path / "run")], stdout=out)
+        while not said.stat().st_size and not reading.done():
+            time.sleep(0.01)
         Trainer(made, Dataset.open(made.data.path)).train(resume=True)
-        names += reader.stdout.readlines()
-    assert reader.returncode == 0
+    assert reading.result().returncode == 0, reading.result().stderr
+    names = said.read_text().splitlines()
     assert len(names) == 8
     assert names == sorted(names)
     assert len(checkpoint.steps(tmp_path / "run" / "checkpoints")) == 1

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec import Scorer
-from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.models import registry
 from stratarec.recipe import Recipe
@@ -86,7 +85,7 @@ def test_the_documentation_lists_every_model_and_its_paper() -> None:
 def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: Path, tmp_path: Path) -> None:
     install_example(site)
     made = content(tmp_path, dropout=0.1)
-    prepare(Recipe.from_dict(made).data)
+    prepared(Recipe.from_dict(made).data)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
     paths = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     subprocess.run(

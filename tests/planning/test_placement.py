@@ -218,6 +218,16 @@ def test_too_little_dram_names_the_table_and_the_least_budget(precision: str) ->
     assert "name a block device in memory.block" in str(error.value)
 
 
+def test_a_budget_that_the_update_alone_exceeds_names_no_table() -> None:
+    tables = [table("small", 100, lookups=100_000)]
+    with pytest.raises(ConfigError, match=r"do not fit: what the update of a batch works in alone needs \d+") as error:
+        plan(tables, dram=MIB)
+    assert "table 'small'" not in str(error.value)
+    assert "lower train.batch_size" in str(error.value)
+    needed = least(str(error.value), "memory.dram")
+    assert plan(tables, dram=needed).used("dram") <= needed
+
+
 def test_too_small_a_device_names_either_budget() -> None:
     section = {"dram": 30 * MIB, "precision": "fp32"}
     with pytest.raises(ConfigError) as error:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.models.base import build_tables
 from stratarec.planning import memories
@@ -31,7 +30,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content["data"]["vocabulary"] = {"min_count": 1}
     content["train"]["batch_size"] = 16
     (root / "recipe.yaml").write_text(yaml.safe_dump(content))
-    prepare(Recipe.from_dict(content).data)
+    prepared(Recipe.from_dict(content).data)
     return root
 
 
@@ -111,7 +110,7 @@ def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytes
     assert main(["plan", str(home / "recipe.yaml"), "memory.dram=1KiB"]) == 2
     error = capfd.readouterr().err
     assert error.count("\n") == 1
-    assert error.startswith("stratarec: the tables do not fit: table ")
+    assert error.startswith("stratarec: the tables do not fit: what the update of a batch works in alone needs ")
     assert "Set memory.dram to at least" in error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec.cli import main
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
@@ -28,11 +28,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = tiny(root, max_steps=3, epochs=1)
     (root / "recipe.yaml").write_text("# mine\n" + yaml.safe_dump(content))
     recipe = Recipe.from_dict(content)
-    Trainer(recipe, prepare(recipe.data)).train()
+    Trainer(recipe, prepared(recipe.data)).train()
     other = tiny(root)
     other["data"]["path"], other["data"]["source"]["seed"] = str(root / "other"), 4
     (root / "other.yaml").write_text(yaml.safe_dump(other))
-    prepare(Recipe.from_dict(other).data)
+    prepared(Recipe.from_dict(other).data)
     return root
 
 

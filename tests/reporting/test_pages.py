@@ -109,7 +109,7 @@ def test_a_short_run_says_what_its_page_lacks(pages: dict[str, Path]) -> None:
     assert "grouped AUC" not in short
     assert "grouped AUC" in long
     assert [part.split("<")[0].strip() for part in long.split("<figcaption>")[1:]] == [
-        "Training loss", "Validation AUC", "Calibration",
+        "Training loss", "Validation log loss", "Calibration",
     ]  # fmt: skip
     assert "used / predicted" in long
     assert "nan" not in re.sub(r"[a-z-]*nan[a-z-]+", "", f"{long} {short}".lower())

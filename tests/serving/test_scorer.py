@@ -5,7 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from array import array
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,11 +23,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from serving.stranger import Stranger
 
 from recipes import tiny
 from stratarec import Scorer
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.vocabulary import Vocabulary, VocabularyLimits
 from stratarec.errors import DataError
@@ -350,11 +358,20 @@ def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
             np.testing.assert_array_equal(found, one)
 
 
+def features_or_fault(scorer: Scorer, frame: Any) -> Any:
+    """Dense, ids and offsets of a frame; or the error."""
+    return _told(lambda: scorer._encoder.encode(frame))
+
+
 def whole_columns(scorer: Scorer, frame: Any) -> Any:
-    """Dense, ids and offsets, without the way that few rows take; or the error."""
+    """The same without the way that few rows take."""
     encoder = scorer._encoder
+    return _told(lambda: encoder.encode_columns(read_frame(frame, encoder._read), "the frame"))
+
+
+def _told(encode: Callable[[], tuple[torch.Tensor, KeyedJagged]]) -> Any:
     try:
-        dense, sparse = encoder.encode_columns(read_frame(frame, encoder._read), "the frame")
+        dense, sparse = encode()
     except DataError as error:
         return str(error)
     return dense.numpy().tobytes(), sparse.values.tolist(), sparse.bag_offsets().tolist()
@@ -386,6 +403,150 @@ def test_few_rows_are_read_as_whole_columns_are(scorer: Scorer, log: pl.DataFram
     elif found is not None:
         # Columns of Python's whole numbers from 2^63 on, which Polars does not take for a type.
         assert "cannot be read" in expected
+
+
+STRANGE = [
+    *(
+        np.int8(3),
+        np.uint64(2**63),
+        np.float32(0.5),
+        np.float64("nan"),
+        np.longdouble(2),
+        np.bool_(True),
+        np.str_("é1"),
+    ),
+    *(np.datetime64("2020-01-01"), np.array(3), np.array([1, 2]), np.array([[1]]), np.array([1.5]), np.array(["t3"])),
+    *(np.array([None, 4], dtype=object), np.zeros(2, dtype=complex), np.ma.array([1, 2], mask=[0, 1])),
+    *({1}, frozenset("a"), {"a": 1}, range(3), iter("ab"), b"a", bytearray(b"a"), 1j, object(), print, Ellipsis, ""),
+    *(Decimal("1e100"), Decimal("1e400"), Decimal("NaN"), Decimal("sNaN"), Decimal(2), Fraction(1, 2), 10**400, 2**64),
+    *(date(2020, 1, 1), datetime(2020, 1, 1), timedelta(1), pl.Series([1, None]), pl.Series([[1]]), pl.Series(["t1"])),
+    *(
+        pa.scalar(3),
+        pa.array([1]),
+        torch.tensor(3),
+        torch.tensor([3]),
+        [[]],
+        [[[1]]],
+        [1, "a"],
+        [2.5],
+        [True],
+        (1, None),
+    ),
+]
+CELL = st.one_of(NUMBER, WHOLE, WORD, st.sampled_from(STRANGE), st.lists(st.one_of(WHOLE, WORD), max_size=3))
+KINDS = {"price": "dense", "item": "single", "city": "single", "words": "single", "tags": "list", "history": "list"}
+
+
+def says(cell: Any, kind: str) -> Any:
+    """What a cell is, looked at alone; TypeError where it is nothing that a column of the kind may hold."""
+    if cell is None or (isinstance(cell, float | np.floating | Decimal) and cell != cell):
+        return None
+    if kind == "list":
+        if not isinstance(cell, list | tuple | pl.Series | np.ndarray) or getattr(cell, "ndim", 1) != 1:
+            raise TypeError
+        return [says(each, "single") for each in cell.tolist()] if isinstance(cell, np.ndarray) else [
+            says(each, "single") for each in cell
+        ]  # fmt: skip
+    if isinstance(cell, str) and kind == "single":
+        return str(cell)
+    if not isinstance(cell, bool | int | float | Decimal | np.bool_ | np.integer | np.floating):
+        raise TypeError
+    return float(cell) if kind == "dense" or cell != int(cell) else int(cell)
+
+
+def object_array(cells: list[Any]) -> NDArray[Any]:
+    found = np.empty(len(cells), dtype=object)
+    for place, cell in enumerate(cells):
+        found[place] = cell
+    return found
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data(), st.sampled_from(sorted(KINDS)), st.sampled_from([list, tuple, deque, object_array, iter, set]))
+def test_python_objects_are_what_they_say_or_refused(
+    scorer: Scorer, log: pl.DataFrame, data: st.DataObject, name: str, container: Any
+) -> None:
+    """One cell of each row looked at alone: as a whole column, typed by hand, they have the same features."""
+    cells = data.draw(st.lists(CELL, min_size=1, max_size=4))
+    # Beyond a few rows whole columns are read.
+    rows = cells * data.draw(st.sampled_from([1, 20]))
+    frame = log[: len(rows)].to_dict(as_series=False)
+    try:
+        given = {**frame, name: container(rows)}
+    except TypeError:
+        return
+    found = features_or_fault(scorer, given)
+    if isinstance(found, str):
+        assert f"column {name!r}" in found
+        assert "\n" not in found
+        return
+    alone = [says(cell, KINDS[name]) for cell in rows]
+    flat = [value for each in alone for value in (each if isinstance(each, list) else [each]) if value is not None]
+    kind: Any = pl.Float64 if KINDS[name] == "dense" else pl.String if set(map(type, flat)) == {str} else pl.Int64
+    if not flat:
+        kind = pl.Null
+    if kind == pl.Int64 and any(value >= 2**63 for value in flat):
+        kind = pl.UInt64
+    column = pl.Series(name, alone, dtype=pl.List(kind) if KINDS[name] == "list" else kind)
+    expected = whole_columns(scorer, {**frame, name: column})
+    assert found == expected
+
+
+@pytest.mark.parametrize("depth", [2, 900, 100_000])
+@pytest.mark.parametrize("name", ["price", "item", "words", "tags", "history"])
+def test_lists_in_lists_are_refused_whatever_their_depth(
+    scorer: Scorer, log: pl.DataFrame, name: str, depth: int
+) -> None:
+    cell: Any = 1
+    for _ in range(depth):
+        cell = [cell]
+    with pytest.raises(DataError, match=f"column '{name}'"):
+        scorer.score(log[:2].to_dict(as_series=False) | {name: [cell, None]})
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "expected"),
+    [
+        ("item", range(2), [0, 1]),
+        ("item", array("q", [3, 4]), [3, 4]),
+        ("item", np.array([3, 4], dtype=">i4"), [3, 4]),
+        ("item", np.ma.array([3, 4], mask=[0, 1]), [3, None]),
+        ("item", torch.tensor([3, 4]), [3, 4]),
+        ("item", pa.chunked_array([[3], [4]]), [3, 4]),
+        ("price", [1, 2.5], [1.0, 2.5]),
+        ("price", np.array([1, 2], dtype=np.longdouble), [1.0, 2.0]),
+        ("city", np.array(["é1", "é2"]), ["é1", "é2"]),
+        ("city", ["é1", float("nan")], ["é1", None]),
+        ("tags", np.array([["t1", "t2"], ["t3", "t4"]]), [["t1", "t2"], ["t3", "t4"]]),
+        ("history", np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ("history", [np.array([1], dtype=np.int32), np.array([2, 3])], [[1], [2, 3]]),
+        ("history", [[1], [2.5]], None),
+        ("history", np.zeros((2, 2, 2), dtype=int), None),
+        ("item", [range(2), [1]], None),
+        ("item", np.array(3), None),
+        ("item", np.zeros(2, dtype=[("a", "i4")]), None),
+        ("item", np.array([1, 2], dtype="M8[ns]"), None),
+        ("item", "12", None),
+        ("item", b"12", None),
+        ("item", 3, None),
+        ("item", None, None),
+        ("item", {1: 2, 3: 4}, None),
+        ("item", pl.DataFrame({"a": [1, 2]}), None),
+        ("item", pa.array([[[1]], [[2]]]), None),
+        ("item", pa.array([{"a": 1}, None]), None),
+        ("city", pa.array([b"a", b"b"]), None),
+        ("city", pl.Series(["a", "b"]).cast(pl.Binary), None),
+    ],
+)  # fmt: skip
+def test_columns_of_any_kind_are_read_or_refused(
+    scorer: Scorer, log: pl.DataFrame, name: str, column: Any, expected: list[Any] | None
+) -> None:
+    frame = log[:2].to_dict(as_series=False)
+    if expected is None:
+        with pytest.raises(DataError, match=f"column '{name}'"):
+            scorer.score(frame | {name: column})
+    else:
+        np.testing.assert_array_equal(scorer.score(frame | {name: column}), scorer.score(frame | {name: expected}))
 
 
 def test_the_rows_of_a_log_are_plain_in_every_frame(scorer: Scorer, log: pl.DataFrame) -> None:

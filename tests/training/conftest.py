@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import tiny
-from stratarec.data.prepare.prepare import prepare
+from recipes import prepared, tiny
 from stratarec.recipe import Recipe
 
 
@@ -15,5 +14,5 @@ from stratarec.recipe import Recipe
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set, which nothing changes."""
     root = tmp_path_factory.mktemp("tiny")
-    prepare(Recipe.from_dict(tiny(root)).data)
+    prepared(Recipe.from_dict(tiny(root)).data)
     return root

@@ -14,7 +14,7 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec import Scorer
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
@@ -127,7 +127,7 @@ def test_what_is_no_map_is_refused(wrong: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
     root = tmp_path_factory.mktemp("home")
-    return root, prepare(Recipe.from_dict(tiny(root)).data)
+    return root, prepared(Recipe.from_dict(tiny(root)).data)
 
 
 @pytest.fixture(scope="module", params=KINDS)

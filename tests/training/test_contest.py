@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec.cli import main
-from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -30,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name == "other":
             content["data"] |= {"path": str(root / "else"), "source": {**content["data"]["source"], "seed": 4}}
         recipe = Recipe.from_dict(content)
-        Trainer(recipe, prepare(recipe.data)).train()
+        Trainer(recipe, prepared(recipe.data)).train()
     (root / "r.yaml").write_text(yaml.safe_dump(tiny(root)))
     return root
 
@@ -80,7 +79,7 @@ def test_a_table_fits_80_columns(
 def test_a_run_that_goes_on_has_no_test(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     going = tmp_path / "going"
     recipe = Recipe.from_dict(tiny(runs, run=str(going), max_steps=25))
-    trainer = Trainer(recipe, prepare(recipe.data))
+    trainer = Trainer(recipe, prepared(recipe.data))
     trainer.train()
     (going / "result.json").unlink()
     found = content(capsys, runs / "one", going)

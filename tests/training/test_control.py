@@ -18,12 +18,12 @@ import pytest
 import torch
 import yaml
 
-from recipes import assert_same_model, interrupt, last, tiny, train
+from recipes import assert_same_model, interrupt, last, prepared, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataError, TrainingError
 from stratarec.models import CTRModel
+from stratarec.models.metrics import METRICS
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint, loop
@@ -44,8 +44,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set, and one without a validation split."""
     root = tmp_path_factory.mktemp("control")
-    prepare(Recipe.from_dict(tiny(root)).data)
-    prepare(Recipe.from_dict(without_validation(root)).data)
+    prepared(Recipe.from_dict(tiny(root)).data)
+    prepared(Recipe.from_dict(without_validation(root)).data)
     return root
 
 
@@ -101,7 +101,7 @@ LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "evaluated on the way": ({"epochs": 1, "eval_every": 10}, {"epochs": 2, "eval_every": 10}),
     "best of its end": (
         {"epochs": 1, "eval_every": 13, "early_stopping": {"patience": 4}},
-        {"epochs": 3, "eval_every": 13, "early_stopping": {"patience": 4}},
+        {"epochs": 2, "eval_every": 13, "early_stopping": {"patience": 4}},
     ),
     "in tiers": ({"epochs": 1, "memory": INT8}, {"epochs": 2, "memory": INT8}),
     "under a schedule": (
@@ -111,7 +111,10 @@ LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("how", LONGER)
+SLOWER = ("more epochs", "evaluated on the way", "under a schedule")
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.slow if how in SLOWER else ()) for how in LONGER])
 def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path, tmp_path: Path, how: str) -> None:
     short, long = LONGER[how]
     train(recipe(home, tmp_path / "whole", **long))
@@ -197,14 +200,14 @@ def test_more_patience_takes_up_a_run_that_was_stopped_early(home: Path, tmp_pat
     assert result(tmp_path / "whole")["test"] == result(tmp_path / "parts")["test"]
 
 
-def test_early_stopping_cannot_begin_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
+def test_another_metric_cannot_go_on_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
     options = {"eval_every": 5, "embedding": {"learning_rate": 3.0}, "checkpoint": {"keep": 1}}
     trained = train(recipe(home, tmp_path / "a", epochs=1, **options))
     best = max(trained.position.evaluations, key=lambda entry: entry["auc"])
-    assert best["step"] < STEPS, "nothing to test: the last evaluation was the best"
+    assert not (tmp_path / "a" / "checkpoints" / f"step-{best['step']:08d}").exists(), "nothing to test"
     before = contents(tmp_path / "a")
     with pytest.raises(CheckpointError, match=f"no longer has the checkpoint of step {best['step']}"):
-        train(recipe(home, tmp_path / "a", epochs=2, early_stopping={"patience": 9}, **options), resume=True)
+        train(recipe(home, tmp_path / "a", epochs=2, early_stopping={"metric": "auc"}, **options), resume=True)
     assert contents(tmp_path / "a") == before
 
 
@@ -224,9 +227,19 @@ def test_every_run_is_validated_when_it_ends(home: Path, tmp_path: Path, how: st
     options, steps = VALIDATED[how]
     trained = train(recipe(home, tmp_path / "a", early_stopping={"patience": patience}, **options))
     assert [entry["step"] for entry in trained.position.evaluations] == steps
-    evaluated = max(trained.position.evaluations, key=lambda entry: entry["auc"])
-    tested = evaluated["step"] if patience else trained.position.step
+    tested = min(trained.position.evaluations, key=lambda entry: entry["log_loss"])["step"]
     assert result(tmp_path / "a")["checkpoint"] == f"step-{tested:08d}"
+
+
+@pytest.mark.parametrize("metric", ["ndcg_at_10", "recall_at_10", "hit_rate_at_10", "mrr", "grouped_auc"])
+def test_a_run_goes_by_the_order_within_users(home: Path, tmp_path: Path, metric: str) -> None:
+    stopping = {"patience": 5, "metric": metric}
+    made = recipe(home, tmp_path / "a", early_stopping=stopping, max_steps=24, eval_every=6)
+    trained = train(made, progress=(said := Said()))
+    found = {entry["step"]: entry[metric] for entry in trained.position.evaluations}
+    assert all(0 < value <= 1 for value in found.values())
+    assert result(tmp_path / "a")["checkpoint"] == f"step-{max(found, key=lambda step: found[step]):08d}"
+    assert any(f"{METRICS[metric].label} {found[6]:.5f}" in line for line in said.lines)
 
 
 def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path, tmp_path: Path) -> None:
@@ -241,7 +254,7 @@ def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path
 
 def test_early_stopping_by_auc_needs_both_classes(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "data", tmp_path / "data")
-    made = recipe(tmp_path, tmp_path / "a", early_stopping={"patience": 1}, max_steps=3)
+    made = recipe(tmp_path, tmp_path / "a", early_stopping={"patience": 1, "metric": "auc"}, max_steps=3)
     dataset = Dataset.open(home / "data")
     counts = dataset.label_counts("valid")
     dataset.label_counts = lambda split: {  # type: ignore[method-assign]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
@@ -18,9 +21,12 @@ from recipes import last, table_values
 from stratarec.cli.check import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import CheckpointError, StorageError
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.errors import CheckpointError, StorageError, TrainingError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed
+from stratarec.progress import SilentProgress
+from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -127,6 +133,67 @@ def test_tensors_of_another_type_shape_or_no_number_are_named(
     trainer = Trainer(made, Dataset.open(made.data.path))
     with pytest.raises(CheckpointError, match=rf"{name}\.safetensors.*{message}"):
         trainer.train(resume=True)
+
+
+def test_random_numbers_behind_their_table_are_none(home: Path, tmp_path: Path) -> None:
+    def put(content: dict[str, Any], path: Path) -> None:
+        file = path / "optimizer.safetensors"
+        found = load_file(file)
+        words = found["random"].numpy()
+        words[8:12].view(np.int32)[0], words[16:24].view(np.uint64)[0] = 624, 2
+        torch.Generator().set_state(found["random"])  # what torch itself lets pass
+        save_file(found, file)
+        content["hashes"][file.name] = file_hash(file)
+
+    shutil.copytree(home / "plain", tmp_path / "run")
+    rewrite(tmp_path / "run", put)
+    made = recipe(home, tmp_path / "run", steps=8)
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors.*behind their table, 624 from 2"):
+        Trainer(made, Dataset.open(made.data.path)).train(resume=True)
+
+
+def test_rows_that_are_no_numbers_give_no_scores(home: Path, tmp_path: Path) -> None:
+    """Rows are not looked through when they are loaded; what comes of them is."""
+
+    def put(content: dict[str, Any], path: Path) -> None:
+        for group in content["tables"]["groups"]:
+            for entry in group["home"]["files"]:
+                file = path / "tables" / group["name"] / "home" / entry["name"]
+                found = load_file(file)
+                records = found["records"].numpy()
+                records[:, :4] = np.array([np.nan], "<f4").view(np.uint8)
+                rows_file(entry, file, found["rows"].numpy(), records)
+
+    shutil.copytree(home / "plain", tmp_path / "run")
+    rewrite(tmp_path / "run", put)
+    with open_run(tmp_path / "run") as trained, pytest.raises(TrainingError, match="a score is no number"):
+        predict(trained, "test", tmp_path / "scores.parquet", SilentProgress())
+    assert not (tmp_path / "scores.parquet").exists()
+
+
+def test_clocks_of_rows_that_no_run_has_are_those_of_new_rows(home: Path, tmp_path: Path) -> None:
+    """A clock below 0 would have rows take steps whose numbers lie in front of those there are."""
+    made = recipe(home, tmp_path / "run")
+    rows = RowOptimizerConfig(kind="adam", rows="all")
+    made = replace(made, train=replace(made.train, embedding=rows))
+    Trainer(made, Dataset.open(made.data.path)).train()
+
+    def put(clock: int, content: dict[str, Any], path: Path) -> None:
+        group = content["tables"]["groups"][0]
+        for entry in group["home"]["files"]:
+            file = path / "tables" / group["name"] / "home" / entry["name"]
+            found = load_file(file)
+            records = found["records"].numpy()
+            records[:, -4:] = np.array([clock], "<i4").view(np.uint8)
+            rows_file(entry, file, found["rows"].numpy(), records)
+
+    scores = []
+    for clock in (0, -1, -(2**31)):
+        rewrite(tmp_path / "run", partial(put, clock))
+        with open_run(tmp_path / "run") as trained:
+            predict(trained, "test", tmp_path / "scores.parquet", SilentProgress())
+        scores.append(pl.read_parquet(tmp_path / "scores.parquet")["score"].to_list())
+    assert scores[0] == scores[1] == scores[2]
 
 
 def _at(**changes: Any) -> Callable[[dict[str, Any], Path], object]:

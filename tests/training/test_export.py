@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
-from recipes import DISK_BYTES, fill_disk, tiny
+from recipes import DISK_BYTES, fill_disk, prepared, tiny
 from stratarec import Scorer
 from stratarec.cli import main
-from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import CheckpointError, ExportError, StorageError
 from stratarec.io.opening import create, hold_directory
 from stratarec.recipe import Recipe
@@ -31,7 +30,7 @@ from stratarec.training.trainer import Trainer
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("export")
     made = Recipe.from_dict(tiny(root, epochs=1, max_steps=3, eval_every=0))
-    Trainer(made, prepare(made.data)).train()
+    Trainer(made, prepared(made.data)).train()
     return root / "run"
 
 
@@ -41,13 +40,11 @@ def size(path: Path) -> int:
 
 def limited(arguments: tuple[str, ...], run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[str]:
     """A command in a process whose files have at most `limit` bytes."""
-
-    def prepare_process() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    command = [sys.executable, "-m", "stratarec", *arguments, "-q", str(run), "-o", str(output)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=prepare_process)
+    before = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    )
+    return forked.run([*arguments, "-q", str(run), "-o", str(output)], before=before)
 
 
 @pytest.mark.slow
@@ -80,35 +77,43 @@ def test_a_full_disk_leaves_nothing(
     run: Path, small_disk: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*command.split(), "-q", str(run), "-o"]
-    assert main([*arguments, str(tmp_path / "whole")]) == 0
-    needed = size(tmp_path / "whole")
+    assert main([*arguments, str(tmp_path / "whole.parquet")]) == 0
+    needed = size(tmp_path / "whole.parquet")
     assert needed < DISK_BYTES
     for share in (0, 0.3, 0.95):
         fill_disk(small_disk / "filler", int(needed * share))
         capsys.readouterr()
-        assert main([*arguments, str(small_disk / "out")]) == 2
-        expected = f"stratarec: cannot write {small_disk}/out: No space left on device; free space or name another path"
-        assert capsys.readouterr().err == f"{expected}\n"
+        assert main([*arguments, str(small_disk / "out.parquet")]) == 2
+        expected = f"cannot write {small_disk}/out.parquet: No space left on device; free space or name another path"
+        assert capsys.readouterr().err == f"stratarec: {expected}\n"
         assert [path.name for path in small_disk.iterdir()] == ["filler"]
         (small_disk / "filler").unlink()
-    assert main([*arguments, str(small_disk / "out")]) == 0
-    assert size(small_disk / "out") == needed
+    assert main([*arguments, str(small_disk / "out.parquet")]) == 0
+    assert size(small_disk / "out.parquet") == needed
+
+
+READ_ONLY = """
+import ctypes, os, pathlib, subprocess
+user = os.getuid()
+assert not ctypes.CDLL(None).unshare(0x10020000)  # user and mount namespaces of its own
+pathlib.Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+for options in (["--bind", RUN, RUN], ["-o", "remount,bind,ro", RUN]):
+    subprocess.run(["mount", *options], check=True, stderr=subprocess.DEVNULL)
+"""
 
 
 @pytest.mark.parametrize("command", ["predict", pytest.param("export", marks=pytest.mark.slow)])
 def test_a_run_on_a_read_only_file_system_is_one_line(run: Path, tmp_path: Path, command: str) -> None:
-    mount = f'mount --bind {run} {run} && mount -o remount,bind,ro {run} && exec "$@"'
-    wrapper = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
-    if not shutil.which("unshare") or subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode:
+    limited = READ_ONLY.replace("RUN", repr(str(run)))
+    if forked.python(limited).returncode:
         pytest.skip("user and mount namespaces are not permitted here")
-    arguments = [*wrapper, sys.executable, "-m", "stratarec", command, "-q", str(run)]
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    done = forked.run([command, "-q", str(run)], before=limited)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"stratarec: cannot write {run}/\S+: no permission to write in {run}; .*\n", done.stderr)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-    assert subprocess.run([*arguments, "-o", str(tmp_path / "out")], check=False).returncode == 0
-    assert (tmp_path / "out").exists()
+    assert forked.run([command, "-q", str(run), "-o", str(tmp_path / "out.parquet")], before=limited).returncode == 0
+    assert (tmp_path / "out.parquet").exists()
 
 
 def test_what_is_there_is_never_replaced_nor_followed(run: Path, tmp_path: Path) -> None:

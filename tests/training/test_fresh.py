@@ -9,10 +9,13 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
+from numpy.typing import NDArray
+from sklearn.metrics import ndcg_score, roc_auc_score
 
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.sources.presets import CATEGORIES
+from stratarec.training import top_rows
 
 ROWS = 3000
 
@@ -122,6 +125,39 @@ def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> No
     assert (bare["score"] - with_history["score"]).abs().max() > 1e-4  # type: ignore[operator]
 
 
+def test_without_labels_and_earlier_logs_users_start_with_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = pl.read_parquet(place / "log.parquet").drop("click").head(60)
+    # What histories are made by is not asked for.
+    for frame in (later, later.drop("who", "at")):
+        arguments = ["predict", run_of(place), fresh(place, frame), "-o", str(place / "out.parquet")]
+        assert main(arguments) == 0
+        said = capsys.readouterr().err
+        assert said.count("users start with nothing in before: --history names logs") == 1
+        found = pl.read_parquet(place / "out.parquet")
+        nobody = pl.DataFrame({"click": [0], "who": ["nobody"], "at": [0], **later.head(1).drop("who", "at").to_dict()})
+        log = place / name(place, "nobody")
+        nobody.write_parquet(log) if log.suffix == ".parquet" else nobody.write_csv(log)
+        known = scores(place, fresh(place, later), "--history", str(log))
+        assert found["score"].equals(known["score"])
+
+
+@pytest.mark.parametrize("ending", ["xlsx", "csv.gz", ""])
+def test_scores_have_the_format_that_their_ending_names(
+    place: Path, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = place / f"scores.{ending}".rstrip(".")
+    assert main(["predict", "-q", run_of(place), "-o", str(output)]) == 2
+    assert f"cannot write {output}: expected a name that ends in .csv or .parquet" in capsys.readouterr().err
+    assert not output.exists()
+    for target in ("a.CSV", "a.parquet"):
+        assert main(["predict", "-q", run_of(place), "-o", str(place / target)]) == 0
+    text, binary = pl.read_csv(place / "a.CSV"), pl.read_parquet(place / "a.parquet")
+    assert text.columns == binary.columns
+    np.testing.assert_allclose(text["score"], binary["score"], rtol=1e-6)
+
+
 def test_values_that_training_never_saw_score_as_rare_ones_do(place: Path) -> None:
     log = pl.read_parquet(place / "log.parquet").head(50)
     strange = log.with_columns(
@@ -171,13 +207,13 @@ def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.Captur
     run, log = run_of(place), str(place / name(place, "log"))
     assert main(["evaluate", "-q", run, log, "--by", "country"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"log: {ROWS:,} samples"
+    assert said[:2] == ["model: step 12, the last one", f"log: {ROWS:,} samples"]
     found = scores(place, log)
     label, score = found["label"].to_numpy(), found["score"].to_numpy()
     order = score[:, None]
     positive, negative = order[label == 1], order[label == 0]
     auc = (positive > negative.T).mean() + (positive == negative.T).mean() / 2
-    assert float(said[1].split()[-1]) == pytest.approx(auc, abs=1e-6)
+    assert float(said[2].split()[-1]) == pytest.approx(auc, abs=1e-6)
     rows = {line.split()[0]: line.split()[1:] for line in said if line[:2] in ("de", "fr", "it")}
     counts = pl.read_parquet(place / "log.parquet")["country"].value_counts()
     assert {value: int(each[0].replace(",", "")) for value, each in rows.items()} == dict(counts.iter_rows())
@@ -187,11 +223,89 @@ def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.Captur
     assert max(map(len, said)) <= 80
 
 
+def expected_ranks(log: pl.DataFrame, at: int) -> dict[str, tuple[float, int]]:
+    """Means over groups of a column ``group``, by scikit-learn, and how many there are."""
+    gain, recall, area, sizes = [], [], [], []
+    for _, part in log.group_by("group"):
+        label, score = part["label"].to_numpy(), part["score"].to_numpy()
+        if label.any():
+            gain.append(ndcg_score([label], [score], k=at))
+            recall.append(label[np.argsort(-score)[:at]].sum() / label.sum())
+        if 0 < label.sum() < len(label):
+            area.append(roc_auc_score(label, score))
+            sizes.append(len(label))
+    return {
+        f"NDCG@{at}": (float(np.mean(gain)), len(gain)),
+        f"recall@{at}": (float(np.mean(recall)), len(recall)),
+        "grouped AUC": (float(np.average(area, weights=sizes)), len(area)),
+    }
+
+
+def test_the_order_within_groups_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of raw logs by any column, of splits by user."""
+    run, log = run_of(place), str(place / name(place, "log"))
+    raw = pl.read_parquet(place / "log.parquet")
+    whole = scores(place, log).with_columns(raw["who"], raw["country"])
+    capsys.readouterr()
+    arguments = ["--rank-by", "user", "--rank-by", "country", "--at", "3", "--at", "20"]
+    assert main(["evaluate", "-q", run, log, *arguments]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert main(["evaluate", "-q", run, "--rank-by", "user", "--split", "test"]) == 0
+    split = capsys.readouterr().out.splitlines()
+    part = scores(place, "--split", "test").with_columns(raw["who"].gather(pl.Series(rows_of(place) - 1)))
+    for lines, head, frame, places in (
+        (said, "log by who: 40 groups", whole.rename({"who": "group"}), (3, 20)),
+        (said, "log by country: 3 groups", whole.rename({"country": "group"}), (3, 20)),
+        (split, f"test by user: {part['who'].n_unique()} groups", part.rename({"who": "group"}), (10,)),
+    ):
+        told = lines[lines.index(head) + 1 :]
+        rows = {line[2:22].strip(): line[22:].split() for line in reversed(told) if line[:2] == "  "}
+        for at in places:
+            for figure, (value, groups) in expected_ranks(frame, at).items():
+                found, interval, _, count = rows[figure]
+                # Scores that round to one probability may differ as logits.
+                assert float(found) == pytest.approx(value, abs=2e-4), figure
+                low, high = map(float, interval.split("-"))
+                assert low <= float(found) <= high
+                assert int(count) == groups
+
+
+def rows_of(place: Path) -> NDArray[np.int64]:
+    """Of the log, the rows of the test split as it was scored last, counted from 1."""
+    found: NDArray[np.int64] = pl.read_parquet(place / "out.parquet")["row"].to_numpy()
+    return found - int("csv" in place.name)
+
+
+def test_the_best_rows_of_each_group_are_written_in_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = str(place / name(place, "log"))
+    raw = pl.read_parquet(place / "log.parquet")
+    whole = scores(place, log, "--keep", "who", "--keep", "country")
+    monkeypatch.setattr(top_rows, "_PIECE", 100)
+    for by, column in ((None, "who"), ("country", "country")):
+        found = scores(place, log, "--top", "4", *(["--by", by] if by else []))
+        assert found.columns == ["file", "row", column, "label", "score", "rank"]
+        expected = [
+            (row, rank)
+            for value in dict.fromkeys(raw[column])
+            for rank, row in enumerate(
+                whole.filter(pl.col(column) == value).sort("score", "row", descending=[True, False])["row"][:4], 1
+            )
+        ]
+        assert list(zip(found["row"], found["rank"], strict=True)) == expected
+    part, best = scores(place, "--split", "test"), scores(place, "--split", "test", "--top", "3")
+    who = raw["who"].gather(pl.Series(rows_of(place) - 1))
+    assert best.columns == [*part.columns, "rank"]
+    assert best["rank"].to_list() == [1, 2, 3] * who.n_unique()
+    part = part.with_columns(raw["who"].gather(part["row"] - 1 - int("csv" in place.name)))
+    for (user,), rows in part.group_by("who"):
+        mine = best.filter(pl.Series(who == user))["score"]
+        assert mine.to_list() == rows["score"].sort(descending=True)[:3].to_list()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["predict", "RUN", "none.csv"], r"none\.csv: no such file"),
-        (["predict", "RUN", "FRESH"], r"fresh\.\w+: the model reads what users did before \(before\): name logs that"),
         (
             ["predict", "RUN", "LOG", "--keep", "whp"],
             r"log\.\w+: no column 'whp'; did you mean 'who'\?; it has click",
@@ -203,6 +317,13 @@ def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.Captur
         ),
         (["predict", "RUN", "--keep", "who"], r"--keep is of raw logs, and prepared data sets hold no raw columns"),
         (["evaluate", "RUN", "--by", "who"], r"--by is of raw logs"),
+        (["evaluate", "RUN", "--at", "3"], r"--at says how many places --rank-by looks at"),
+        (["evaluate", "RUN", "--rank-by", "country"], r"--rank-by country: a prepared data set knows user and session"),
+        (["evaluate", "RUN", "--rank-by", "session"], r"--rank-by session: .* prepared without schema.session"),
+        (["evaluate", "RUN", "LOG", "--rank-by", "session"], r"log\.\w+: no column 'session'"),
+        (["predict", "RUN", "--by", "user"], r"--by says whose best rows --top writes"),
+        (["predict", "RUN", "--top", "3", "--by", "x"], r"--by x: a prepared data set knows user and session"),
+        (["predict", "RUN", "LOG", "--top", "3", "--by", "x"], r"log\.\w+: no column 'x'"),
         (["evaluate", "RUN", "FRESH"], r"fresh\.\w+: no column 'click'"),
         (["evaluate", "RUN", "LOG", "--by", "x"], r"log\.\w+: no column 'x'"),
         (["predict", "RUN", "THIN"], r"thin\.\w+: no column 'price'; it has click"),

@@ -10,8 +10,8 @@ import pytest
 import torch
 from training.test_tiered_runs import INT8, content
 
+from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import ConfigError
 from stratarec.hot import classifier
@@ -29,7 +29,7 @@ from stratarec.training.trainer import Trainer
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set."""
     root = tmp_path_factory.mktemp("hot-runs")
-    prepare(Recipe.from_dict(content(root)).data)
+    prepared(Recipe.from_dict(content(root)).data)
     return root
 
 

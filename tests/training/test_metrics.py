@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import log_loss, roc_auc_score
+from numpy.typing import NDArray
+from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
-from stratarec.models.metrics import auc, evaluate_logits, grouped_auc
+from stratarec.models.metrics import auc, evaluate_logits
+from stratarec.models.ranking import RankedGroups, estimates
 
 SCORES = st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=60)
 
@@ -36,7 +39,82 @@ def test_grouped_auc_is_the_weighted_mean_of_groups_with_both_classes(rows: list
             areas.append(roc_auc_score(label[inside], score[inside]))
             sizes.append(inside.sum())
     expected = np.average(areas, weights=sizes) if areas else math.nan
-    np.testing.assert_allclose(grouped_auc(label.astype(float), score.astype(float), group), expected, rtol=1e-12)
+    found = evaluate_logits(label.astype(float), score.astype(float), group)
+    np.testing.assert_allclose(found["grouped_auc"], expected, rtol=1e-12)
+
+
+def by_all_orders(label: NDArray[np.int64], score: NDArray[np.int64], at: int) -> dict[str, float]:
+    """Figures of one group, slowly: the mean over every order of samples that rising scores allow."""
+    ties = [np.flatnonzero(score == value) for value in sorted({*score.tolist()}, reverse=True)]
+    found: dict[str, list[float]] = {f"NDCG@{at}": [], f"recall@{at}": [], f"hit rate@{at}": [], "MRR": []}
+    best = sum(1 / math.log2(place + 2) for place in range(min(at, label.sum())))
+    for orders in itertools.product(*(itertools.permutations(tie.tolist()) for tie in ties)):
+        places = [place for place, row in enumerate(itertools.chain(*orders)) if label[row]]
+        found[f"NDCG@{at}"].append(sum(1 / math.log2(place + 2) for place in places if place < at) / best)
+        found[f"recall@{at}"].append(sum(place < at for place in places) / len(places))
+        found[f"hit rate@{at}"].append(float(places[0] < at))
+        found["MRR"].append(1 / (places[0] + 1))
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=18),
+    st.integers(1, 6),
+)
+def test_ranks_within_groups_are_means_over_all_orders_of_ties(rows: list[tuple[int, int, int]], at: int) -> None:
+    label, score, group = (np.array(column) for column in zip(*rows, strict=True))
+    found = RankedGroups(label.astype(float), score.astype(float), group).figures(at)
+    for place, number in enumerate(np.unique(group)):
+        inside = np.flatnonzero(group == number)[:6]
+        if (group == number).sum() > len(inside):
+            continue  # too many orders
+        expected = by_all_orders(label[inside], score[inside], at) if label[inside].any() else {}
+        for name, (values, _) in found.items():
+            if name != "grouped AUC":
+                np.testing.assert_allclose(values[place], expected.get(name, math.nan), atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("at", [1, 3, 10, 500])
+def test_ranks_within_groups_agree_with_scikit_learn(at: int) -> None:
+    draws = np.random.default_rng(at)
+    group = draws.integers(0, 80, 3000) ** 2
+    score = draws.integers(0, 12, 3000).astype(np.float32) / 7
+    label = (draws.random(3000) < 0.02 + 0.2 * (score > 1)).astype(np.float32)
+    found = RankedGroups(label, score, group).figures(at)
+    for place, number in enumerate(np.unique(group)):
+        truth, given = label[group == number], score[group == number]
+        gain = ndcg_score([truth], [given], k=at) if truth.any() and len(truth) > 1 else truth.max() or math.nan
+        area = roc_auc_score(truth, given) if 0 < truth.sum() < len(truth) else math.nan
+        np.testing.assert_allclose(found[f"NDCG@{at}"][0][place], gain, atol=1e-9)
+        np.testing.assert_allclose(found["grouped AUC"][0][place], area, atol=1e-9)
+
+
+def test_long_ties_keep_their_digits() -> None:
+    """A hundred thousand samples of one score: places are uniform."""
+    label = np.zeros(100_000)
+    label[:1] = 1
+    found = RankedGroups(label, np.zeros(100_000), np.zeros(100_000, dtype=np.int64)).figures(10)
+    harmonic = math.fsum(1 / place for place in range(1, 100_001))
+    assert found["MRR"][0][0] == pytest.approx(harmonic / 100_000, rel=1e-9)
+    assert found["hit rate@10"][0][0] == pytest.approx(1e-4, rel=1e-6)
+    assert found["recall@10"][0][0] == pytest.approx(1e-4, rel=1e-12)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    hits, draws = 0, np.random.default_rng(1)
+    for seed in range(60):
+        values = draws.normal(size=150)
+        values[::10] = np.nan
+        weight = draws.random(150)
+        one, other = (estimates({"x": (values, weight)}, seed=seed)["x"] for _ in range(2))
+        assert one == other
+        assert (one.groups, one.left_out) == (135, 15)
+        hits += one.low < 0 < one.high
+    assert 50 <= hits < 60
+    alone = estimates({"x": (np.array([0.5, math.nan]), np.ones(2))})["x"]
+    assert alone.value == 0.5
+    assert math.isnan(alone.low)
 
 
 def test_metrics_agree_with_scikit_learn() -> None:

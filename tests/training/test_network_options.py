@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from training.test_resumed import AVERAGED
 
 from recipes import assert_same_model, last, tiny, train
@@ -23,6 +25,7 @@ from stratarec.training.evaluation.evaluate import evaluate_split
 from stratarec.training.preflight import check_average
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_recipe
+from stratarec.training.steps.step import Stages
 from stratarec.training.steps.weight_average import Averaging
 from stratarec.training.trainer import Trainer
 
@@ -31,6 +34,37 @@ def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False
     made = tiny(home, run=str(target), **options)
     made["model"] |= model
     return train(Recipe.from_dict(made), resume=resume)
+
+
+class Beginnings(TorchDispatchMode):
+    """Notes where operands of products begin, in bytes beyond a multiple of 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[int] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.startswith(("mm", "addmm")):
+            self.found.update(each.data_ptr() % 64 for each in args if isinstance(each, torch.Tensor))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["dlrm", "dcnv2"])
+def test_operands_of_products_begin_where_memory_of_torch_does(
+    home: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By where they begin MKL takes another path to products of 30 x 13 by 13 x 8, which has other last bits."""
+    watch, step = Beginnings(), Stages.train
+
+    def watched(self: Stages, *given: Any) -> Any:
+        with watch:
+            return step(self, *given)
+
+    monkeypatch.setattr(Stages, "train", watched)
+    made = tiny(home, run=str(tmp_path / "run"), max_steps=8, eval_every=0)
+    made["model"] = {"kind": kind, "embedding_dim": 4, "dropout": 0.2, "batch_norm": True}
+    train(Recipe.from_dict(made))
+    assert watch.found.keys() == {0}
 
 
 def test_dropout_and_statistics_change_what_is_trained(home: Path, tmp_path: Path) -> None:

@@ -103,6 +103,19 @@ def test_scores_join_to_the_rows_they_were_made_of(tmp_path: Path, capsys: pytes
     alike = good.group_by("who", "visit", "time").agg(pl.col("score").n_unique())
     assert alike["score"].to_list() == [1] * len(alike)
     capsys.readouterr()
+    # By user and by session, whose numbers are read from where the data set has them.
+    keys, run = pl.concat(rows).cast({"row": pl.Int64}), str(tmp_path / "run")
+    split = found[0].join(keys, on=["file", "row"])
+    for by, column in (("user", ["who"]), ("session", ["visit"])):
+        assert (
+            main(["predict", "-q", run, "--split", "train", "--top", "2", "--by", by, "-o", str(tmp_path / "t")]) == 0
+        )
+        best = pl.read_parquet(tmp_path / "t").join(keys, on=["file", "row"], maintain_order="left")
+        expected = split.sort("score", descending=True).group_by(column).agg(pl.col("score").head(2)).sort(column)
+        assert best.group_by(column, maintain_order=True).agg("score").sort(column).equals(expected)
+        assert (best["rank"] == 1).sum() == len(expected)
+        assert main(["evaluate", "-q", run, "--split", "train", "--rank-by", by]) == 0
+        assert f"train by {by}: {len(expected)} groups" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("small_row_groups")

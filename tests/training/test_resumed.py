@@ -16,9 +16,8 @@ import torch
 import yaml
 from training.test_tiered_runs import EVERY_ROW, INT8, cached, content, in_log
 
-from recipes import KILLS, assert_same_model, last, start, tiny, train
+from recipes import KILLS, assert_same_model, last, prepared, start, tiny, train
 from stratarec.cli import main
-from stratarec.data.prepare.prepare import prepare
 from stratarec.hot.hot_loader import HotLoader
 from stratarec.io.tensors import read_tensors
 from stratarec.recipe import Recipe
@@ -110,11 +109,17 @@ CASES = {
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a data set whose batches use a small part of the tables."""
     root = tmp_path_factory.mktemp("larger")
-    prepare(Recipe.from_dict(content(root)).data)
+    prepared(Recipe.from_dict(content(root)).data)
     return root
 
 
-@pytest.mark.parametrize("name", CASES)
+SOON = (
+    "adamw-float32", "adagrad-bf16", "sgd-float32", "dropout, statistics, average-float32", "int8",
+    "hot batches proportional",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SOON else pytest.mark.slow) for name in CASES])
 def test_a_stopped_run_goes_on_bitwise(home: Path, larger: Path, tmp_path: Path, name: str) -> None:
     case = CASES[name]
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
@@ -27,7 +26,7 @@ def test_a_step_is_as_long_as_the_norm_allows_and_no_longer(tmp_path: Path) -> N
     """Plain gradient descent at a rate of 1: how far all weights moved together is the norm."""
     plain = {"kind": "sgd", "learning_rate": 1.0}
     content = tiny(tmp_path, max_steps=1, dense=plain, embedding=plain)
-    prepare(Recipe.from_dict(content).data)
+    prepared(Recipe.from_dict(content).data)
     moved = []
     for limit, rows in ((0.0, False), (0.01, False), (0.01, True), (1e6, True)):
         content["train"] |= {"clip_norm": limit, "clip_rows": rows, "run": str(tmp_path / f"run-{len(moved)}")}

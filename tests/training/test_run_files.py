@@ -101,6 +101,15 @@ def test_every_json_of_a_run_is_strict(days: tuple[Path, str]) -> None:
     assert position["evaluations"][0]["auc"] is None
 
 
+def test_a_run_without_users_cannot_go_by_ranks(days: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    root, _ = days
+    asked = ["train.early_stopping={patience: 1, metric: mrr}", f"train.run={root / 'other'}"]
+    assert main(["train", "-q", str(root / "recipe.yaml"), *asked]) == 2
+    said = capsys.readouterr().err
+    assert "train.early_stopping.metric is mrr, which is of each user's samples, but" in said
+    assert not (root / "other").exists()
+
+
 def test_what_is_not_defined_is_not_printed_as_a_number(days: tuple[Path, str]) -> None:
     root, printed = days
     assert "nan" not in printed.lower()

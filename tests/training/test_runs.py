@@ -54,7 +54,7 @@ def test_early_stopping_tests_the_best_checkpoint(home: Path, tmp_path: Path) ->
         embedding={"learning_rate": 1.0},
     )  # fmt: skip
     result = json.loads((tmp_path / "a" / "result.json").read_text())
-    best = max(trainer.position.evaluations, key=lambda entry: entry["auc"])
+    best = min(trainer.position.evaluations, key=lambda entry: entry["log_loss"])
     assert trainer.position.step < trainer.total_steps
     assert result["checkpoint"] == f"step-{int(best['step']):08d}"
 

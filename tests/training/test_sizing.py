@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import last, prepared, tiny
 from stratarec.cli import main
-from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.auto_config import chosen, sized
-from stratarec.training.run.run_directory import read_recipe
+from stratarec.training.checkpoint import read_state
+from stratarec.training.run.run_directory import read_recipe, read_result
 
 
 @pytest.mark.parametrize(
@@ -43,28 +43,61 @@ def without(content: dict[str, Any], *fields: str) -> dict[str, Any]:
     return {**content, "train": {name: value for name, value in content["train"].items() if name not in fields}}
 
 
-def test_what_a_recipe_names_is_never_changed(tmp_path: Path) -> None:
-    content = tiny(tmp_path)
-    dataset = prepare(Recipe.from_dict(content).data)
-    assert sized(content, dataset) == (content, "")
-    found, said = sized(without(content, "batch_size"), dataset)
-    assert (found["train"]["batch_size"], said.count("=")) == (128, 1)
-    # One who says how long it trains has evaluations in mind, too.
-    assert {name: found["train"].get(name) for name in ("epochs", "early_stopping")} == {
-        "epochs": 2,
-        "early_stopping": None,
-    }
-    left = without(content, "epochs", "early_stopping")
-    found, said = sized(left, dataset)
-    assert found["train"] == {**left["train"], "epochs": 2, "early_stopping": {"patience": 2}}
+NAMED: list[dict[str, Any]] = [
+    {"epochs": 20},
+    {"max_steps": 7},
+    {"eval_every": 3},
+    {"early_stopping": {"patience": 0}},
+    {"average": {"decay": 0.5}},
+    {"epochs": 1, "average": {"decay": 0.0}},
+]
+
+
+def test_a_field_that_is_named_changes_that_field_alone(tmp_path: Path) -> None:
+    content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every")
+    dataset = prepared(Recipe.from_dict(content).data)
+    usual, said = sized(content, dataset)
     assert f"{dataset.samples('train'):,} training samples" in said
-    assert Recipe.from_dict(found).train.eval_every == content["train"]["eval_every"]
+    for fields in NAMED:
+        found, said = sized({**content, "train": {**content["train"], **fields}}, dataset)
+        assert found["train"] == {**usual["train"], **fields}
+        assert not any(f"train.{name}" in said for name in fields)
+    metric = {"early_stopping": {"metric": "auc"}}
+    found, _ = sized({**content, "train": {**content["train"], **metric}}, dataset)
+    assert found["train"] == {**usual["train"], "early_stopping": {"patience": 2, "metric": "auc"}}
+    # What counts steps follows their size.
+    found, _ = sized({**content, "train": {**content["train"], "batch_size": 512}}, dataset)
+    decay = chosen(dataset.samples("train"), validated=True, batch_size=512)["train.average.decay"]
+    assert decay < usual["train"]["average"]["decay"]
+    assert found["train"] == {**usual["train"], "batch_size": 512, "average": {"decay": decay}}
+    given = {**usual, "train": {**usual["train"], "average": {"decay": 0}}}
+    assert sized(given, dataset) == (given, "")
+
+
+def test_many_epochs_end_where_validation_is_past_its_best_and_the_best_is_tested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = without(tiny(tmp_path, embedding={"learning_rate": 1.0}), "batch_size", "epochs", "eval_every")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+    prepared(Recipe.from_dict(content).data)
+    assert main(["train", str(tmp_path / "r.yaml"), "train.epochs=20"]) == 0
+    out = capsys.readouterr().out
+    evaluations = read_state(last(tmp_path / "run"))["position"]["evaluations"]
+    best = min(evaluations, key=lambda entry: entry["log_loss"])
+    assert evaluations.index(best) == len(evaluations) - 3
+    result = read_result(tmp_path / "run")
+    assert result is not None
+    assert (result.checkpoint, result.steps) == (f"step-{best['step']:08d}", evaluations[-1]["step"])
+    assert f"past its best since step {best['step']} of {result.steps}: log loss {best['log_loss']:.4f}" in out
+    for command in ("predict", "evaluate", "export"):
+        assert main([command, "-q", str(tmp_path / "run")]) == 0
+        assert f"step {best['step']}, the best by validation log loss" in capsys.readouterr().out
 
 
 def test_a_run_says_what_was_chosen_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every")
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
-    prepare(Recipe.from_dict(content).data)
+    prepared(Recipe.from_dict(content).data)
     assert main(["train", str(tmp_path / "r.yaml")]) == 0
     error = capsys.readouterr().err
     assert "training samples, as the recipe does not say: train.batch_size=128 train.epochs=2" in error

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 import yaml
 
-from recipes import assert_same_model, fill_disk, last, start, table_values, tiny, train
+from recipes import assert_same_model, fill_disk, last, prepared, start, table_values, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import CheckpointError
 from stratarec.planning.plan import Plan
@@ -38,7 +37,7 @@ INT8: dict[str, Any] = {"precision": "int8", "lookahead": 2, "cache": {"fraction
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared data set."""
     root = tmp_path_factory.mktemp("tiered")
-    prepare(Recipe.from_dict(content(root)).data)
+    prepared(Recipe.from_dict(content(root)).data)
     return root
 
 

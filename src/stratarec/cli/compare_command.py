@@ -20,7 +20,7 @@ def compare(args: argparse.Namespace) -> None:
     from stratarec.training.compare import Contest
 
     if args.output:
-        check_output(Path(args.output).resolve())
+        check_output(Path(args.output).resolve(), ".html")
     found = Contest.read(args.runs)
     if args.json:
         say_json(found.to_dict())

@@ -30,7 +30,7 @@ def export(args: argparse.Namespace) -> None:
     output = Path(args.output or Path(args.run) / "export")
     check_new(output)
     with open_run(args.run, same_samples=False) as trained:
-        say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}")
+        say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}, {trained.told}")
 
 
 COMMAND = Subcommand(

@@ -10,6 +10,7 @@ import argparse
 import errno
 import os
 import platform
+import resource
 import sys
 import tempfile
 import textwrap
@@ -44,6 +45,11 @@ _MODULES = (
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.
 _DEFECT, _CLOSED_PIPE = 70, 141
 _WIDTH = 78
+# Addresses that a run without data takes, for code, stacks and heaps of threads: 3.3 GiB on two cores.
+_ADDRESSES, _ADDRESSES_OF_CORE = 7 << 29, 1 << 28
+_NO_MEMORY = (
+    "can't allocate memory", "Cannot allocate memory", "failed to map segment", "can't start new thread", "bad_alloc",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,6 +110,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         if os.environ.get("WORLD_SIZE", "1") != "1" and not command.by_ranks:
             raise ConfigError(f"`{command.name}` is work of one process: start it without torchrun")
+        _check_address_space()
         command.run(args)
     except StrataError as error:
         return _complain(str(error), 2)
@@ -120,11 +127,23 @@ def _run(arguments: Sequence[str] | None) -> int:
     return 0
 
 
+def _check_address_space() -> None:
+    """Refuse a limit in which libraries cannot be loaded: some of them end the process where it is reached."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    needed = _ADDRESSES + _ADDRESSES_OF_CORE * min(os.cpu_count() or 1, 16)
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise ConfigError(
+            f"out of memory: addresses of this process are limited to {limit / 2**30:.1f} GiB (ulimit -v), and "
+            f"libraries with their threads take {needed / 2**30:.1f} GiB of them; raise the limit, or set one on "
+            "memory itself (systemd-run --scope -p MemoryMax=...)"
+        )
+
+
 def _refusal(error: Exception) -> str:
     """What the machine ran out of or refuses, if that is what the error says; it comes in several forms."""
     number = error.errno if isinstance(error, OSError) else 0
     said = shortened(str(error))
-    if number == errno.ENOMEM or isinstance(error, MemoryError) or "can't allocate memory" in said:
+    if number == errno.ENOMEM or isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
         advice = "use smaller batches or tables, or let `stratarec plan` place them within memory.dram"
         return f"out of memory ({said}); {advice}"
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):

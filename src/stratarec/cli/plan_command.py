@@ -78,7 +78,7 @@ def plan(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     _check_kind(args)
     run = _plan if args.towers is None else _plan_towers
-    with joined(recipe.distributed, recipe.towers) as mesh:
+    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
             mesh.first(lambda: _plan_cluster(args, *_prepared(args), network))
@@ -162,9 +162,9 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     from stratarec.training.tower_partition import TowerRequest, make_towers
 
     file = Path(args.recipe).with_suffix(".towers.yaml")
-    for path in (args.report, file if args.write else None):
+    for path, ending in ((args.report, ".html"), (file if args.write else None, ".yaml")):
         if path:
-            check_output(Path(path).resolve())
+            check_output(Path(path).resolve(), ending)
     options = {"run": args.run, "steps": args.steps, "balance": args.balance}
     given = {name: value for name, value in options.items() if value is not None}
     request = TowerRequest(towers=args.towers, ranks=ranks, **given)
@@ -193,8 +193,9 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
     from stratarec.reporting.plan_page import print_plan, write_plan_report
     from stratarec.training.run.shard_tables import sharding_plan
 
-    for path in filter(None, (args.output, args.report)):
-        check_output(Path(path))
+    for path, ending in ((args.output, ".json"), (args.report, ".html")):
+        if path:
+            check_output(Path(path), ending)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks, say
+from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks, say, whole_number
 from stratarec.errors import ConfigError
+
+MOST_ROWS = 1_000_000
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -24,8 +26,14 @@ def _options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="put ' before cells of a CSV file that a spreadsheet would run, as OWASP says",
     )
+    command.add_argument(
+        "--top", type=whole_number("rows", MOST_ROWS), metavar="K", help="write the K best rows of each user, in order"
+    )
+    command.add_argument(
+        "--by", metavar="COLUMN", help="... of each session, or (of raw logs) value of a column such as a request"
+    )
     command.add_argument("--split", choices=SPLITS, help="split to score (default: test)")
-    command.add_argument("-o", "--output", help="Parquet file, or CSV for raw logs (default: in the run)")
+    command.add_argument("-o", "--output", help="file of scores, .csv or .parquet (default: in the run)")
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -33,27 +41,33 @@ def predict(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined
     from stratarec.io.atomic import check_output
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.training.evaluation.rank_within import column_of
+    from stratarec.training.predict import WRITERS, Top, predict_logs
     from stratarec.training.predict import predict as run
-    from stratarec.training.predict import predict_logs
     from stratarec.training.raw_logs import FreshLogs
     from stratarec.training.run.open_run import open_run
 
+    if args.by and not args.top:
+        raise ConfigError("--by says whose best rows --top writes; name that too, such as --top 10")
     data, logs = data_or_logs(args, keep=args.keep)
     split = args.split or "test"
-    if args.safe and not (logs and args.output and args.output.endswith(".csv")):
+    if args.safe and not (logs and args.output and args.output.lower().endswith(".csv")):
         raise ConfigError("--safe is of CSV files, which raw logs give: name one by -o, such as -o scores.csv")
     output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
-    check_output(output)
+    check_output(output, *WRITERS)
     with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
         progress = make_progress(quiet=args.quiet or not mesh.is_first)
         if logs:
             refuse_ranks(mesh.ranks)
-            fresh = FreshLogs(trained, logs, keep=args.keep, earlier=args.history)
-            rows = predict_logs(fresh, output, progress, safe=args.safe)
+            by = column_of(trained.dataset.schema, args.by or "user")
+            keep = [*args.keep, by] if args.top else args.keep
+            fresh = FreshLogs(trained, logs, keep=keep, earlier=args.history)
+            top = Top(args.top, by) if args.top else None
+            rows = predict_logs(fresh, output, progress, top, safe=args.safe)
         else:
-            rows = run(trained, split, output, progress)
+            rows = run(trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None)
     if mesh.is_first:
-        say(f"{rows:,} scores in {output}")
+        say(f"{rows:,} scores in {output}, by {trained.told}")
 
 
 COMMAND = Subcommand(

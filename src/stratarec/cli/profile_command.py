@@ -47,7 +47,7 @@ def profile(args: argparse.Namespace) -> None:
     dataset = Dataset.open(args.dataset, verify="used")
     beside = dataset.path.resolve()
     output = Path(args.output or beside.with_name(f"{beside.name}-profile.html"))
-    check_output(output)
+    check_output(output, ".html")
     if args.classify and args.hot is None:
         raise ConfigError("--classify counts inputs that need hot rows alone: say how many bytes these have by --hot")
     with dataset.held():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 
 from stratarec.cli.arguments import Subcommand, add_recipe, say
@@ -30,20 +31,19 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.reporting.verdict import verdict
     from stratarec.training.auto_config import sized
     from stratarec.training.run.keeper import SETTLED
     from stratarec.training.trainer import Trainer
 
     content = read_content(args.recipe, args.overrides)
     recipe = Recipe.from_dict(content, args.recipe)
-    with joined(recipe.distributed, recipe.towers) as mesh:
+    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
         content, said = sized(content, dataset)
         recipe, progress = Recipe.from_dict(content, args.recipe), make_progress(quiet=args.quiet)
-        if said and mesh.is_first:
-            progress.say(said)
-        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh)
+        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh, remark=said)
         # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
         settled = mesh.noted(SETTLED)
         result = trainer.train(
@@ -53,6 +53,9 @@ def train(args: argparse.Namespace) -> None:
         )
     if mesh.is_first:
         _print_result(trainer.run, result)
+        words = verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
+        wrapped = [part for line in words for part in textwrap.wrap(line, 63)]
+        say(*(f"{'' if number else 'verdict':17}{part}" for number, part in enumerate(wrapped)))
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:

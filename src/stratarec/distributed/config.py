@@ -28,9 +28,12 @@ class DistributedConfig:
     """``table``: every table whole on one rank. ``row``: row by row over all ranks, with ``sptt`` over those of a host.
     ``auto``: whole where that balances."""
     wire: WireKind = "fp32"
-    """Format of rows between ranks: ``fp32``, ``fp16``, ``bf16`` or ``int8``."""
+    """Format of rows between ranks: ``fp32``, ``fp16``, ``bf16`` or ``int8``. A row arrives with an error of 0.02 % of
+    its length by ``fp16``, 0.16 % by ``bf16`` and 0.4 % by ``int8``, whatever its size."""
     gradient_wire: WireKind = "fp32"
-    """Format of gradients of rows between ranks."""
+    """Format of gradients of rows between ranks, likewise. An optimizer that divides by a row's own gradients takes
+    steps as long as its rate by them, so some weights are elsewhere by several rates after some steps, those of rare
+    rows first; runs repeat to the bit all the same."""
     dense_wire: DenseWireKind = "fp32"
     """Format of gradients of the network between ranks; they are added in float32."""
 

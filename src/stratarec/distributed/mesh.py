@@ -4,16 +4,12 @@
 
 Each kind of traffic has connections of its own (`Channel`), because the threads that prepare batches ahead and that
 train use them at the same time, and collectives of one group must come in one order on all ranks.
-
-Gloo listens on one interface: the one that leads to the rendezvous, never all of them.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,67 +19,22 @@ from typing import TypeVar
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.rendezvous import rendezvous
 
 from stratarec.config.difference import first_difference
 from stratarec.distributed.collectives import Channel
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.failures import Heartbeat, RollCall, Terminated, Termination
+from stratarec.distributed.rendezvous import holds_store, meet, number, shape, starts
 from stratarec.errors import ConfigError, RankError, StrataError
-
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915
-
-
-def listen_towards(host: str) -> None:
-    """Let gloo listen on the interface that leads to `host`, unless ``GLOO_SOCKET_IFNAME`` names one.
-
-    Where none can be found (a name that does not resolve, a system without this call) gloo chooses: the interface of
-    the address that the host's own name resolves to.
-    """
-    if os.environ.get(_INTERFACE):
-        return
-    name = _interface_of(_local_address(host))
-    if name:
-        os.environ[_INTERFACE] = name
-
-
-def _local_address(host: str) -> str:
-    """The IPv4 address that this machine has towards `host`; nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # A connected datagram socket only picks a route.
-            probe.connect((host, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
-
-
-def _interface_of(address: str) -> str:
-    try:
-        from fcntl import ioctl  # a system without it has no such call either
-    except ImportError:
-        return ""
-    if not address:
-        return ""
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                found = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # an interface without an IPv4 address
-                continue
-        # 127.0.1.1 and its like are the loopback's, too.
-        if socket.inet_ntoa(found[20:24]) == address or (name == "lo" and address.startswith("127.")):
-            return name
-    return ""
-
+from stratarec.io.versions import versions
 
 Result = TypeVar("Result")
 
 # What reading, writing or compiling may take on one rank while the others wait and see signs of life.
-_LONGEST_WORK_SECONDS = 6 * 3600.0
-
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LONGEST_WORK_SECONDS, _PARTING_SECONDS = 6 * 3600.0, 5.0
+# What decides about bits, and about the messages that ranks send each other, beside the code.
+_VERSIONS = "versions"
+_DECISIVE = ("stratarec", "torch", "numpy", "numba", "llvmlite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,18 +149,30 @@ class Mesh:
         """
         # Sorted: ranks may have built the same settings in another order.
         given = self.files.gather(json.dumps(settings, sort_keys=True).encode())
-        first = json.loads(given[0])
-        for rank, content in enumerate(given):
-            found = first_difference(json.loads(content), first, "")
-            if found is not None:
-                raise RankError(
-                    f"rank {rank} was started with {found.field} {found.want!r}, rank 0 with "
-                    f"{found.have!r}: give all ranks the same recipe, data and version"
-                )
+        different = difference([json.loads(content) for content in given])
+        if different is not None:
+            raise different
+
+
+def difference(given: Sequence[Mapping[str, object]]) -> RankError | None:
+    """What to raise where ranks, in their order, say other things of themselves."""
+    for rank, mine in enumerate(given):
+        found = first_difference(mine, given[0])
+        if found is not None and found.field.startswith(_VERSIONS):
+            name = found.field.removeprefix(f"{_VERSIONS}.")
+            return RankError(f"rank {rank} has {name} {found.want}, rank 0 has {found.have}: install the same for all")
+        if found is not None:
+            return RankError(
+                f"rank {rank} was started with {found.field} {found.want!r}, rank 0 with {found.have!r}: give all "
+                "ranks the same recipe and data"
+            )
+    return None
 
 
 @contextmanager
-def joined(config: DistributedConfig | None = None, towers: int = 0) -> Iterator[Mesh]:
+def joined(
+    config: DistributedConfig | None = None, towers: int = 0, settings: Mapping[str, object] | None = None
+) -> Iterator[Mesh]:  # fmt: skip
     """The mesh of this run, by torchrun's environment; left together with the `with` block.
 
     Parameters
@@ -217,32 +180,39 @@ def joined(config: DistributedConfig | None = None, towers: int = 0) -> Iterator
     config : DistributedConfig
     towers : int
         Of the model that is trained.
+    settings : mapping
+        JSON, which must be the same on all ranks, as must versions and the code.
 
     Raises
     ------
     ConfigError
         For variables that say something else than torchrun would.
     RankError
-        When the other ranks cannot be reached, on every rank when one of them leaves with an error, and when this
-        process is told to end (SIGTERM), with the rank that is gone.
+        When the other ranks cannot be reached or are not alike, on every rank when one of them leaves with an error,
+        and when this process is told to end (SIGTERM), with the rank that is gone.
     """
-    config, size = config or DistributedConfig(), _number("WORLD_SIZE", 1)
+    config, size = config or DistributedConfig(), number("WORLD_SIZE", 1)
     if size == 1:
         yield Mesh.alone()
         return
-    rank = _number("RANK", -1)
-    shape = _shape(config, size)
-    by_towers = config.by_towers(towers, shape[0])
+    rank = number("RANK", -1)
+    hosts = shape(config, size)
+    by_towers = config.by_towers(towers, hosts[0])
     if not 0 <= rank < size:
         raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
-    notes, store = _meet(config, rank, size)
-    roll = RollCall(store, rank, size)
+    about = {
+        _VERSIONS: versions(*_DECISIVE), **(settings or {}), "hosts": hosts[0], "timeout": config.timeout,
+        "exchange by towers": by_towers,
+    }  # fmt: skip
+    notes, store = meet(config, rank, size)
+    roll = RollCall(store, rank, size, holds_store=holds_store(rank))
     mesh: Mesh | None = None
     told: Terminated | None = None
     with Termination().listening() as termination:
         try:
             with Heartbeat(store, rank, size, config.timeout) as heart:
-                mesh = replace(_connected(config, rank, size, shape, roll, heart, by_towers), notes=notes)
+                roll.answer(about, heart, config.timeout, difference)
+                mesh = replace(_connected(config, rank, size, store, hosts, roll, heart, by_towers), notes=notes)
                 yield mesh
         except StrataError as error:
             termination.ignore()
@@ -260,31 +230,45 @@ def joined(config: DistributedConfig | None = None, towers: int = 0) -> Iterator
             for channel in mesh.channels if mesh is not None else ():
                 channel.close()
             # After the channels, by whose end the others see at once that this rank is gone.
-            dist.destroy_process_group()
+            _disconnect()
+            if told is None:
+                roll.linger()
         if told is not None:  # connections are broken, so others notice and answer
             raise roll.explain(told)
 
 
+def _disconnect() -> None:
+    """End all groups.
+
+    One in which something still waits for a rank that is stopped, not gone, ends with that wait, which may be for
+    hours; whoever leaves does not stay for it.
+    """
+    if dist.is_initialized():
+        ending = threading.Thread(target=dist.destroy_process_group, name="disconnect", daemon=True)
+        ending.start()
+        ending.join(_PARTING_SECONDS)
+
+
 def restarted() -> bool:
     """Whether torchrun started this rank again after one of them failed."""
-    return _starts() > 0
-
-
-def _starts() -> int:
-    return _number("TORCHELASTIC_RESTART_COUNT", 0)
+    return starts() > 0
 
 
 def _connected(
-    config: DistributedConfig, rank: int, size: int, shape: tuple[int, int], roll: RollCall, heart: Heartbeat,
-    by_towers: bool,
+    config: DistributedConfig, rank: int, size: int, store: Store, shape: tuple[int, int], roll: RollCall,
+    heart: Heartbeat, by_towers: bool,
 ) -> Mesh:  # fmt: skip
     timeout = timedelta(seconds=config.timeout)
     try:
+        store = PrefixStore("torch", store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         devices = init_device_mesh("cpu", shape, mesh_dim_names=("host", "local"))
         # In one order on all ranks: a group is known by how many were made before it.
         channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(2)]
-        # Its collectives wait while a rank reads a terabyte; signs of life tell slow from gone.
-        patient = dist.new_group(timeout=timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS)))
+        # Its collectives wait while a rank reads a terabyte; signs of life tell slow from gone. Connecting does not.
+        patient = dist.new_group(timeout=timeout)
+        longest = timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS))
+        dist.distributed_c10d._set_pg_timeout(longest, patient)
         channels.append(Channel(rank, size, patient, roll, heart.look))
         subgroups = [devices.get_group(name) for name in ("host", "local")]
         between, inside = (
@@ -320,48 +304,3 @@ def _part(rank: int, parts: Sequence[Sequence[int]], timeout: timedelta, roll: R
         channels.append(Channel(mine.index(rank), len(mine), group, roll))
     ids, rows = channels
     return replace(found, rank=mine.index(rank), ranks=len(mine), ids=ids, rows=rows)
-
-
-def _meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:
-    """A store that outlives restarts, and one of this start."""
-    missing = [name for name in _VARIABLES if name not in os.environ]
-    if missing:
-        raise ConfigError(f"WORLD_SIZE is {size} but {', '.join(missing)} is not set; start ranks by torchrun")
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    timeout = timedelta(seconds=config.timeout)
-    listen_towards(os.environ["MASTER_ADDR"])
-    try:
-        store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
-        # The agent's store outlives a restart, with all that the ranks before wrote into it.
-        notes = PrefixStore("stratarec/notes", store)
-        store = PrefixStore(f"start-{_starts()}", store)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    except (RuntimeError, ValueError, OSError) as error:
-        # What torch says goes on with a C++ stack trace.
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RankError(
-            f"rank {rank} of {size} could not meet the others at {where} within {config.timeout:g} s ({detail[:200]}); "
-            "name an address that all ranks reach and a port that is free (torchrun --master-addr, --master-port)"
-        ) from error
-    return notes, PrefixStore("stratarec", store)
-
-
-def _shape(config: DistributedConfig, size: int) -> tuple[int, int]:
-    """Hosts, and ranks of each."""
-    if config.hosts is not None:
-        hosts, said = config.hosts, f"distributed.hosts is {config.hosts}"
-    else:
-        local = _number("LOCAL_WORLD_SIZE", size)
-        hosts, said = size // max(local, 1), f"LOCAL_WORLD_SIZE is {local}"
-        hosts = hosts if hosts * local == size else 0
-    if not hosts or size % hosts:
-        raise ConfigError(f"{said} for {size} ranks, expected as many ranks on every host")
-    return hosts, size // hosts
-
-
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ConfigError(f"{name} is {text!r}, expected a whole number; start ranks by torchrun") from error

@@ -1,12 +1,17 @@
 """How rows and gradients look while they travel: float32 as they are, or records of a codec.
 
+Gradients of rare rows are small: a batch's mean loss leaves 1e-6 and less of a single sample, where float16 has a few
+bits or none, and so have a scale and an offset in float16. Optimizers that divide by a row's own gradients take a full
+step by them all the same, in whatever direction rounding left. So each row travels divided by a power of two, which is
+in its record, and the largest of its numbers is where float16 is fine.
+
 Shapes: n rows of width D, one after another; rows of several widths follow in spans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -33,16 +38,18 @@ class WireFormat:
 
     codec: CodecConfig | None
     """Of a row; None: the floats as they are."""
+    scaled: bool = False
+    """Whether rows have a power of two of their own, for the sake of float16's few exponents."""
     dense: torch.dtype | None = None
     """In which gradients of the network travel; None where they cannot."""
 
 
 WIRES: Mapping[str, WireFormat] = {
     "fp32": WireFormat(codec=None, dense=torch.float32),
-    "fp16": WireFormat(codec=CodecConfig(kind="fp16", rounding="nearest")),
+    "fp16": WireFormat(codec=CodecConfig(kind="fp16", rounding="nearest", state="bf16"), scaled=True),
     "bf16": WireFormat(codec=CodecConfig(kind="bf16", rounding="nearest"), dense=torch.bfloat16),
     # A row of int8 that rounded to nearest would have a bias, which sums over steps.
-    "int8": WireFormat(codec=CodecConfig(kind="int8", rounding="stochastic")),
+    "int8": WireFormat(codec=CodecConfig(kind="int8", rounding="stochastic", state="bf16"), scaled=True),
 }
 """Every kind; a new one is an entry here."""
 
@@ -53,6 +60,8 @@ else:  # recipes name the kinds that there are where they refuse another
     WireKind = Literal[tuple(WIRES)]
     DenseWireKind = Literal[tuple(kind for kind, wire in WIRES.items() if wire.dense is not None)]
 
+# Magnitudes of a row are below 2 ** 15 on the wire, and a scale or its inverse is no subnormal number.
+_LARGEST, _LEAST = 15, -126
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -62,8 +71,8 @@ class Wire:
     Parameters
     ----------
     kind : str
-        ``fp16`` and ``bf16`` round to nearest. ``int8`` has a float16 scale and offset a row and rounds at random,
-        without bias: the noise is a function of (seed, rank, direction, step, place), so runs repeat.
+        ``fp16`` and ``bf16`` round to nearest. ``int8`` has a scale and an offset a row and rounds at random, without
+        bias: the noise is a function of (seed, rank, direction, step, place), so runs repeat.
     seed, rank : int
         Of the sender's noise.
     """
@@ -71,7 +80,7 @@ class Wire:
     def __init__(self, kind: WireKind, seed: int, rank: int) -> None:
         if kind not in WIRES:
             raise ConfigError(f"wire is {kind!r}, expected one of {', '.join(WIRES)}")
-        self._config = WIRES[kind].codec
+        self._config, self._scaled = WIRES[kind].codec, WIRES[kind].scaled
         self.kind, self._seed, self._rank = kind, seed, rank
         self._codecs: dict[int, RecordCodec] = {}
 
@@ -100,14 +109,16 @@ class Wire:
             codec, end = self._codec(width), at + count * self.row_bytes(width)
             places = np.arange(count, dtype=np.int64)
             level = FloatRows.bare(floats[done : done + count * width], width)
+            if self._scaled:
+                level = _scaled_down(level)
             # Numbered over the whole message: rows of equal value must not round alike, or errors would add up.
             noise = np.arange(number, number + count, dtype=np.uint64)
             keys = mix_array(noise * _GOLDEN ^ np.uint64(key))
             bad = codec.encode(level, places, out[at:end].reshape(count, -1), places, keys, step)
             if bad >= 0:
                 raise TrainingError(
-                    f"a row of the {direction} exchange of step {step} does not fit {self.kind} (it is not finite, or "
-                    "too large): lower the learning rate, or use a wire of bf16 or fp32"
+                    f"a row of the {direction} exchange of step {step} does not fit {self.kind}: it is not finite; "
+                    "lower the learning rate"
                 )
             done, at, number = done + count * width, end, number + count
         return torch.from_numpy(out)
@@ -121,20 +132,31 @@ class Wire:
         for count, width in merged(spans):
             codec, end = self._codec(width), at + count * self.row_bytes(width)
             places = np.arange(count, dtype=np.int64)
-            codec.decode(
-                array[at:end].reshape(count, -1),
-                places,
-                FloatRows.bare(out[done : done + count * width], width),
-                places,
-            )
+            level = FloatRows.bare(out[done : done + count * width], width)
+            if self._scaled:
+                level = replace(level, row_state=np.empty(count, dtype=np.float32))
+            codec.decode(array[at:end].reshape(count, -1), places, level, places)
+            if self._scaled:
+                values = level.weights.reshape(count, width)
+                values *= level.row_state[:, None]
             done, at = done + count * width, end
         return torch.from_numpy(out)
 
     def _codec(self, width: int) -> RecordCodec:
         if width not in self._codecs:
             assert self._config is not None
-            self._codecs[width] = RecordCodec(self._config, width=width, row_state=False, full_state=0)
+            self._codecs[width] = RecordCodec(self._config, width=width, row_state=self._scaled, full_state=0)
         return self._codecs[width]
+
+
+def _scaled_down(rows: FloatRows) -> FloatRows:
+    """Rows with magnitudes of which float16 is fine, and as their state the powers of two that they were divided by."""
+    values = rows.weights.reshape(-1, rows.width)
+    _, exponents = np.frexp(np.abs(values).max(axis=1))
+    # Exact, so nothing is lost beside what the codec rounds; a row of zeros has the exponent 0.
+    exponents = np.clip(exponents - _LARGEST, _LEAST, None)
+    scales = np.ldexp(np.float32(1), exponents)
+    return replace(rows, weights=(values * np.ldexp(np.float32(1), -exponents)[:, None]).reshape(-1), row_state=scales)
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:

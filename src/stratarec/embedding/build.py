@@ -13,7 +13,7 @@ from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.dram import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
-from stratarec.embedding.stores.log.layout import location_bytes, plan_layout
+from stratarec.embedding.stores.log.layout import DEAD_BYTES, location_bytes, plan_layout
 from stratarec.embedding.stores.mapped import MappedRecords
 from stratarec.embedding.stores.victim_cache import VictimCache
 from stratarec.embedding.tables.base import TableGroup
@@ -59,18 +59,21 @@ def build_tables(
     groups = [(key, mine) for key, all_of in cached.items() for mine in _sharing(key, all_of, course.optimizer)]
     codecs = [RecordCodec.of(config, width, course.optimizer) for (width, _, config), _ in groups]
     rows = [_rows(mine) for _, mine in groups]
-    log_bytes = [
-        plan_layout(count, codec.record_bytes, LogConfig()).padded_bytes if key[1] == "log" else 0
-        for (key, _), codec, count in zip(groups, codecs, rows, strict=True)
-    ]
+    budgets = _share_budget(
+        tiers.log_budget_bytes,
+        {
+            place: plan_layout(rows[place], codecs[place].record_bytes, LogConfig()).padded_bytes
+            for place, (key, _) in enumerate(groups)
+            if key[1] == "log"
+        },
+    )
     found: list[TableGroup] = [ResidentTables(mine, columns, course, seed, scratch) for mine in resident.values()]
     try:
         for place, (key, mine) in enumerate(groups):
             # Before the store takes memory or files: what is too large is refused here.
             directory = Directory(mine, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
-            # By bytes, not evenly: each log needs room for its own live rows.
-            share = log_bytes[place] / max(sum(log_bytes), 1)
-            store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, share)
+            budget = budgets.get(place, 0)
+            store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, budget)
             level1 = sum(tiers.tables[table.name].level1_rows for table in mine)
             store = VictimCache(store, capacity_rows=level1) if level1 else store
             found.append(CachedTables(mine, columns, directory, codecs[place], store, course, health, scratch))
@@ -80,6 +83,20 @@ def build_tables(
             tables.close()
         raise
     return found
+
+
+def _share_budget(total: int | None, block_bytes: Mapping[int, int]) -> dict[int, int]:
+    """What each log may take of `total`: what any log needs, as the planner counts, and of the rest by its blocks."""
+    if total is None:
+        return {}
+    left, blocks = total - len(block_bytes) * DEAD_BYTES, max(sum(block_bytes.values()), 1)
+    if left < 0:
+        raise ConfigError(
+            f"memory.block.budget is {total}, and {len(block_bytes)} logs (one for all tables of a width and "
+            f"precision) need {DEAD_BYTES} bytes each beside their rows: raise it to more than "
+            f"{len(block_bytes) * DEAD_BYTES}"
+        )
+    return {place: DEAD_BYTES + left * mine // blocks for place, mine in block_bytes.items()}
 
 
 def _rows(configs: Sequence[EmbeddingBagConfig]) -> int:
@@ -104,14 +121,14 @@ def _sharing(key: Shared, configs: Configs, optimizer: RowOptimizerConfig) -> li
 
 
 def open_store(
-    home: HomeKind, tiers: TierConfig, name: str, rows: int, record_bytes: int, budget_share: float
+    home: HomeKind, tiers: TierConfig, name: str, rows: int, record_bytes: int, log_budget_bytes: int
 ) -> RecordStore:
-    """An empty store of the kind; `budget_share` is its share of what all logs may take."""
+    """An empty store of the kind."""
     if home == "dram":
         return DramRecords(rows=rows, record_bytes=record_bytes)
     path = tiers.mapped_path if home == "mapped" else tiers.log_path
     assert path is not None, "TierConfig checks that homes with files have a path"
     if home == "mapped":
         return MappedRecords(path / name, rows=rows, record_bytes=record_bytes)
-    budget = int((tiers.log_budget_bytes or 0) * budget_share)
-    return LogRecords(path / name, rows=rows, record_bytes=record_bytes, config=LogConfig(budget_bytes=budget))
+    config = LogConfig(budget_bytes=log_budget_bytes)
+    return LogRecords(path / name, rows=rows, record_bytes=record_bytes, config=config)

@@ -56,8 +56,8 @@ def _check_offsets(features: KeyedJagged) -> None:
     assert offsets is not None
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or not offsets.is_contiguous():
         raise ConfigError(
-            f"offsets are {_words(offsets.dtype)} of shape {tuple(offsets.shape)}, expected contiguous int64 of one "
-            "dimension"
+            f"offsets are {_words(offsets.dtype)} of shape {tuple(offsets.shape)}, expected contiguous int32 or int64 "
+            "of one dimension"
         )
     total = features.values.numel()
     place = first_falling(offsets.numpy(), total)

@@ -35,7 +35,7 @@ def from_torchrec(value: Any) -> Any:
         return KeyedJagged(
             keys=tuple(value.keys()),
             values=value.values(),
-            offsets=value.offsets().to(torch.int64),
+            offsets=value.offsets(),
             batch_size=value.stride(),
             weights=value.weights_or_none(),
         )
@@ -112,7 +112,7 @@ def _groups(value: Any) -> tuple[InverseJagged, ...]:
     order = dict(zip(names, inverses, strict=True))
     runs: list[tuple[torch.Tensor, dict[str, JaggedTensor]]] = []
     for key, bag in value.to_dict().items():
-        found = JaggedTensor(values=bag.values(), offsets=bag.offsets().long(), weights=bag.weights_or_none())
+        found = JaggedTensor(values=bag.values(), offsets=bag.offsets(), weights=bag.weights_or_none())
         bags = runs[-1][1] if runs and torch.equal(runs[-1][0], order[key]) else {}
         if bags and next(iter(bags.values())).batch_size == found.batch_size:
             bags[key] = found

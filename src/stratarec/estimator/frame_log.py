@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.errors import ConfigError, DataError
-from stratarec.serving.frames import read_columns
+from stratarec.serving.frames import has_names, read_columns
 
 # Validation samples where none are given, as a share; none of a class of fewer than so many.
 _VALID, _FEW = 0.1, 20
@@ -114,7 +114,8 @@ def _are_paths(frame: Any) -> bool:
 
 
 def is_array(frame: Any) -> bool:
-    return isinstance(frame, list) or (hasattr(frame, "__array__") and not hasattr(frame, "columns"))
+    """Whether a frame's columns have no names of their own."""
+    return not has_names(frame)
 
 
 def _unused(name: str, columns: Mapping[str, Any]) -> str:

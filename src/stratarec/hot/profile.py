@@ -107,6 +107,9 @@ class HotProfile(Model):
                 f"{path} is a hot profile of another data set ({found.dataset}, {found.fingerprint[:8]}) than "
                 f"{dataset.path} ({dataset.fingerprint[:8]}): its ids mean other values; {ADVICE}"
             )
+        rows = [(table.name, table.rows) for table in found.tables]
+        if dataset is not None and sorted(rows) != sorted(dataset.table_rows().items()):
+            raise ConfigError(f"{path} has other tables or rows than {dataset.path}, which it is of; {ADVICE}")
         return found
 
     @property

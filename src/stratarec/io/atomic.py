@@ -21,6 +21,8 @@ from stratarec.io.opening import create, open_regular, temporary_name
 LARGEST_JSON = 1 << 28
 """Bytes of the largest JSON file that is read; what describes a million row groups has a tenth of it."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
     """`error` as a message that names the path and what to do."""
@@ -28,16 +30,22 @@ def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> Sto
     if getattr(error, "errno", None) == errno.ENOTDIR:
         file = next((parent for parent in path.parents if parent.is_file()), path)
         return StorageError(f"cannot write {path}: {file} is a file, expected a directory; name another path")
-    return StorageError(f"cannot write {path}: {reason}; free space or name another path")
+    full = getattr(error, "errno", None) in (None, *_FULL)
+    return StorageError(f"cannot write {path}: {reason}; {'free space or ' if full else ''}name another path")
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, *endings: str) -> None:
     """Refuse `path` as an output file before any work is done for it.
+
+    Parameters
+    ----------
+    endings : str
+        Such as ``.csv``: what its name may end in, in letters of any case; by default in anything.
 
     Raises
     ------
     StorageError
-        When it is a directory, lies below a file, or its directory cannot be written.
+        When it is a directory, lies below a file, its directory cannot be written, or it has another ending.
     """
     try:
         directory = path.name in ("", "..") or stat.S_ISDIR(os.stat(path).st_mode)
@@ -52,6 +60,8 @@ def check_output(path: Path) -> None:
         raise StorageError(f"cannot write {path}: {parent} is a file, expected a directory; name another path")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: no permission to write in {parent}; name another path")
+    if endings and path.suffix.lower() not in endings:
+        raise StorageError(f"cannot write {path}: expected a name that ends in {' or '.join(endings)}")
 
 
 def sync(path: Path) -> None:

@@ -1,6 +1,8 @@
-"""How good scores are: AUC, log loss, normalized entropy, calibration, grouped AUC. All of them over whole splits.
+"""How good scores are: AUC, log loss, normalized entropy, calibration, and the order within users. All of them over
+whole splits.
 
-A sample of weight w counts as w samples. A group's weight in the grouped AUC is that of its samples.
+A sample of weight w counts as w samples, but for ranks, where it is one sample, or none of weight 0. A group's weight
+in the grouped AUC is that of its samples.
 
 A metric is a function of `Samples` and an entry of `METRICS`, at the end: what evaluates, shows, compares and heeds
 metrics goes by the entries.
@@ -17,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.models.ranking import Doubles, Floats, RankedGroups, mean
 from stratarec.models.reliability import Bin, Reliability
-
-Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
 class Samples:
@@ -54,6 +55,14 @@ class Samples:
         return float((self.scale * (np.logaddexp(0, self.score) - self.truth * self.score)).sum()) / self.total
 
     @cached_property
+    def ranked(self) -> RankedGroups | None:
+        """In the order of scores within groups; None where there are none."""
+        if self.group is None or not self.scale.any():
+            return None
+        kept = self.scale > 0
+        return RankedGroups(self.truth[kept], self.score[kept], self.group[kept], self.scale[kept])
+
+    @cached_property
     def reliability(self) -> Reliability:
         """What is predicted and what happens, in cells of logits."""
         return Reliability().add(self.truth, self.score, self.weight)
@@ -69,6 +78,8 @@ class Metric:
     """Gives NaN where it is not defined."""
     better: Literal["higher", "lower"] | None = None
     """For what early stopping, plateaus and studies may go by."""
+    headline: bool = False
+    """Whether a run tells it first."""
     of_both_classes: bool = False
     """Whether it is not defined of positive, or of negative, samples alone."""
     of_users: bool = False
@@ -156,45 +167,19 @@ def auc(label: Floats, score: Floats, weight: Floats | None = None) -> float:
     """Chance that a positive scores above a negative, ties counting half: the area under the ROC curve, counted by
     pairs (Mann and Whitney); NaN with one class."""
     group = np.zeros(len(label), dtype=np.int64)
-    return float(_group_auc(label, score, group, weight)[0][0]) if len(label) else float("nan")
+    return float(RankedGroups(label, score, group, weight).areas[0][0]) if len(label) else float("nan")
 
 
-def grouped_auc(label: Floats, score: Floats, group: NDArray[np.int64], weight: Floats | None = None) -> float:
-    """AUC within each group (user), averaged by the group's samples, groups of one class left out (Zhu et al. 2017);
-    NaN when no group has both classes."""
-    if not len(label):
-        return float("nan")
-    areas, sizes = _group_auc(label, score, np.unique(group, return_inverse=True)[1], weight)
-    known = ~np.isnan(areas)
-    return float(np.average(areas[known], weights=sizes[known])) if known.any() else float("nan")
+def _within_users(label: str, measure: Callable[[RankedGroups], tuple[Doubles, Doubles] | Doubles]) -> Metric:
+    """The mean of a figure over the users that have it, alike or by their weights."""
 
+    def measured(samples: Samples) -> float:
+        if samples.ranked is None:
+            return float("nan")
+        found = measure(samples.ranked)
+        return mean(*found) if isinstance(found, tuple) else mean(found, np.ones(len(found)))
 
-def _group_auc(
-    label: Floats, score: Floats, group: NDArray[np.int64], weight: Floats | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """AUC and weight of each group 0, 1, ..."""
-    order = np.lexsort((score, group))
-    group, ranked = group[order], np.asarray(score, dtype=np.float64)[order]
-    truth = np.asarray(label, dtype=np.float64)[order]
-    scale = np.ones(len(order)) if weight is None else np.asarray(weight, dtype=np.float64)[order]
-    # Samples of equal score in a group are one tie; each half of it stands above the other.
-    tie = np.flatnonzero(np.concatenate([[True], (np.diff(group) != 0) | (np.diff(ranked) != 0)]))
-    positive, negative = (np.add.reduceat(part, tie) for part in (scale * truth, scale * (1 - truth)))
-    group = group[tie]
-    first = np.searchsorted(group, np.arange(int(group[-1]) + 1))
-    below = negative.cumsum() - negative
-    won = positive * (below - below[first][group] + negative / 2)
-    totals = [np.add.reduceat(part, first) for part in (positive, negative, won)]
-    pairs = totals[0] * totals[1]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        areas = np.where(pairs > 0, totals[2] / pairs, np.nan)
-    return areas, totals[0] + totals[1]
-
-
-def _of_groups(samples: Samples) -> float:
-    if samples.group is None:
-        return float("nan")
-    return grouped_auc(samples.truth, samples.score, samples.group, samples.weight)
+    return Metric(label=label, measure=measured, better="higher", of_both_classes=True, of_users=True)
 
 
 METRICS = {
@@ -202,12 +187,18 @@ METRICS = {
         label="AUC",
         measure=lambda samples: auc(samples.truth, samples.score, samples.weight),
         better="higher",
+        headline=True,
         of_both_classes=True,
     ),
-    "log_loss": Metric(label="log loss", measure=lambda samples: samples.log_loss, better="lower"),
+    "log_loss": Metric(label="log loss", measure=lambda samples: samples.log_loss, better="lower", headline=True),
     "normalized_entropy": Metric(label="normalized entropy", measure=normalized_entropy, compared=False),
     "calibration": Metric(label="calibration", measure=calibration),
-    "grouped_auc": Metric(label="grouped AUC", measure=_of_groups, of_users=True),
+    # Averaged by the users' samples (Zhu et al. 2017), the others by users.
+    "grouped_auc": _within_users("grouped AUC", lambda ranked: ranked.areas),
+    "ndcg_at_10": _within_users("NDCG@10", lambda ranked: ranked.ndcg(10)),
+    "recall_at_10": _within_users("recall@10", lambda ranked: ranked.recall(10)),
+    "hit_rate_at_10": _within_users("hit rate@10", lambda ranked: ranked.hit_rate(10)),
+    "mrr": _within_users("MRR", lambda ranked: ranked.reciprocal_rank()),
     # The ECE, and what a perfectly calibrated model would have for it, of so few samples.
     "calibration_error": Metric(label="calibration error", measure=lambda samples: samples.reliability.error()[0]),
     "calibration_noise": Metric(
@@ -217,7 +208,8 @@ METRICS = {
 """All metrics by name, in the order in which they are shown."""
 
 WATCHED = tuple(name for name, metric in METRICS.items() if metric.better)
-"""Metrics that a run can be told to go by, and that it tells first."""
+"""Metrics that a run can be told to go by."""
+HEADLINES = tuple(name for name, metric in METRICS.items() if metric.headline)
 
 if TYPE_CHECKING:
     MetricName: TypeAlias = str

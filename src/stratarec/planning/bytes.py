@@ -34,7 +34,7 @@ from typing import Literal, TypeAlias
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.stores.log.layout import LogConfig, location_bytes, plan_layout
+from stratarec.embedding.stores.log.layout import DEAD_BYTES, DEAD_SHARE, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.runtime.memory import buffer_bytes
@@ -52,9 +52,6 @@ SECOND_LEVEL_BYTES = 8 + 3 * 4 + 1  # row; two links and a free-list entry; whet
 SECOND_LEVEL_MAP_BYTES = 16
 MOST_ROWS_OF_A_LOG = 2_800_000_000
 """About so many rows, of all its tables, have locations of 4 bytes."""
-# A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
-DEAD_SHARE = 0.5 + 4 / 64
-LOG_DEAD_BYTES = 4 * LogConfig().buffer_bytes
 LOG_BUFFER_BYTES = 2 * LogConfig().buffer_bytes + (1 << 20) + LogConfig().depth * (16 << 10)
 WORKSPACE_MARGIN = 1.25
 """Lookups of the largest batch over those of a mean one."""
@@ -240,7 +237,7 @@ def log_bytes(record: int, rows: int) -> int:
     return plan_layout(rows, record, LogConfig()).padded_bytes
 
 
-SHARED_BYTES: Parts = {"dram": {"log buffers": LOG_BUFFER_BYTES}, "block": {"dead space": LOG_DEAD_BYTES}}
+SHARED_BYTES: Parts = {"dram": {"log buffers": LOG_BUFFER_BYTES}, "block": {"dead space": DEAD_BYTES}}
 """Of each log, whatever tables are in it."""
 
 

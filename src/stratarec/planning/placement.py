@@ -144,17 +144,19 @@ def _explain(
         shared = workspace if name == "dram" else 0
         needed, budget = _used(smallest, name, ranks) + shared, limit + shared
         fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(budget)})")
-        worst = worst or _worst(smallest, name)
+        worst = worst or _worst(smallest, name, shared)
     if not fixes:
         return f"no placement fits the budgets together: {worst or 'raise memory.dram'}"
     cheaper = _cheaper(tables, memory)
     return f"the tables do not fit: {worst}. Set {', or '.join(fixes)}{cheaper}"
 
 
-def _worst(chosen: Sequence[Candidate], memory: Memory) -> str:
-    largest = max(chosen, key=lambda each: in_memory(each.placement.bytes, memory))
-    placed = largest.placement
+def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int) -> str:
+    """What takes most of a memory, at the least: a table, or what is the same whatever the tables."""
+    placed = max((each.placement for each in chosen), key=lambda each: in_memory(each.bytes, memory))
     needed = in_memory(placed.bytes, memory)
+    if workspace > needed:
+        return f"what the update of a batch works in alone needs {workspace} bytes ({readable(workspace)}) of {memory}"
     text = f"table {placed.table!r} alone needs {needed} bytes ({readable(needed)}) of {memory} at the least"
     if placed.tier != "level0":
         text += (
@@ -186,9 +188,10 @@ def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: Mem
         elif placed.tier != "level0" and fraction is not None and placed.cache_rows > fraction * table.rows * 1.05:
             raised.append(table.name)
     if whole:
+        which = "all tables" if len(whole) == len(tables) else ", ".join(whole)
         notes.append(
-            f"float32 in level 0 whatever memory.precision says, because the rows in flight need a cache as large as "
-            f"the table: {', '.join(whole)}"
+            f"float32 in DRAM, whatever memory.precision says: {which}; the rows of the batches under way need a cache "
+            "as large as the table"
         )
     if raised:
         notes.append(f"more cache than memory.cache.fraction, for the rows in flight: {', '.join(raised)}")

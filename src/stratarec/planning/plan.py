@@ -22,6 +22,8 @@ FORMAT = 1
 _Rows = Annotated[int, pydantic.Field(ge=0, lt=1 << 48)]
 _Most = Annotated[float, pydantic.Field(ge=0, lt=1 << 62)]
 _ADVICE = "plan again"
+# As many as parts of a table may be, which checkpoints say.
+_MOST_RANKS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +176,8 @@ class Plan:
                 f"batch_size is {self.batch_size} and lookahead {self.lookahead}, expected at least 1 and 0 to "
                 f"{MOST_AHEAD}"
             )
-        if self.ranks < 1:
-            raise ConfigError(f"ranks is {self.ranks}, expected at least 1")
+        if not 1 <= self.ranks <= _MOST_RANKS:
+            raise ConfigError(f"ranks is {self.ranks}, expected 1 to {_MOST_RANKS}")
         names = [placed.table for placed in self.tables]
         if len(set(names)) != len(names):
             raise ConfigError(f"a table is placed twice in {', '.join(names)}")

@@ -37,12 +37,13 @@ class DenseOptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStoppingConfig:
-    """When to stop because validation no longer gets better."""
+    """Which checkpoint is best by validation, and when to stop because none is better: the best one is tested."""
 
     patience: int = 0
     """Evaluations without a better one before stopping; 0 never stops early."""
-    metric: MetricName = "auc"
-    """What must get better."""
+    metric: MetricName = "log_loss"
+    """What must get better, of the first label where there are several. The log loss heeds calibration, AUC does
+    not."""
 
     def __post_init__(self) -> None:
         if self.patience < 0:
@@ -59,8 +60,8 @@ class PlateauConfig:
     """What they are multiplied by each time."""
     min_factor: float = 1e-3
     """What they are multiplied by in all is never less than this."""
-    metric: MetricName = "auc"
-    """What must get better."""
+    metric: MetricName = "log_loss"
+    """What must get better, of the first label where there are several."""
 
     def __post_init__(self) -> None:
         check_finite(self, "train.plateau.")
@@ -95,7 +96,7 @@ class CheckpointConfig:
     every_minutes: float = 10.0
     """Write one when the last is so old; 0 for never by time."""
     keep: int = 2
-    """How many of the last are kept, the best one besides."""
+    """How many of the last are kept, besides the best one, which is never removed."""
 
     def __post_init__(self) -> None:
         check_finite(self, "train.checkpoint.")
@@ -134,7 +135,7 @@ class TrainConfig:
     eval_every: int = 0
     """Evaluate on the validation split every so many steps; 0 at the end of each epoch."""
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
-    """Whether validation may end the run."""
+    """Which checkpoint is tested, and whether validation may end the run."""
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
     """Whether validation may lower learning rates."""
     average: AverageConfig = field(default_factory=AverageConfig)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stratarec.io.names import visible
 from stratarec.models.metrics import METRICS
+from stratarec.models.ranking import Ranked
 
 INTERVAL = "95 %"
 """Head of a column of `interval`."""
@@ -66,6 +68,29 @@ def _lines(split: str, figures: Figures) -> Sequence[str]:
     if figures["auc"] is None:
         found.append(f"  ({figures['positives']:,} of them positive: what compares both classes is not defined)")
     return found
+
+
+def ranks(split: str, column: str, found: Mapping[str, Ranked]) -> Sequence[str]:
+    """How samples are ordered within the values of a column, with intervals; and what is left out."""
+    said = []
+    for label, each in found.items():
+        head = split if len(found) == 1 else f"{split}, {visible(label)[:_WIDEST]}"
+        said.append(f"{head} by {visible(column)[:_WIDEST]}: {each.groups:,} groups")
+        said.append(f"  {'':20} {'mean':>8} {INTERVAL:>17} of groups")
+        said += [
+            f"  {name:20} {_number(one.value)} {_number(one.low)}-{_number(one.high)} of {one.groups:,}"
+            for name, one in each.figures.items()
+        ]
+        without = max((one.left_out for one in each.figures.values()), default=0)
+        if without:
+            said.append("  (groups without a positive are left out; of the AUC those without a negative, too)")
+        if each.ungrouped:
+            said.append(f"  ({each.ungrouped:,} samples without a {visible(column)[:_WIDEST]} are in no group)")
+    return said
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.6f}"
 
 
 def sliced(name: str, slices: Sequence[tuple[str, Figures]], most: int = 20) -> Sequence[str]:

@@ -175,10 +175,11 @@ def _sizes(tables: Sequence[Content]) -> tuple[str, ...]:
 def _figures(content: Content) -> list[tuple[str, str, str]]:
     """What matters most: a label, a value, and a remark."""
     predicted = content["predicted"]
-    dram = predicted["bytes"]["dram"]
+    dram, whole = max(predicted["bytes"]["dram"], 1), max(predicted["float32_bytes"], 1)
+    ratio = f"({whole / dram:.2f}x less)" if dram <= whole else f"({dram / whole:.2f}x more)"
     return [
         ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
-        ("DRAM", readable(dram), f"({predicted['float32_bytes'] / max(dram, 1):.2f}x less)"),
+        ("DRAM", readable(predicted["bytes"]["dram"]), ratio),
         ("a batch's look-up", readable(content["output_bytes"]), "(with its gradient; on top of the budget)"),
         ("predicted hit rate", f"{predicted['hit_rate']:.3f}", ""),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.models.metrics import METRICS, WATCHED
+from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.reporting import reliability_chart
-from stratarec.reporting.html import ACCENT, SECOND, Chart, ShownTable, new_course, write_html
+from stratarec.reporting.html import ACCENT, MUTED, SECOND, Chart, ShownTable, new_course, write_html
 from stratarec.reporting.metric_names import by_label, show, shown
 from stratarec.reporting.plan_page import COMPARED, comparison_rows
+from stratarec.reporting.verdict import verdict
 
 # Fewer points than this are marked, so that a line between two is not taken for a course.
 _MARKED = 30
@@ -29,6 +30,7 @@ def write_report(
     dataset: Dataset,
     position: Mapping[str, Any],
     result: Mapping[str, Any],
+    planned: Sequence[str] = (),
 ) -> None:
     """Write the report of a finished run.
 
@@ -38,18 +40,22 @@ def write_report(
         Losses and evaluations of the run.
     result : mapping
         What ``result.json`` holds.
+    planned : sequence of str
+        What its plan says of the tables.
     """
-    splits = _splits(position, result)
-    made = [_loss(position), _validation(position), _kinds(position), *reliability_chart.charts(splits)]
+    splits, metric = _splits(position, result), recipe["train"]["early_stopping"]["metric"]
+    courses = (_loss(position), _validation(position, metric, _tested(result)), _kinds(position))
+    made = [*courses, *reliability_chart.charts(splits)]
     charts = [chart for chart in made if chart is not None]
     write_html(
         path,
         "run.html.jinja",
         title=recipe["name"],
         lead=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
+        verdict=verdict(position["evaluations"], result, metric),
         cards=_cards(result.get("test"), result),
         charts=charts,
-        notes=list(_notes(recipe, position, result)),
+        notes=[*_notes(recipe, position, result), *planned],
         evaluations=_evaluations(position, result),
         reliability=reliability_chart.table(splits),
         splits=ShownTable(
@@ -65,7 +71,7 @@ def write_report(
 def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tuple[str, str]]:
     cards = []
     for name, figures in by_label("test", test) if test else []:
-        cards += [(f"{name} {METRICS[key].label}", show(figures[key], 5)) for key in WATCHED]
+        cards += [(f"{name} {METRICS[key].label}", show(figures[key], 5)) for key in HEADLINES]
     return [
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}"),
@@ -96,7 +102,7 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
 
 def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
     found = [("validation", entry["step"], entry) for entry in position["evaluations"]]
-    found += [(split, result["steps"], entry) for split, entry in _outcome(result).items()]
+    found += [(split, _tested(result), entry) for split, entry in _outcome(result).items()]
     rows = [(name, step, figures) for split, step, entry in found for name, figures in by_label(split, entry)]
     names = shown(figures for _, _, figures in rows)
     return ShownTable(
@@ -117,11 +123,14 @@ def _outcome(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _splits(position: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The evaluations of the checkpoint that was tested."""
-    tested = [
-        entry for entry in position["evaluations"] if entry["step"] == int(result["checkpoint"].removeprefix("step-"))
-    ]
+    tested = [entry for entry in position["evaluations"] if entry["step"] == _tested(result)]
     found = _outcome(result)
     return found if "valid" in result or not tested else {"validation": tested[-1], **found}
+
+
+def _tested(result: Mapping[str, Any]) -> int:
+    """Step of the checkpoint that was tested."""
+    return int(result["checkpoint"].removeprefix("step-"))
 
 
 def _rates(dataset: Dataset) -> list[str]:
@@ -160,12 +169,15 @@ def _kinds(position: Mapping[str, Any]) -> Chart | None:
     )
 
 
-def _validation(position: Mapping[str, Any]) -> Chart | None:
-    known = [(entry["step"], entry["auc"]) for entry in position["evaluations"] if entry["auc"] is not None]
+def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart | None:
+    """The course of what chose the checkpoint that was tested, which is marked."""
+    known = [(entry["step"], entry[metric]) for entry in position["evaluations"] if entry[metric] is not None]
     if len(known) < 2:
         return None
-    steps, areas = np.array(known, dtype=np.float64).T
-    return _course("Validation AUC", "", steps, areas, SECOND)
+    steps, values = np.array(known, dtype=np.float64).T
+    chart = _course(f"Validation {METRICS[metric].label}", f"tested at step {tested:,}", steps, values, SECOND)
+    chart.figure.axes[0].axvline(tested, color=MUTED, linestyle="--", linewidth=1)
+    return chart
 
 
 def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:

@@ -147,7 +147,7 @@ def _columns(frame: Any, names: Sequence[str]) -> list[Sequence[Any]]:
             found = [frame.column(name).to_pylist() for name in names]
         else:
             raise NotPlain
-    except (KeyError, pl.exceptions.PolarsError, pa.ArrowException) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError, pa.ArrowException) as error:
         raise NotPlain from error
     if not found or not 0 < len(found[0]) <= MOST_ROWS:
         raise NotPlain

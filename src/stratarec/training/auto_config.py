@@ -4,7 +4,7 @@ Batches grow with the data, to twice their size where there are ten times as man
 ones speed. One pass is best, as rows that are seen a second time are learned by heart, but for a few thousand samples,
 which end before the network has begun. A network of one pass is left at a rate that does not fall, so it is used with
 the average of its weights over the last third of the steps. `docs/log.md` has the measurements. A value that the recipe
-names is never changed.
+names is never changed, and changes no other one: with ``train.epochs=20`` a run is the one without it, which goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.recipe import leaves, with_values
+from stratarec.recipe import Recipe, leaves, with_values
 
 # A batch that was best, of how many training samples, and how it grows with them.
 _BATCH, _SAMPLES, _GROWTH = 256, 80_000, 0.3
@@ -27,16 +27,18 @@ _EVALUATIONS = 4
 _MEMORIES, _MOST_DECAY = 3, 0.9999
 
 
-def chosen(samples: int, *, validated: bool) -> dict[str, Any]:
+def chosen(samples: int, *, validated: bool, batch_size: int = 0) -> dict[str, Any]:
     """Field -> value for so many training samples.
 
     Parameters
     ----------
     validated : bool
         Whether there is a validation split, which a second epoch needs: it may do harm.
+    batch_size : int
+        Samples a step, which the fields that count steps follow; by default chosen, too.
     """
     best = _BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH
-    batch = min(max(2 ** round(math.log2(best)), _SMALLEST), _LARGEST)
+    batch = batch_size or min(max(2 ** round(math.log2(best)), _SMALLEST), _LARGEST)
     several = validated and samples < _FEW
     steps = max(samples // batch, 1) * (_EPOCHS if several else 1)
     return {
@@ -48,21 +50,15 @@ def chosen(samples: int, *, validated: bool) -> dict[str, Any]:
     }
 
 
-# Who says how long a run is has these in mind.
-_LENGTH = ("train.epochs", "train.max_steps")
-
-
 def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any], str]:
     """A copy of a recipe's content with the values that it leaves out, and what they are, in words; empty where there
-    are none. Of a recipe that says how long it trains, the size of batches alone is chosen; of one that says their
-    size, no average."""
-    samples = dataset.samples("train")
-    values = chosen(samples, validated=dataset.samples("valid") > 0)
-    named = leaves(content)
-    if "train.batch_size" in named:
+    are none."""
+    samples, recipe, named = dataset.samples("train"), Recipe.from_dict(dict(content)), leaves(content)
+    known = dataset.label_counts("valid")[dataset.schema.label_column].known
+    batch_size = recipe.train.batch_size if "train.batch_size" in named else 0
+    values = chosen(samples, validated=known > 0, batch_size=batch_size)
+    if recipe.towers:  # on hosts of their own they have no average
         del values["train.average.decay"]
-    if any(field in named for field in _LENGTH):
-        values = {"train.batch_size": values["train.batch_size"]}
     values = {field: value for field, value in values.items() if field not in named}
     told = " ".join(f"{field}={json.dumps(value)}" for field, value in values.items())
     return with_values(

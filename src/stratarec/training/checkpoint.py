@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pydantic
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
 from stratarec.models.metrics import WATCHED
 
-FORMAT: Literal[6] = 6
+FORMAT: Literal[7] = 7
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
@@ -139,7 +140,7 @@ class PositionState(Model):
 class TrainingState(Model):
     """All of ``state.json`` but its seal."""
 
-    format: Literal[6]
+    format: Literal[7]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest
@@ -376,10 +377,20 @@ def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Map
         if len(names) > 1 or len(state) not in (0, len(weights)):
             raise ValueError("it lacks the state of some weights")
         torch.Generator().set_state(random)
+        _check_random(random)
     except (LookupError, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path / OPTIMIZER} is no state of this optimizer ({reason}); {_ADVICE}") from error
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _check_random(state: Tensor) -> None:
+    """What torch's own check leaves out: numbers that are left end with the table that they are taken from."""
+    words = state.cpu().numpy()
+    left, place = int(words[8:12].view(np.int32)[0]), int(words[16:24].view(np.uint64)[0])
+    # The first draw makes a new table where one is left: 624 numbers from place 0 on.
+    if left + place > 625:
+        raise ValueError(f"random numbers go on behind their table, {left} from {place}")
 
 
 def _check_moment(key: str, value: Tensor, weight: Tensor) -> None:

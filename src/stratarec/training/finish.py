@@ -1,6 +1,6 @@
 """The end of a run: its one test, its result and its report.
 
-The test split is evaluated once, on the last weights, or on the best by validation where early stopping is on.
+The test split is evaluated once, on the weights that were best by validation; on the last where there is none.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Ending:
             # Its drawing library is loaded here: every command and rank would wait for it.
             from stratarec.reporting.run_page import write_report
 
-            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result)
+            notes = () if self.plan is None else self.plan.notes
+            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result, notes)
 
         self.mesh.first(write)
         return result

@@ -127,7 +127,9 @@ class Loop:
             self._save()
 
     def _evaluate(self, *, closing: bool = False) -> None:
-        if self._validation.run(self._position, self._curves, closing=closing):
+        best, position = self._validation.run(self._position, self._curves, closing=closing), self._position
+        # A run that ends here is saved by its end.
+        if best and not position.finished and position.step < self._cadence.total_steps:
             self._save()
 
     def _leave(self) -> NoReturn:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -16,24 +16,42 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.spill import split_rows
+from stratarec.data.dataset.row_group import split_rows
 from stratarec.errors import ConfigError, StorageError
-from stratarec.io.atomic import write_atomic
+from stratarec.io.atomic import check_output, write_atomic
 from stratarec.io.opening import remove_leftovers_of
 from stratarec.models.base import probabilities
 from stratarec.progress import Progress
 from stratarec.training.evaluation.evaluate import Scored, logits
+from stratarec.training.evaluation.rank_within import check_kept
 from stratarec.training.raw_logs import FreshLogs, FreshRows
 from stratarec.training.run.open_run import TrainedModel
+from stratarec.training.top_rows import RANK, TopRows
+
+WRITERS: Mapping[str, Callable[..., Any]] = {
+    ".csv": pa_csv.CSVWriter,
+    ".parquet": partial(pq.ParquetWriter, compression="zstd"),
+}
+"""Ending of a file -> what writes tables to it."""
 
 
-def predict(trained: TrainedModel, split: str, output: Path, progress: Progress) -> int:
-    """Write label and score (a probability) of each sample with the place in the log that it came from.
+class Top(NamedTuple):
+    """Which rows to write: the `most` best of each group, of several labels by the first."""
+
+    most: int
+    by: str
+    """``user`` or ``session``; of raw logs, a column."""
+
+
+def predict(trained: TrainedModel, split: str, output: Path, progress: Progress, top: Top | None = None) -> int:
+    """Write label and score (a probability) of each sample with the place in the log that it came from, as `WRITERS`
+    has it for the ending of `output`.
 
     Columns are ``file`` (where samples are rows of files), ``row`` (in that file, counted from 1, a line for text;
     else in the order of the source), ``label`` and ``score``, in the order of storage: by shard and user, not that of
     the log. A data set that was prepared with ``data.keep_rows: false`` gives the last two alone. Where there are
-    several labels they are ``label_<name>``, null where it is not known, and ``score_<name>`` of each.
+    several labels they are ``label_<name>``, null where it is not known, and ``score_<name>`` of each. With `top` they
+    are in order, group after group, and have a ``rank``.
 
     Of several ranks the first one writes.
 
@@ -42,14 +60,26 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
     int
         How many rows there are.
     """
+    check_output(output, *WRITERS)
     keys = _Keys(trained.dataset, split)
     outputs = Outputs(trained.dataset.schema.label_columns)
     schema = pa.schema([*keys.fields, *((name, pa.float32()) for name in (*outputs.labels, *outputs.scores))])
-    rows = 0
+    best, sessions, rows = None, np.zeros(0, dtype=np.int64), 0
+    if top is not None:
+        check_kept(trained.dataset.schema, top.by, "--by")
+        if not keys.fields:
+            raise ConfigError(
+                "--top needs rows of the log, and the data set was prepared with data.keep_rows: false; prepare it "
+                "with them, or name raw logs"
+            )
+        best = TopRows(top.most)
+        if top.by == "session" and trained.dataset.schema.user:
+            sessions = np.concatenate([sessions, *trained.dataset.session_keys(split)])
 
     def write(file: BinaryIO) -> None:
-        nonlocal rows
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        nonlocal rows, sessions
+        written = schema if best is None else schema.append(pa.field(RANK, pa.int64()))
+        with WRITERS[output.suffix.lower()](file, written) as writer:
             parts = logits(
                 trained.model,
                 trained.dataset,
@@ -58,10 +88,19 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
                 progress=progress,
                 mesh=trained.mesh,
             )
-            for label, score, *_ in map(Scored.joined, parts):
+            for label, score, user, _ in map(Scored.joined, parts):
                 columns = [*outputs.label(label).values(), *outputs.score(score).values()]
-                writer.write_table(pa.table([*keys.take(len(label)), *columns], schema=schema))
-                rows += len(label)
+                table = pa.table([*keys.take(len(label)), *columns], schema=schema)
+                if best is None:
+                    writer.write_table(table)
+                    rows += len(label)
+                else:
+                    group, sessions = sessions[: len(label)], sessions[len(label) :]
+                    best.add(table, pl.Series(group if len(group) else user), score)
+            if best is not None:
+                found = best.result().cast(written)
+                writer.write_table(found)
+                rows = len(found)
 
     if trained.mesh.is_first:
         remove_leftovers_of(output)
@@ -72,11 +111,14 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress)
     return rows
 
 
-def predict_logs(logs: FreshLogs, output: Path, progress: Progress, *, safe: bool = False) -> int:
-    """Write the score of each row of raw logs, in their order; as CSV where `output` is called so, else as Parquet.
+def predict_logs(
+    logs: FreshLogs, output: Path, progress: Progress, top: Top | None = None, *, safe: bool = False
+) -> int:
+    """Write the score of each row of raw logs, in their order, as `WRITERS` has it for the ending of `output`.
 
     Columns are ``file`` and ``row`` (counted from 1, a line for text), those that `logs` passes through, ``label``
-    where there is one, and ``score``; of several labels as in `predict`.
+    where there is one, and ``score``; of several labels, and with `top`, as in `predict`. `logs` must pass through what
+    `top` goes by.
 
     Parameters
     ----------
@@ -95,20 +137,30 @@ def predict_logs(logs: FreshLogs, output: Path, progress: Progress, *, safe: boo
     """
     outputs = Outputs(logs.labels)
     for name in logs.keep:
-        if name in ("file", "row", *outputs.labels, *outputs.scores):
+        if name in ("file", "row", *outputs.labels, *outputs.scores, *([RANK] if top else [])):
             raise ConfigError(f"--keep {name}: the output has a column of that name of its own; rename it in the log")
-    rows = 0
+    check_output(output, *WRITERS)
+    rows, best = 0, None if top is None else TopRows(top.most)
+
+    def tables() -> Iterator[pa.Table]:
+        for part in logs.scored(progress):
+            if best is None or top is None:
+                yield _table(part, outputs)
+            else:
+                best.add(_table(part, outputs), part.kept[top.by], part.logits)
+        if best is not None and best.seen:
+            yield best.result()
+        if top is not None and best is not None and best.ungrouped:
+            progress.say(f"left out {best.ungrouped:,} rows without a {top.by}")
 
     def write(file: BinaryIO) -> None:
         nonlocal rows
         writer, schema = None, None
-        for part in logs.scored(progress):
-            table = _quoted(_table(part, outputs)) if safe else _table(part, outputs)
+        for table in map(_quoted, tables()) if safe else tables():
             if writer is None:
-                make = pa_csv.CSVWriter if output.suffix == ".csv" else partial(pq.ParquetWriter, compression="zstd")
-                writer, schema = make(file, table.schema), table.schema
+                writer, schema = WRITERS[output.suffix.lower()](file, table.schema), table.schema
             writer.write_table(table.cast(schema))
-            rows += len(part.logits)
+            rows += len(table)
         if writer is not None:
             writer.close()
 

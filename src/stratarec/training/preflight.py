@@ -23,6 +23,11 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
     for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):
         known = first.known and (not METRICS[asked.metric].of_both_classes or 0 < first.positives < first.known)
+        if asked.patience and METRICS[asked.metric].of_users and not dataset.schema.session_keys:
+            raise ConfigError(
+                f"train.{name}.metric is {asked.metric}, which is of each user's samples, but {dataset.path} has "
+                "neither users nor sessions: name schema.user and prepare again, or choose another metric"
+            )
         if asked.patience and not known:
             what = "samples of one class alone in its validation split" if samples else "no validation split"
             raise ConfigError(
@@ -57,6 +62,7 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
     """What a user may not have meant, and what a plan says."""
     if plan is not None:
         yield plan.summary
+        yield from plan.notes
         if plan.batch_size < config.batch_size:
             yield (
                 f"the plan is for batches of {plan.batch_size:,}; caches may be too small for batches of "
@@ -110,7 +116,7 @@ def take_up(run: Path, found: Path, recipe: Recipe, total_steps: int) -> Positio
         if not checkpoint.of_step(found.parent, step).is_dir():
             raise CheckpointError(
                 f"{run} no longer has the checkpoint of step {step:,}, its best by {stopping.metric}: resume with the "
-                "train.early_stopping that it was started with"
+                "train.early_stopping.metric that it was started with"
             )
     return position
 

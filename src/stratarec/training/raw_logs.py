@@ -1,8 +1,8 @@
 """Rows of raw logs that a run has not seen: read by its own source, scored in their order, or evaluated.
 
 A history is what the file has a column for, or the last values of the user's positive rows, strictly earlier, of the
-logs behind ``--history`` and of the log itself where it has labels; memory holds those rows. Sources whose samples are
-no rows of a log (clicks, synthetic) are refused.
+logs behind ``--history`` and of the log itself where it has labels; memory holds those rows. Where there are neither,
+users start with none. Sources whose samples are no rows of a log (clicks, synthetic) are refused.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.user_history import Events
-from stratarec.embedding.stores.scratch import reading_directory
 from stratarec.errors import DataError
+from stratarec.io.scratch import reading_directory
 from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics
+from stratarec.models.ranking import Ranked
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
-from stratarec.training.evaluation.evaluate import Scored, measured
+from stratarec.training.evaluation.evaluate import Scored, measured, score
+from stratarec.training.evaluation.rank_within import groups_of_values, rank_within
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192
@@ -119,6 +121,7 @@ class FreshLogs:
         # Nobody asks how much a row counts that is only scored.
         self._weight = self._schema.weight if labelled else ""
         self._given = self._given_histories(names, path)
+        self._made = bool(self._schema.histories) and not self._given and (bool(self._earlier) or self.labelled)
         schema, self._user = self._read_schema(), self._schema.user if self._schema.user in names else ""
         self.keep = tuple(dict.fromkeys(keep))
         kept = tuple(dict.fromkeys((*self.keep, *([self._user] if self._user else []))))
@@ -137,27 +140,33 @@ class FreshLogs:
             raise DataError(
                 f"{path}: a column for the history {given[0]!r} and none for {missing!r}; give both or none"
             )
-        if histories and not given and not self._earlier and not self.labelled:
-            raise DataError(
-                f"{path}: the model reads what users did before ({', '.join(histories)}): name logs that say so by "
-                "--history, such as the one that it was trained on, or give a column of that name"
-            )
         return bool(given)
+
+    @property
+    def _empty(self) -> list[str]:
+        """Histories of which nothing is known."""
+        return [] if self._given or self._made else [feature.name for feature in self._schema.histories]
 
     def _read_schema(self) -> Schema:
         """The schema of what is read: keys only where histories are made by them; given histories are lists."""
         schema = replace(self._schema, session="", weight=self._weight)
-        if schema.histories and not self._given:
+        if self._made:
             return schema
         lists = tuple(
             replace(feature, kind="multi", of="", max_length=_WHOLE) if feature.kind == "history" else feature
             for feature in schema.sparse
+            if self._given or feature.kind != "history"
         )
         return replace(schema, sparse=lists, user="", time="")
 
     def scored(self, progress: Progress) -> Iterator[FreshRows]:
         """All rows, some at a time."""
-        events = self._events() if self._schema.histories and not self._given else None
+        events = self._events() if self._made else None
+        if self._empty:
+            progress.say(
+                f"users start with nothing in {', '.join(self._empty)}: --history names logs that say what they did "
+                "before, such as the one that the model was trained on"
+            )
         encoder = make_encoder(self._trained.dataset)
         progress.start("score", self.total_bytes, "B")
         before = 0
@@ -192,6 +201,7 @@ class FreshLogs:
         columns = {name: frame[name] for name in frame.columns}
         if events is not None:
             columns |= events.histories(frame)
+        columns |= {name: pl.Series([None] * len(frame), dtype=pl.List(pl.String)) for name in self._empty}
         dense, sparse = encoder.encode_columns(columns, path)
         assert chunk.rows is not None
         assert chunk.kept is not None or not (self.keep or self._user)
@@ -221,7 +231,7 @@ class FreshLogs:
             for first in range(0, len(dense), _BATCH):
                 chosen = torch.arange(first, min(first + _BATCH, len(dense)))
                 batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))  # type: ignore[attr-defined]
-                parts.append(model(batch).cpu().numpy())
+                parts.append(score(model, batch))
         return (
             np.concatenate(parts)
             if parts
@@ -247,15 +257,29 @@ def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], 
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogMetrics:
+    """What `evaluate_logs` finds; metrics are of each label."""
+
+    whole: dict[str, Metrics]
+    slices: dict[str, list[tuple[str, dict[str, Metrics]]]]
+    """Column -> metrics of each of its values, the most frequent first."""
+    ranked: dict[str, dict[str, Ranked]]
+    """Column -> the order of rows within each of its values."""
+
+
 def evaluate_logs(
-    logs: FreshLogs, progress: Progress
-) -> tuple[dict[str, Metrics], dict[str, list[tuple[str, dict[str, Metrics]]]]]:
-    """Metrics of each label on all rows; and, for each column that `logs` passes through, of each of its values, the
-    most frequent first. Memory holds labels, logits and those columns of every row."""
+    logs: FreshLogs, progress: Progress, by: Sequence[str] = (), rank_by: Sequence[str] = (), at: Sequence[int] = ()
+) -> LogMetrics:
+    """Metrics of all rows, and by columns that `logs` passes through. Memory holds labels, logits and those columns of
+    every row."""
     parts = list(logs.scored(progress))
     found = Scored.joined(part.samples for part in parts)
-    slices = {}
-    for name in logs.keep:
+    slices, ranked = {}, {}
+    for name in rank_by:
+        group, grouped = groups_of_values(pl.concat([part.kept[name].cast(pl.String) for part in parts]))
+        ranked[name] = rank_within(logs.labels, found, group, at, grouped)
+    for name in by:
         codes = pl.concat([part.kept[name].cast(pl.String) for part in parts], rechunk=True)
         rows = pl.DataFrame({"value": codes}).with_row_index("row").group_by("value").agg("row")
         rows = rows.sort([pl.col("row").list.len(), "value"], descending=[True, False], nulls_last=True)
@@ -263,4 +287,4 @@ def evaluate_logs(
             ("(nothing)" if value is None else value, measured(logs.labels, found.of(np.asarray(chosen))))
             for value, chosen in rows.iter_rows()
         ]
-    return measured(logs.labels, found), slices
+    return LogMetrics(whole=measured(logs.labels, found), slices=slices, ranked=ranked)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,6 +82,8 @@ class Trainer:
         data.
     plan : Plan
         Where tables live; by default what the run was started with, or what the recipe's memory section asks for.
+    remark : str
+        Told when it begins to train.
 
     Raises
     ------
@@ -101,14 +102,14 @@ class Trainer:
         *,
         plan: Plan | None = None,
         mesh: Mesh | None = None,
+        remark: str = "",
     ) -> None:
+        self._remark = remark
         recipe = with_length(recipe, dataset)
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.mesh = mesh or Mesh.alone()
         self.progress: Progress = progress if progress and self.mesh.is_first else SilentProgress()
-        self.mesh.check_same(
-            {"version": version_of("stratarec"), "recipe": recipe.to_dict(), "data": dataset.fingerprint}
-        )
+        self.mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
         self._uncompared = check_prepared(recipe.data, dataset)
         check_validation(self.config, dataset)
         check_average(self.config, self.mesh)
@@ -302,8 +303,8 @@ class Trainer:
         """Write down and tell what is going to be trained."""
         self.mesh.first(lambda: write_recipe(self.run, self.recipe))
         self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
-        if self._uncompared:
-            self.progress.say(self._uncompared)
+        for line in filter(None, (self._remark, self._uncompared)):
+            self.progress.say(line)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
             self.progress.say(line)
         for line in exchange_remarks(self.recipe.towers, self.mesh):
@@ -355,7 +356,7 @@ class Trainer:
         self.stages.rate_factor = factor
 
     def _finish(self) -> dict[str, Any]:
-        """The one test evaluation, of the best checkpoint where validation chose one."""
+        """The one test evaluation, of the checkpoint that validation found best; without validation of the last."""
         position = self.position
         found = best(position.evaluations, self.config.early_stopping)
         path = self._keeper.best(position.step if found is None else found["step"], current=position.step)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from recipes import KILLS, fill_disk, tiny
+from recipes import KILLS, fill_disk, prepared, tiny
 from stratarec.cli import main
 from stratarec.cli.tune.space import Space
 from stratarec.cli.tune.trial import Trial
@@ -45,7 +45,7 @@ SPACE = ("train.dense.learning_rate=log(1e-4,1e-1)", "train.batch_size=choice(64
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set whose files of the test split are gone: reading any of them is an error."""
     root = tmp_path_factory.mktemp("home")
-    dataset = prepare(Recipe.from_dict(content(root)).data)
+    dataset = prepared(Recipe.from_dict(content(root)).data)
     for entry in dataset.manifest.files("test"):
         (dataset.path / entry.path).unlink()
     return root
@@ -87,7 +87,7 @@ def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Be
     # The recipe's own values are the first trial.
     first = history(folder)[0][0]
     assert first == {"train.dense.learning_rate": 0.001, "train.batch_size": "128"}
-    assert best.value == max(told[-1] for _, state, told in history(folder) if state == "complete")
+    assert best.value == min(min(told) for _, state, told in history(folder) if state == "complete")
 
 
 def test_the_best_recipe_trains_to_what_the_trial_said(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_best_recipe_trains_to_what_the_trial_said(home: Path, whole: tuple[
     found["train"]["run"] = str(tmp_path / "run")
     dataset = Dataset.open(home / "data", verify="used", untouched=("test",))
     position = Trainer(Recipe.from_dict(found), dataset).fit(lambda evaluations: None)
-    assert position.evaluations[-1]["auc"] == best.value
+    assert min(entry["log_loss"] for entry in position.evaluations) == best.value
 
 
 def test_the_same_call_goes_on_and_then_has_nothing_to_do(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:
@@ -271,14 +271,14 @@ def test_trials_that_do_worse_end_early(home: Path, tmp_path: Path, monkeypatch:
 
     def train(self: Trial, dataset: Dataset, watch: Callable[[int, float], None]) -> float:
         told.append(0)
-        value = 0.7 - 0.01 * len(told)
+        value = 0.5 + 0.01 * len(told)
         for step in (1, 2, 3):
             watch(step, value)
             told[-1] = step
         return value
 
     monkeypatch.setattr(Trial, "train", train)
-    assert tuned(home, tmp_path, 8).value == pytest.approx(0.69)
+    assert tuned(home, tmp_path, 8).value == pytest.approx(0.51)
     assert [state for _, state, _ in history(tmp_path)] == ["complete"] * 5 + ["pruned"] * 3
     assert told == [3] * 5 + [0] * 3
 
@@ -324,7 +324,7 @@ def test_the_command_says_what_it_found(
     command = ["tune", str(home / "r.yaml"), "--space", *SPACE, "--trials", "4", "-o", str(folder)]
     assert main(command) == 0
     out = capsys.readouterr().out
-    assert f"validation AUC {best.value:.6f}, of {best.run}" in out
+    assert f"validation log loss {best.value:.6f}, of {best.run}" in out
     assert f"train.batch_size={best.values['train.batch_size']}" in out
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "stratarec.cli.tune.study")

@@ -5,20 +5,47 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import settings
 
-from store_conformance import RecordStoreMachine, RecordStoreTests
+from store_conformance import (
+    RecordStoreMachine,
+    RecordStoreTests,
+    assert_same_contents,
+    largest_file,
+    new_directory,
+    read_all,
+)
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.dram import DramRecords
 from stratarec.embedding.stores.mapped import MappedRecords
+from stratarec.errors import StorageError
 
 
-class TestDramRecords(RecordStoreTests):
+class ArrayRecordsTests(RecordStoreTests):
+    """What homes that are memory must hold to beside that; logs meet full disks in `test_log_space`."""
+
+    @pytest.mark.parametrize("size", [0, 200, 20_000])
+    def test_a_checkpoint_without_room_changes_nothing(self, store: RecordStore, tmp_path: Path, size: int) -> None:
+        self.fill(store, np.arange(self.rows), seed=1)
+        store.checkpoint(new_directory(tmp_path / "first"), None)
+        self.fill(store, np.arange(0, self.rows, 2), seed=2)
+        contents = read_all(store)
+        with largest_file(size), pytest.raises(StorageError):
+            store.checkpoint(new_directory(tmp_path / "failed"), tmp_path / "first" if size else None)
+        assert_same_contents(store, *contents)
+        self.fill(store, np.arange(0, self.rows, 4), seed=3)
+        contents = read_all(store)
+        manifest = store.checkpoint(new_directory(tmp_path / "second"), tmp_path / "first")
+        self.assert_restores(tmp_path / "second", manifest, contents)
+
+
+class TestDramRecords(ArrayRecordsTests):
     def make(self, directory: Path) -> RecordStore:
         return DramRecords(rows=self.rows, record_bytes=self.record_bytes)
 
 
-class TestMappedRecords(RecordStoreTests):
+class TestMappedRecords(ArrayRecordsTests):
     def make(self, directory: Path) -> RecordStore:
         return MappedRecords(directory, rows=self.rows, record_bytes=self.record_bytes)
 

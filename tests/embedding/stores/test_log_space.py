@@ -91,7 +91,9 @@ def test_a_spent_budget_is_an_error_that_leaves_the_store_and_its_checkpoint_who
     write(store, np.arange(1000), 1)
     manifest = store.checkpoint(new_directory(tmp_path / "checkpoint"), None)
     contents = read_all(store)
-    with pytest.raises(StorageError, match=rf"{tmp_path}/store is full \(log.budget_bytes is {budget}\): 16384 more"):
+    with pytest.raises(
+        StorageError, match=rf"{tmp_path}/store is full \(its share of memory.block.budget is {budget}\): 16384 more"
+    ):
         write(store, np.arange(500, ROWS), 2)
     assert store.segments.file_bytes <= budget
     found, records = read_all(store)
@@ -154,7 +156,9 @@ def test_a_budget_too_small_for_the_segments_of_a_checkpoint_is_named(tmp_path: 
     manifest = large.checkpoint(new_directory(tmp_path / "a"), None)
     config = LogConfig(buffer_bytes=4096, budget_bytes=1 << 20)
     small = LogRecords(tmp_path / "other", rows=len(rows), record_bytes=20, config=config)
-    with pytest.raises(CheckpointError, match=r"log.budget_bytes is 1048576, and this checkpoint needs three segments"):
+    with pytest.raises(
+        CheckpointError, match=r"memory.block.budget is 1048576, and this checkpoint needs three segments"
+    ):
         small.restore(tmp_path / "a", manifest)
     for each in (large, small):
         each.close()

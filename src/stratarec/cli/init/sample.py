@@ -7,17 +7,19 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from stratarec.cli.init.numbers import typed
-from stratarec.data.sources.blocks import CODECS, blocks, estimate_rows, is_utf8
+from stratarec.data.sources.blocks import CODECS, blocks, check_utf8, estimate_rows, is_utf8
 from stratarec.data.sources.delimited import read_header
 from stratarec.data.sources.files import InputFile, expand
-from stratarec.data.sources.parquet import count_rows, open_parquet
+from stratarec.data.sources.parquet import count_rows, open_parquet, without_notes
 from stratarec.errors import DataError
 
 _HEAD_BYTES, _TAIL_BYTES = 8 << 20, 1 << 20
@@ -105,20 +107,25 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     for file in dict.fromkeys((files[0], files[-1])):
         with file.open() as raw:
             reader = open_parquet(raw, file)
-            groups = reader.metadata.num_row_groups
-            for group in dict.fromkeys((0, groups - 1)):
-                try:
-                    first = next(reader.iter_batches(_ROWS, row_groups=[group]), None)
-                except (pa.ArrowException, OSError) as error:
-                    raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
-                if first is not None:
-                    frames.append(pl.from_arrow(first))
+            for group in dict.fromkeys((0, reader.metadata.num_row_groups - 1)):
+                frames += _first_rows(reader, group, file)
     try:
-        frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()  # type: ignore[type-var]
+        frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
     except pl.exceptions.PolarsError as error:
         said = " ".join(str(error).split())[:200]
         raise DataError(f"{files[0].path} and {files[-1].path}: columns of different types ({said})") from error
-    return LogSample(paths=paths, kind="parquet", frame=frame, total=max(total, 0))  # type: ignore[arg-type]
+    return LogSample(paths=paths, kind="parquet", frame=frame, total=max(total, 0))
+
+
+def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.DataFrame]:
+    """Of a row group; none where it is empty."""
+    try:
+        batches = list(islice(reader.iter_batches(_ROWS, row_groups=[group]), 1))
+        for batch in batches:
+            batch.validate(full=True)  # bytes that are no text go into Polars unseen
+        return [pl.DataFrame(without_notes(pa.Table.from_batches([batch]))) for batch in batches]
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
 
 
 def _parquet_names(file: InputFile) -> list[str]:
@@ -131,8 +138,7 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     file = files[0]
     block = next(blocks(files[:1], _HEAD_BYTES, _LONGEST_LINE))
     head = block.content.removeprefix(_BOM)
-    if b"\0" in head or not is_utf8(head):
-        raise DataError(f"{file.path}: neither Parquet nor UTF-8 text; expected CSV, TSV, JSON lines or Parquet")
+    check_utf8(head, file.path)
     whole = len(files) == 1 and block.bytes_done >= file.size
     if head.lstrip().startswith(b"{"):
         options = {} if _bare(file).endswith(_JSON) else {"format": "jsonl"}

@@ -45,7 +45,7 @@ def check_absent(path: Path) -> None:
 
     if path.is_symlink() or path.exists():
         raise StorageError(f"{path} exists; remove it, or name another --output")
-    check_output(path)
+    check_output(path, ".yaml", ".yml")
 
 
 def _folder() -> resources.abc.Traversable:

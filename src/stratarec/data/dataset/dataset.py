@@ -217,6 +217,13 @@ class Dataset:
                 for group in range(len(shard.row_groups)):
                     yield reader.row_numbers(number, group)
 
+    def session_keys(self, split: str) -> Iterator[NDArray[np.int64]]:
+        """A number for the session of each sample, in the same order, where the schema names sessions."""
+        with self.reader(split) as reader:
+            for number, shard in enumerate(self.shards(split)):
+                for group in range(len(shard.row_groups)):
+                    yield reader.sessions(number, group)
+
     @property
     def windows(self) -> tuple[str, ...]:
         """The histories that are stored as windows."""

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from stratarec.data.column_names import ROW, SESSION_KEYS, SESSIONS, events, pointer
 
+FILE_BITS = 40
+"""The low bits of a row's number are its row in the file, the others the file's index."""
 # Lists that are cut at a time.
 _PIECE = 1 << 14
 
@@ -184,6 +186,11 @@ def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDAr
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     return distinct[order], place[ranks]
+
+
+def split_rows(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Index of the file and row in it, of numbers that `Spill` gave."""
+    return numbers >> FILE_BITS, numbers & ((1 << FILE_BITS) - 1)
 
 
 def row_numbers(samples: pa.Table) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import ROW, SESSION, SESSIONS, TIME, from_stored
+from stratarec.data.column_names import ROW, SESSION, SESSIONS, TIME, from_stored, stored_name
 from stratarec.data.dataset.manifest import ADVICE, Shard
 from stratarec.data.dataset.row_group import RowGroup, row_numbers
 from stratarec.data.dataset.stored_columns import ShardLayout, file_faults
@@ -74,11 +74,18 @@ class RowGroupReader:
     def row_numbers(self, shard: int, group: int) -> NDArray[np.int64]:
         """Where the samples of one row group came from, without reading the rest of it."""
         found = row_numbers(self._table(shard, group, wanted=[ROW]))
-        if len(np.unique(found)) != len(found) or (len(found) and found.min() < 0):
-            raise self._damaged(
-                self._shards[shard].path, f", row group {group}", "rows of the log that are negative or stand twice"
-            )
+        for fault in self._layout.row_faults(found):
+            raise self._damaged(self._shards[shard].path, f", row group {group}", fault)
         return found
+
+    def sessions(self, shard: int, group: int) -> NDArray[np.int64]:
+        """The session of each sample of one row group, likewise."""
+        if self._shards[shard].tables is None:
+            found: NDArray[np.int64] = self._table(shard, group, wanted=[SESSION])[SESSION].to_numpy()
+            return found
+        wanted = [stored_name(SESSIONS, name) for name in ("session", "samples")]
+        sessions = _split_row(self._table(shard, group, tables=True, wanted=wanted))[SESSIONS]
+        return np.repeat(sessions["session"].to_numpy(), sessions["samples"].to_numpy())
 
     def _table(self, shard: int, group: int, *, tables: bool = False, wanted: list[str] | None = None) -> pa.Table:
         part = self._shards[shard].tables if tables else self._shards[shard]

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from stratarec.data.column_names import (
     ROW,
@@ -27,13 +28,16 @@ from stratarec.data.column_names import (
     weights_of,
 )
 from stratarec.data.dataset.manifest import DatasetManifest, Shard
-from stratarec.data.dataset.row_group import RowGroup
+from stratarec.data.dataset.row_group import RowGroup, split_rows
 from stratarec.data.schema import UNKNOWN
 from stratarec.kernels.collate import least_and_total, outside, outside_windows
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
 # Of a row group; a crafted file of kilobytes can unfold to any size.
 _MOST_BYTES = 1 << 31
+
+# Of all samples of a row group: offsets of lists are int32, and windows of kilobytes can unfold to any size, too.
+_MOST_EVENTS = (1 << 31) - 1
 
 Columns = Mapping[str, pa.DataType]
 
@@ -59,6 +63,8 @@ class ShardLayout:
     and weights."""
     weights: tuple[str, ...]
     """Columns of the weights of values."""
+    files: int
+    """Of the log, which rows are of; 0 where rows are counted in the order of the source."""
 
     @classmethod
     def of(cls, manifest: DatasetManifest) -> ShardLayout:
@@ -97,6 +103,7 @@ class ShardLayout:
                 *((feature.name, weights_of(feature.name)) for feature in schema.weighted),
             ),
             weights=tuple(weights_of(feature.name) for feature in schema.weighted),
+            files=len(manifest.about.rows.files),
         )
 
     @property
@@ -126,6 +133,16 @@ class ShardLayout:
             yield from self._values(table)
             yield from self._unequal(table)
         yield from self._pointers(row_group)
+
+    def row_faults(self, rows: NDArray[np.int64]) -> Iterator[str]:
+        """What is wrong with the rows of the log that samples came from."""
+        if not len(rows):
+            return
+        if rows.min() < 0 or len(np.unique(rows)) != len(rows):
+            yield "rows of the log that are negative or stand twice"
+        last = int(split_rows(rows)[0].max())
+        if self.files and last >= self.files:
+            yield f"a row of file {last} of the log, expected 0 to {self.files - 1}"
 
     def _values(self, table: pa.Table) -> Iterator[str]:
         for name in table.column_names:
@@ -162,6 +179,10 @@ class ShardLayout:
             if wrong >= 0:
                 yield f"a window of {name} has {length[wrong]} events from {start[wrong]}, expected 0 to {len(ids)}"
             yield from _ids_outside(events(name), ids, self.ids[name])
+            runs = row_group.tables[pointer(name)]
+            total = int(length[runs["row"].to_numpy()].astype(np.int64) @ runs["samples"].to_numpy().astype(np.int64))
+            if total > _MOST_EVENTS:
+                yield f"windows of {name} have {total:,} events, expected at most {_MOST_EVENTS:,}"
         if SESSIONS in self.tables:
             yield from _miscounted(row_group.tables[SESSIONS], row_group.samples.num_rows, "its sessions have")
 

@@ -19,6 +19,9 @@ from stratarec.io.names import file_name
 LEVEL = 1
 """Of zstd."""
 
+_FEW_BYTES = 1 << 14
+"""Of a column for which any encoding will do: trying all took a third of preparing a few thousand samples."""
+
 
 def write_shard(root: Path, split: str, number: int, encoded: Encoded) -> Shard:
     """Write encoded samples and their tables as shard `number` of `split`."""
@@ -47,7 +50,7 @@ def _store(root: Path, relative: str, parts: Sequence[pa.Table]) -> StoredFile:
 
 
 def parquet_options(sample: pa.Table) -> dict[str, Any]:
-    """Codec, level, and for each column the encoding that is the smallest on `sample`.
+    """Codec, level, and for each column of some size the encoding that is the smallest on `sample`.
 
     Dictionary indices are packed by the bit, which hides from zstd what repeats by the byte, so which one is smaller is
     a matter of the column: pointers go as differences, precise numbers plain, categories by dictionary.
@@ -55,7 +58,8 @@ def parquet_options(sample: pa.Table) -> dict[str, Any]:
     chosen: dict[str, str | None] = {}
     for name, path in _leaves(sample.schema):
         # A feature may be called what Parquet calls the values of another one's lists: a dictionary suits any type.
-        chosen[path] = None if path in chosen else _smallest(sample.select([name]), path)
+        column = sample.select([name])
+        chosen[path] = None if path in chosen or column.nbytes < _FEW_BYTES else _smallest(column, path)
     return {
         "compression": "zstd",
         "compression_level": LEVEL,

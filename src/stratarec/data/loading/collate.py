@@ -70,7 +70,7 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
     return Batch(
         label=_label(columns[:labels]),
         dense=dense,
-        sparse=_keyed(samples.sparse, ids, offsets, size, weights),
+        sparse=_in_order(_keyed(samples.sparse, ids, offsets, size, weights), dataset),
         groups=(*groups, *(_history(name, buffer.tables[name], tables[name]) for name in dataset.windows)),
         user=torch.from_numpy(words[:front].view(np.int64)) if buffer.users else None,
         weight=torch.from_numpy(columns[labels].view(np.float32)) if weighted else None,
@@ -112,6 +112,12 @@ def _keyed(
         batch_size=size,
         weights=None if weights is None else torch.from_numpy(weights),
     )
+
+
+def _in_order(features: KeyedJagged, dataset: Dataset) -> KeyedJagged:
+    """The features in the schema's order: they are cut with lists behind features of one id."""
+    order = tuple(feature.name for feature in dataset.schema.sparse if feature.name in features.keys)
+    return features if features.keys == order else features.select(order)
 
 
 def _group(table: GroupValues, pointers: NDArray[np.int32]) -> InverseJagged:

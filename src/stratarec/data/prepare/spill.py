@@ -24,18 +24,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from stratarec.data.column_names import FILE, PARTITION, ROW
+from stratarec.data.dataset.row_group import FILE_BITS
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import Chunk
 from stratarec.io.atomic import make_directory, read_json, reading, write_atomic, write_json
-
-# The low bits of a row's number are its row in the file, the others the file's index.
-_FILE_BITS = 40
-
-
-def split_rows(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Index of the file and row in it, of numbers that `Spill` gave."""
-    return numbers >> _FILE_BITS, numbers & ((1 << _FILE_BITS) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +158,7 @@ def _number(chunk: Chunk, before: int) -> NDArray[np.int64]:
     """The number of each row, rising in the order of the source."""
     if chunk.rows is None:
         return before + 1 + np.arange(chunk.frame.height, dtype=np.int64)
-    return (np.int64(chunk.file) << _FILE_BITS) + np.asarray(chunk.rows, dtype=np.int64)
+    return (np.int64(chunk.file) << FILE_BITS) + np.asarray(chunk.rows, dtype=np.int64)
 
 
 def _stream(part: pl.DataFrame) -> pa.Buffer:

@@ -8,9 +8,11 @@ Lines are counted from 1. A row that cannot be used is either the `DataError` th
 
 from __future__ import annotations
 
+import codecs
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import IO
 
 import numpy as np
@@ -27,6 +29,13 @@ _EXAMPLES = 5
 _PIECE = 1 << 18
 # Bytes in which the last line end of a block is looked for.
 _SEARCHED = 1 << 16
+# What files of wide characters begin with; the longer ones first.
+_WIDE = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 @dataclass
@@ -79,8 +88,11 @@ class Block:
     """Line ends in `content`."""
 
 
-def blocks(files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int, quote: bytes = b"") -> Iterator[Block]:
-    """Cut every file into blocks that end at line ends, those inside a pair of quotes aside.
+def blocks(
+    files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int, quote: bytes = b"", encoding: str = "utf-8"
+) -> Iterator[Block]:
+    """Cut every file into blocks that end at line ends, those inside a pair of quotes aside; their content is UTF-8,
+    where files are what `encoding` says.
 
     Raises
     ------
@@ -92,7 +104,7 @@ def blocks(files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int, 
         # Pieces of a line whose end has not come yet; adding each to the ones before would copy them again and again.
         line, rest, held, quoted = 1, [b""], 0, False
         with file.open() as raw:
-            for data in _decompressed(raw, file, block_bytes):
+            for data in _text(raw, file, block_bytes, encoding):
                 cut, quoted = _last_end(data, quote, quoted)
                 if cut:
                     whole = not held and cut == len(data)
@@ -106,7 +118,7 @@ def blocks(files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int, 
                 held += len(data) - cut
                 if held > max_line_bytes:
                     if quoted:
-                        raise unclosed(file.path, line, quote.decode())
+                        raise unclosed(file.path, line, b"".join(rest), quote.decode())
                     raise _too_long(file.path, line, max_line_bytes)
         before += file.size
         if held:
@@ -127,9 +139,9 @@ def count_byte(content: bytes, mark: str) -> int:
     return found
 
 
-def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int) -> int:
+def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int, encoding: str = "utf-8") -> int:
     """From the first block of the first file; compressed text is taken to shrink fourfold."""
-    first = next(blocks(files[:1], 1 << 20, max_line_bytes))
+    first = next(blocks(files[:1], 1 << 20, max_line_bytes, encoding=encoding))
     bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
     grown = sum(file.size * (4 if file.path.endswith(tuple(CODECS)) else 1) for file in files)
     return max(int(grown / bytes_a_row), 1)
@@ -144,13 +156,13 @@ def _last_end(data: bytes, quote: bytes, quoted: bool) -> tuple[int, bool]:
     if not quote or not (quoted or quote in data):  # looking is ten times as fast as counting
         return end, False
     inside = (data.count(quote, 0, end) + quoted) % 2 == 1
-    at_last = inside
-    last = end
+    after = inside ^ (data.count(quote, end) % 2 == 1)
     while inside and end:
-        before = data.rfind(b"\n", 0, end - 1) + 1
+        # No line end behind the last quote is outside of quotes either.
+        last = data.rfind(quote, 0, end)
+        before = data.rfind(b"\n", 0, max(last, 0)) + 1
         inside ^= data.count(quote, before, end) % 2 == 1
         end = before
-    after = (data.count(quote, last) + at_last) % 2 == 1
     return end, after
 
 
@@ -164,12 +176,25 @@ def _check_lines(content: bytes, path: str, first_line: int, most: int) -> None:
         start = end + 1
 
 
-def unclosed(path: str, line: int, quote: str) -> DataError:
-    """What ends in quotes is no rows: where they should have ended is not known."""
+def unclosed(path: str, line: int, content: bytes, quote: str) -> DataError:
+    """What ends in quotes is no rows: where they should have ended is not known. `content` is all from `line` on."""
+    opened = line + content.count(b"\n", 0, _opened(content, quote.encode()))
     return DataError(
-        f"{path}, line {line}: a quote is not closed in any line that follows; if {quote} is text in "
+        f"{path}, line {opened}: a quote is not closed in any line that follows; if {quote} is text in "
         "this log, set data.source.quote to ''"
     )
+
+
+def _opened(content: bytes, quote: bytes) -> int:
+    """Place of the quote that should have been closed: of the first whose end a field goes on behind, or the last."""
+    ends, opened, place = (quote, b"", *(bytes([mark]) for mark in b",;|\t\r\n")), 0, content.find(quote)
+    while place >= 0:
+        opened = opened if place and content[place - 1 : place] == quote else place
+        close = content.find(quote, place + 1)
+        if close < 0 or content[close + 1 : close + 2] not in ends:
+            break
+        place = content.find(quote, close + 1)
+    return opened
 
 
 def _too_long(path: str, line: int, most: int) -> DataError:
@@ -177,6 +202,83 @@ def _too_long(path: str, line: int, most: int) -> DataError:
         f"{path}, line {line}: longer than {most:,} bytes; if that is a line of this log, raise "
         "data.source.max_line_bytes"
     )
+
+
+def _text(raw: IO[bytes], file: InputFile, block_bytes: int, encoding: str) -> Iterator[bytes]:
+    """What is stored, decompressed and in UTF-8."""
+    pieces = _decompressed(raw, file, block_bytes)
+    first = next(pieces, b"")
+    _check_front(first, file.path, encoding)
+    pieces = chain([first], pieces)
+    yield from pieces if encoding == "utf-8" else _transcoded(pieces, file.path, encoding)
+
+
+def _check_front(front: bytes, path: str, encoding: str) -> None:
+    """Refuse what is no text, or text that no line end divides, by the beginning of a file."""
+    if front.startswith(b"PAR1"):
+        raise DataError(f"{path}: a Parquet file, expected text; set data.source.kind to parquet")
+    if encoding != "utf-8":
+        return
+    wide = next((name for mark, name in _WIDE if front.startswith(mark)), "")
+    zero = front.find(b"\0", 0, _SEARCHED)
+    zeros = [front[parity:_SEARCHED:2].count(0) * 3 for parity in (0, 1)]
+    if not wide and min(zeros) < len(front[:_SEARCHED]) // 2 < max(zeros):
+        wide = "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
+    if wide:
+        raise DataError(f"{path}, {place_in(front, zero)}: {wide.upper()} text, expected UTF-8; {reencode(wide)}")
+    if zero >= 0:
+        raise DataError(f"{path}, {place_in(front, zero)}: a zero byte, expected text in UTF-8; write the log without")
+    if b"\r" in front and b"\n" not in front:
+        raise DataError(
+            f"{path}, line 1: lines end in a carriage return alone, expected a line feed; write the log anew, as by "
+            f"tr '\\r' '\\n' < {path}"
+        )
+
+
+def _transcoded(pieces: Iterator[bytes], path: str, encoding: str) -> Iterator[bytes]:
+    decoder, line = codecs.getincrementaldecoder(encoding)(), 1
+    for piece in chain(pieces, [b""]):
+        try:
+            text = decoder.decode(piece, not piece)
+        except UnicodeError as error:
+            before = getattr(error, "object", b"")[: getattr(error, "start", 0)].decode(encoding, "ignore")
+            where = line + before.count("\n")
+            raise DataError(f"{path}, line {where}: no {encoding} ({error}); check data.source.encoding") from error
+        line += text.count("\n")
+        yield text.encode("utf-8", "replace")
+
+
+def place_in(content: bytes, at: int) -> str:
+    """Where a byte is, in words; lines and bytes are counted from 1."""
+    start = content.rfind(b"\n", 0, at) + 1
+    return f"line {content.count(10, 0, at) + 1}, byte {at - start + 1}"
+
+
+def no_utf8(error: UnicodeDecodeError) -> str:
+    """What is wrong with bytes, and what to do."""
+    found = error.object[error.start]
+    return f"byte {error.start + 1} is 0x{found:02x}, which is not UTF-8; {reencode('latin-1')}"
+
+
+def utf8_fault(content: bytes) -> str:
+    """What is wrong with a record where it is no text; else nothing."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return no_utf8(error)
+    return ""
+
+
+def check_utf8(content: bytes, path: str) -> None:
+    """Refuse the beginning of a file that is no text."""
+    for line, record in enumerate([] if is_utf8(content) else content.split(b"\n"), 1):
+        if fault := utf8_fault(record):
+            raise DataError(f"{path}, line {line}: {fault}")
+
+
+def reencode(encoding: str) -> str:
+    """What to do about text of another encoding."""
+    return f"set data.source.encoding, such as {encoding}, or convert the file (iconv -f {encoding} -t utf-8)"
 
 
 def _decompressed(raw: IO[bytes], file: InputFile, block_bytes: int) -> Iterator[bytes]:
@@ -211,8 +313,4 @@ def _by_lines(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
 
 def is_utf8(content: bytes) -> bool:
     """Whether bytes are text."""
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+    return not utf8_fault(content)

@@ -232,9 +232,9 @@ class ClicksSource:
             frame = self._typed(piece.frame, self._files[piece.file].path, piece.first_row, bad)
             frame = frame.with_columns(pl.lit(piece.file, dtype=pl.Int32).alias(FILE))
             for (bucket,), part in frame.group_by(column(config.time) // self._window, maintain_order=True):
-                target = workspace / f"bucket={bucket}" / f"{piece.index:08d}.parquet"
+                target = workspace / f"bucket={bucket}" / f"{piece.index:012d}.parquet"
                 write_atomic(target, part.write_parquet)
-            write_json(workspace / "done" / f"{piece.index:08d}.json", [bad.count, bad.examples])
+            write_json(workspace / "done" / f"{piece.index:012d}.json", [bad.count, bad.examples])
         notes = [read_json(path) for path in sorted((workspace / "done").glob("*.json"))]
         return sum(count for count, _ in notes), [text for _, texts in notes for text in texts][:5]
 

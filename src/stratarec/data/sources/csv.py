@@ -7,6 +7,7 @@ gigabyte may not be one in the last.
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,7 @@ import polars as pl
 
 from stratarec.data.schema import LabelRule, Schema
 from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, View, chunk_index, set_size
-from stratarec.data.sources.blocks import BLOCK_BYTES, CODECS, BadRows, blocks, estimate_rows
+from stratarec.data.sources.blocks import BLOCK_BYTES, CODECS, BadRows, Block, blocks, estimate_rows
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.delimited import Delimited, Parsed, read_header
 from stratarec.data.sources.files import InputFile, expand, fingerprint
@@ -55,6 +56,8 @@ class CsvConfig:
     """Names of all fields in order, for files without a header; empty where the first line of each file has them."""
     nulls: tuple[str, ...] = ()
     """What stands for a missing value, such as NA, besides an empty field."""
+    encoding: str = "utf-8"
+    """Of the text, such as latin-1, cp1252 or utf-16."""
     max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 16 << 20
     """Longest line: memory holds a line."""
 
@@ -63,6 +66,13 @@ class CsvConfig:
         for name, text in (("delimiter", self.delimiter), ("quote", self.quote)):
             if len(text) > 1 or not text.isascii() or text in ("\n", "\r"):
                 raise ConfigError(f"data.source.{name} is {text!r}, expected one ASCII character, or nothing")
+        try:
+            object.__setattr__(self, "encoding", codecs.lookup(self.encoding).name)
+            "".encode(self.encoding)  # others turn bytes into bytes
+        except (LookupError, ValueError) as error:
+            raise ConfigError(
+                f"data.source.encoding is {self.encoding!r}, expected one such as utf-8, latin-1, cp1252 or utf-16"
+            ) from error
         if self.quote and self.quote == self.delimiter:
             raise ConfigError(f"data.source.quote is {self.quote!r}, which is the delimiter, too")
 
@@ -94,12 +104,21 @@ class CsvSource:
         """Fields of the first record of the first file, or names of the first objects."""
         file, config = self._files[0], self._config
         json = _is_json(config, file)
-        quote = b"" if json else config.quote.encode()
-        content = next(blocks((file,), _FRONT, config.max_line_bytes, quote)).content.removeprefix(_BOM)
-        return names_in(content) if json else read_header(content, file.path, _delimiter(config, file), config.quote)[0]
+        content = next(self._blocks(file, _FRONT)).content.removeprefix(_BOM)
+        if json:
+            return names_in(content)
+        header = read_header(content, file.path, _delimiter(config, file), config.quote)[0]
+        if self.kind == "csv" and not config.columns and not set(header) & set(self._names):
+            check_there(header, self._names[-1], file.path, self._advice(header, file))
+        return header
+
+    def _blocks(self, file: InputFile, block_bytes: int) -> Iterator[Block]:
+        config = self._config
+        quote = b"" if _is_json(config, file) else config.quote.encode()
+        return blocks((file,), block_bytes, config.max_line_bytes, quote, config.encoding)
 
     def estimate_rows(self) -> int:
-        return estimate_rows(self._files, self._config.max_line_bytes)
+        return estimate_rows(self._files, self._config.max_line_bytes, self._config.encoding)
 
     def fingerprint(self) -> dict[str, object]:
         return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}
@@ -119,8 +138,7 @@ class CsvSource:
         """Blocks of a file, without its header."""
         reader: Delimited | JsonLines | None = None
         rows = False
-        quote = b"" if _is_json(self._config, file) else self._config.quote.encode()
-        for piece, block in enumerate(blocks((file,), self._block_bytes, self._config.max_line_bytes, quote)):
+        for piece, block in enumerate(self._blocks(file, self._block_bytes)):
             content, numbers = block.content, range(block.first_line, block.first_line + block.lines)
             if reader is None:
                 content = content.removeprefix(_BOM)
@@ -138,6 +156,11 @@ class CsvSource:
         """How to read a file, by its beginning; and the bytes and lines of its header."""
         config = self._config
         if _is_json(config, file):
+            if content.lstrip().startswith(b"["):
+                raise DataError(
+                    f"{file.path}, line 1: a JSON array, expected an object on each line; write it as JSON lines, as "
+                    f"by jq -c '.[]' {file.path}"
+                )
             names = names_in(content)
             for name in self._names if names else ():
                 check_there(names, name, file.path)
@@ -151,13 +174,23 @@ class CsvSource:
         if not header:
             header, skipped, lines = read_header(content, file.path, delimiter, config.quote)
         for name in self._names:
-            advice = _advice(header, self._names, delimiter, config) if self.kind == "csv" else ""
+            advice = self._advice(header, file) if self.kind == "csv" else ""
             check_there(header, name, file.path, advice)
         return (
             Delimited(path=file.path, names=tuple(header), delimiter=delimiter, quote=config.quote, nulls=config.nulls),
             skipped,
             lines,
         )
+
+    def _advice(self, header: list[str], file: InputFile) -> str:
+        """What may be wrong where a header lacks a column."""
+        if set(header) & set(self._names) or self._config.columns:
+            return ""
+        delimiter = _delimiter(self._config, file)
+        other = next((mark for mark in "\t;|," if mark != delimiter and any(mark in name for name in header)), "")
+        if other and len(header) == 1:
+            return f"; if fields are divided by {other!r}, set data.source.delimiter"
+        return "; if the first line is a row already, name the fields in data.source.columns"
 
     def _chunk(self, task: _Task) -> Chunk:
         bad = BadRows(self._on_bad_row)
@@ -269,12 +302,3 @@ def _bare(file: InputFile) -> str:
     """The name without what says how it is compressed."""
     name = file.path.lower()
     return next((name.removesuffix(ending) for ending in CODECS if name.endswith(ending)), name)
-
-
-def _advice(header: list[str], names: tuple[str, ...], delimiter: str, config: CsvConfig) -> str:
-    if set(header) & set(names) or config.columns:
-        return ""
-    other = next((mark for mark in "\t;|," if mark != delimiter and any(mark in name for name in header)), "")
-    if other and len(header) == 1:
-        return f"; if fields are divided by {other!r}, set data.source.delimiter"
-    return "; if the first line is a row already, name the fields in data.source.columns"

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.sources.blocks import BadRows, count_byte, is_utf8, unclosed
+from stratarec.data.sources.blocks import BadRows, count_byte, no_utf8, unclosed, utf8_fault
 from stratarec.errors import DataError
 from stratarec.kernels import csv_records
 
@@ -77,7 +77,8 @@ class Delimited:
             bad.add(self.path, int(lines[row]), problem)
         whole = int(records.ends[-1]) if len(lines) else 0
         if whole < len(content):
-            raise unclosed(self.path, first_line + content.count(b"\n", 0, whole), self.quote)
+            bad.settle()  # a stray quote in a line before may be what opened this one
+            raise unclosed(self.path, first_line + content.count(b"\n", 0, whole), content[whole:], self.quote)
         content, lines = _chosen(content, records.ends, keep), lines[keep]
         quoted = self._is_quoted(content)
         for wanted in (kinds, dict.fromkeys(kinds, pl.String)):
@@ -102,9 +103,9 @@ class Delimited:
         ends = self._split(content).ends
         keep = np.ones(len(ends), dtype=bool)
         for row, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-            keep[row] = is_utf8(content[start:end])
-            if not keep[row]:
-                bad.add(self.path, int(lines[row]), "bytes that are not UTF-8")
+            if fault := utf8_fault(content[start:end]):
+                keep[row] = False
+                bad.add(self.path, int(lines[row]), fault)
         return _chosen(content, ends, keep), lines[keep]
 
     def _read(self, content: bytes, kinds: Kinds, *, quoted: bool) -> pl.DataFrame | None:
@@ -144,7 +145,7 @@ def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[
     try:
         text = front[:end].decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}, line 1: a header that is not UTF-8; save the file as UTF-8") from error
+        raise DataError(f"{path}, line 1: {no_utf8(error)}") from error
     how = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
     try:
         names = next(csv.reader([text], delimiter=delimiter, **how), [])

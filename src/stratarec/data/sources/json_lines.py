@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.sources.blocks import BadRows
+from stratarec.data.sources.blocks import BadRows, no_utf8
 from stratarec.data.sources.delimited import Parsed
 from stratarec.errors import DataError
 
@@ -66,8 +66,8 @@ class JsonLines:
     def _problem(self, text: bytes, names: tuple[str, ...]) -> str:
         try:
             row = json.loads(text, parse_constant=_refuse)
-        except UnicodeDecodeError:
-            return "bytes that are not UTF-8"
+        except UnicodeDecodeError as error:
+            return no_utf8(error)
         except (ValueError, RecursionError) as error:
             return f"no JSON ({error})"
         if not isinstance(row, dict):

@@ -20,14 +20,17 @@ import pyarrow.parquet as pq
 
 from stratarec.config.units import readable
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, View, set_size
+from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, View, chunk_index, set_size
 from stratarec.data.sources.blocks import BadRows
 from stratarec.data.sources.columns import ColumnTypes
 from stratarec.data.sources.files import InputFile, expand, fingerprint
+from stratarec.data.sources.footer import footer_columns
 from stratarec.data.sources.typed import Converter
 from stratarec.errors import DataError
 
 _CHUNK_ROWS = 1 << 18
+# Of row groups that are read together.
+_RUN_BYTES = 64 << 20
 # A value, as wide as any number becomes; or its place in a dictionary and among others.
 _VALUE_BYTES = 8
 _LONGEST_TEXT = (1 << 31) - 1
@@ -102,11 +105,22 @@ class FileSlice:
     bytes_done: int
 
 
-def open_parquet(raw: object, file: InputFile) -> pq.ParquetFile:
+def open_parquet(raw: IO[bytes], file: InputFile) -> pq.ParquetFile:
     """The file's reader; `DataError` when it is no Parquet."""
     try:
         return pq.ParquetFile(raw)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raw.seek(0)
+        front = raw.read(64).decode(errors="replace")
+        if (
+            front.split()
+            and not front.startswith("PAR1")
+            and "".join(front.split()).isprintable()
+            and "\ufffd" not in front[:60]
+        ):
+            raise DataError(
+                f"{file.path}: text, expected a Parquet file; if it is CSV or JSON lines, set data.source.kind to csv"
+            ) from error
         raise DataError(f"{file.path}: not a Parquet file, or damaged ({error})") from error
 
 
@@ -122,8 +136,8 @@ def count_rows(files: tuple[InputFile, ...]) -> int:
 def parquet_pieces(
     files: tuple[InputFile, ...], columns: list[str], most_bytes: int, share: ChunkShare = WHOLE
 ) -> Iterator[FileSlice]:
-    """Row groups of every file, large ones cut; those that the share has not are not read."""
-    index, before = 0, 0
+    """Row groups of every file, large ones cut and small ones joined; those that the share has not are not read."""
+    before = 0
     checked = ColumnTypes(columns, lambda number: _schemas(files[number:]))
     for number, file in enumerate(files):
         with file.open() as raw:
@@ -131,25 +145,31 @@ def parquet_pieces(
             checked.check(number, file.path, reader.schema_arrow)
             if reader.metadata.num_rows == 0:
                 raise DataError(f"{file.path}: the file has no rows, expected at least one")
-            row, total = 0, reader.metadata.num_rows
-            groups = RowGroups(raw, reader, file, columns, most_bytes)
-            for group in range(reader.metadata.num_row_groups):
-                size = reader.metadata.row_group(group).num_rows
-                pieces = max(-(-size // _CHUNK_ROWS), 1)
-                table = None
-                for piece in range(pieces):
-                    first, last = size * piece // pieces, size * (piece + 1) // pieces
-                    if share.has(index, number, group):
-                        table = table if table is not None else _read(groups, group, checked)
-                        frame = pl.from_arrow(table.slice(first, last - first))
-                        assert isinstance(frame, pl.DataFrame)
-                        done = before + int(file.size * (row + last) / total)
-                        yield FileSlice(
-                            index=index, file=number, first_row=row + first + 1, frame=frame, bytes_done=done
-                        )
-                    index += 1
-                row += size
+            if share.has_file(number):
+                groups = RowGroups(raw, reader, file, columns, most_bytes)
+                yield from _slices(groups, checked, share, number, before, file.size)
         before += file.size
+
+
+def _slices(
+    groups: RowGroups, checked: ColumnTypes, share: ChunkShare, number: int, before: int, size: int
+) -> Iterator[FileSlice]:
+    """The wanted pieces of a file, `before` which there are so many bytes of others, and which has `size` itself."""
+    row, place = 0, 0
+    for ordinal, run in enumerate(groups.runs()):
+        rows = groups.rows(run)
+        pieces, table = max(-(-rows // _CHUNK_ROWS), 1), None
+        for piece in range(pieces):
+            first, last = rows * piece // pieces, rows * (piece + 1) // pieces
+            index = chunk_index(number, place)
+            if share.has(index, number, ordinal):
+                table = table if table is not None else _read(groups, run, checked)
+                frame = pl.from_arrow(table.slice(first, last - first))
+                assert isinstance(frame, pl.DataFrame)
+                done = before + int(size * (row + last) / groups.total)
+                yield FileSlice(index=index, file=number, first_row=row + first + 1, frame=frame, bytes_done=done)
+            place += 1
+        row += rows
 
 
 def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
@@ -158,15 +178,15 @@ def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
             yield file.path, open_parquet(raw, file).schema_arrow
 
 
-def _read(groups: RowGroups, group: int, checked: ColumnTypes) -> pa.Table:
-    table = groups.read(group)
+def _read(groups: RowGroups, run: range, checked: ColumnTypes) -> pa.Table:
+    table = groups.read(run)
     try:
-        return _without_notes(checked.typed(table))
+        return without_notes(checked.typed(table))
     except pa.ArrowException as error:
-        raise groups.fault(group, f"damaged ({error})") from error
+        raise groups.fault(run, f"damaged ({error})") from error
 
 
-def _without_notes(table: pa.Table) -> pa.Table:
+def without_notes(table: pa.Table) -> pa.Table:
     """The same columns without what writers note beside them: Polars ends with a panic where that is no UTF-8."""
     columns = [_bare(column) for column in table.columns]
     return pa.Table.from_arrays(columns, names=table.schema.names)
@@ -194,12 +214,17 @@ class RowGroups:
     """
 
     def __init__(
-        self, raw: IO[bytes], reader: pq.ParquetFile, file: InputFile, columns: Sequence[str], most_bytes: int
+        self,
+        raw: IO[bytes],
+        reader: pq.ParquetFile,
+        file: InputFile,
+        columns: Sequence[str],
+        most_bytes: int,
     ) -> None:
-        self._file, self._metadata, self._most = file, reader.metadata, most_bytes
+        self._file, self._most, self.total = file, most_bytes, reader.metadata.num_rows
         self._columns, self._schema = list(columns), reader.schema_arrow
         schema = reader.schema
-        self._places = [
+        places = [
             place
             for place in range(len(schema))
             if any(
@@ -207,71 +232,93 @@ class RowGroups:
                 for name in columns
             )
         ]
-        self._widths = {place: max(schema.column(place).length or 0, _VALUE_BYTES) for place in self._places}
-        texts = [place for place in self._places if schema.column(place).physical_type == "BYTE_ARRAY"]
-        text = [schema.column(place).path for place in texts if self._is_shared(place)]
+        found = footer_columns(raw, file.path, places)
+        # Numbers that no file has are of a damaged footer, and as floats their products stay what they are.
+        self._values, sizes = found[..., 0].astype(np.float64), found[..., 1].astype(np.float64)
+        widths = [max(schema.column(place).length or 0, _VALUE_BYTES) for place in places]
+        self._bytes = (self._values * widths + sizes).sum(1)
+        self._is_whole = np.asarray((self._values >= 0).all(1) & (sizes >= 0).all(1))
+        self._rows = [reader.metadata.row_group(group).num_rows for group in range(len(found))]
+        shared = np.asarray(found[..., 2].any(0))
+        text = [
+            schema.column(place).path
+            for place, is_shared in zip(places, shared, strict=True)
+            if is_shared and schema.column(place).physical_type == "BYTE_ARRAY"
+        ]
         self._reader = pq.ParquetFile(raw, metadata=reader.metadata, read_dictionary=text) if text else reader
-        if self._metadata.num_rows != sum(self._rows(group) for group in range(self._metadata.num_row_groups)):
+        if min(self._rows, default=0) < 0 or self.total != sum(self._rows):
             raise DataError(f"{file.path}: damaged (its footer counts other rows than its row groups have)")
 
-    def _is_shared(self, place: int) -> bool:
-        """Whether a column has a dictionary in some row group; early writers left out where it is."""
-        columns = (self._metadata.row_group(group).column(place) for group in range(self._metadata.num_row_groups))
-        return any(each.has_dictionary_page or any("DICTIONARY" in how for how in each.encodings) for each in columns)
+    def runs(self) -> Iterator[range]:
+        """Row groups that are read together: one, or small ones that are no more than a chunk, which reading each by
+        itself would take long for."""
+        first, rows, size = 0, 0, 0.0
+        for group, (more, bytes_more) in enumerate(zip(self._rows, self._bytes.tolist(), strict=True)):
+            if group > first and (rows + more > _CHUNK_ROWS or size + bytes_more > min(_RUN_BYTES, self._most)):
+                yield range(first, group)
+                first, rows, size = group, 0, 0.0
+            rows, size = rows + more, size + bytes_more
+        if first < len(self._rows):
+            yield range(first, len(self._rows))
 
-    def _rows(self, group: int) -> int:
-        return int(self._metadata.row_group(group).num_rows)
+    def rows(self, run: range) -> int:
+        """Of all its row groups."""
+        return sum(self._rows[run.start : run.stop])
 
-    def read(self, group: int) -> pa.Table:
-        """One row group.
+    def read(self, run: range) -> pa.Table:
+        """Some row groups.
 
         Raises
         ------
         DataError
-            Naming file and row group where it is too large, or damaged.
+            Naming file and row group where one is too large, or damaged.
         """
-        rows = self._check(group)
+        # One by one: pyarrow reads no lists of shared text out of several.
+        table = pa.concat_tables(self._read_group(range(group, group + 1)) for group in run)
         try:
-            table = self._reader.read_row_group(group, columns=self._columns)
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            raise self.fault(group, _reason(error)) from error
-        if table.num_rows != rows:
-            raise self.fault(group, f"damaged (it has {table.num_rows:,} rows, and {rows:,} by its footer)")
-        try:
-            return self._written_out(group, table)
+            return self._written_out(run, table)
         except (pa.ArrowException, MemoryError) as error:  # places outside of a dictionary
-            raise self.fault(group, _reason(error)) from error
+            raise self.fault(run, _reason(error)) from error
 
-    def _written_out(self, group: int, table: pa.Table) -> pa.Table:
+    def _read_group(self, run: range) -> pa.Table:
+        self._check(run.start)
+        rows = self.rows(run)
+        try:
+            table = self._reader.read_row_group(run.start, columns=self._columns)
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise self.fault(run, _reason(error)) from error
+        if table.num_rows != rows:
+            raise self.fault(run, f"damaged (it has {table.num_rows:,} rows, and {rows:,} by its footer)")
+        return table
+
+    def _written_out(self, run: range, table: pa.Table) -> pa.Table:
         """The table with every value of a dictionary written out, where that fits."""
         sizes = {name: sum(_written_bytes(chunk) for chunk in table[name].chunks) for name in self._columns}
         if sum(sizes.values()) > self._most:
-            raise self._too_large(group, sum(sizes.values()))
+            raise self._too_large(run, sum(sizes.values()))
         for name, size in sizes.items():
             kind = _target(self._schema.field(name).type, table[name].type, size)
             if kind is not None:
                 table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
         return table
 
-    def _check(self, group: int) -> int:
-        """Refuse a row group that is too large by its footer; returns its rows."""
-        metadata, rows, size = self._metadata.row_group(group), self._rows(group), 0
-        for place in self._places:
-            column = metadata.column(place)
-            if column.num_values < rows or column.total_uncompressed_size < 0:
-                raise self.fault(group, f"damaged ({rows:,} rows, and {column.num_values:,} values in a column of it)")
-            size += column.num_values * self._widths[place] + column.total_uncompressed_size
-        if size > self._most:
-            raise self._too_large(group, size)
-        return rows
+    def _check(self, group: int) -> None:
+        """Refuse a row group that is too large by its footer."""
+        rows, values = self._rows[group], self._values[group].min(initial=np.inf)
+        run = range(group, group + 1)
+        if values < rows or not self._is_whole[group]:
+            raise self.fault(run, f"damaged ({rows:,} rows, and {values:,.0f} values in a column of it)")
+        if self._bytes[group] > self._most:
+            raise self._too_large(run, int(self._bytes[group]))
 
-    def fault(self, group: int, what: str) -> DataError:
-        """What is wrong with a row group, as an error."""
-        return DataError(f"{self._file.path}, row group {group}: {what}")
+    def fault(self, run: range, what: str) -> DataError:
+        """What is wrong with row groups, as an error."""
+        which = f"row group {run.start}" if len(run) == 1 else f"row groups {run.start} to {run.stop - 1}"
+        return DataError(f"{self._file.path}, {which}: {what}")
 
-    def _too_large(self, group: int, size: int) -> DataError:
+    def _too_large(self, run: range, size: int) -> DataError:
         return self.fault(
-            group,
+            run,
             f"takes {readable(size)} in memory, more than {readable(self._most)}; write the log with smaller row "
             "groups, or raise data.source.max_row_group_bytes",
         )

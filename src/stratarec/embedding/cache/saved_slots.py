@@ -20,6 +20,7 @@ from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.row_file import read_rows, verify_file
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import CheckpointError, TrainingError
+from stratarec.io.atomic import make_directory
 
 _HEAD = np.dtype([("row", "<i8"), ("stamp", "<i4"), ("count", "<u4")])
 _FOLDER = "slots"
@@ -51,7 +52,7 @@ class SlotRecords:
             As in `TableGroup.save`.
         """
         folder = directory / _FOLDER
-        folder.mkdir()
+        make_directory(folder)
         files = self._chain.save(
             folder,
             None if previous is None else previous / _FOLDER,

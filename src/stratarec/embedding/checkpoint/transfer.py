@@ -23,9 +23,9 @@ from stratarec.embedding.stores.dram import allocate_bits
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log.segments import SegmentEntry
 from stratarec.embedding.stores.row_file import read_rows, verify_file
-from stratarec.embedding.stores.scratch import ScratchDirectory
 from stratarec.embedding.tables.base import TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
+from stratarec.io.scratch import ScratchDirectory
 from stratarec.kernels.bit_rows import set_bits, test_bits
 from stratarec.kernels.random import fill_uniform, table_key
 from stratarec.kernels.update import Missed, Slots, settle

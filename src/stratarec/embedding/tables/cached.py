@@ -29,6 +29,7 @@ from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.base import BatchClock, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError, StrataError, TrainingError
+from stratarec.io.atomic import make_directory
 from stratarec.kernels.bags import BagBatch, Ids
 from stratarec.kernels.cache import Staging
 from stratarec.kernels.update import Scratchpad
@@ -211,7 +212,7 @@ class CachedTables(TableGroup):
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
         """See `TableGroup.save`."""
         home = directory / "home"
-        home.mkdir(parents=True)
+        make_directory(home)
         with self._moving:
             manifest = self.store.checkpoint(home, None if previous is None else previous / "home")
             slots = self._slots.save(directory, previous, settled)

@@ -19,6 +19,7 @@ from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunk
 from stratarec.embedding.tables.base import BatchClock, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
+from stratarec.io.atomic import make_directory
 from stratarec.kernels.bags import BagBatch, mark_rows
 from stratarec.kernels.bit_rows import set_bits
 from stratarec.kernels.random import table_key
@@ -93,7 +94,7 @@ class ResidentTables(TableGroup):
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
         """See `TableGroup.save`."""
         home = directory / "home"
-        home.mkdir(parents=True)
+        make_directory(home)
         files = self._chain.save(
             home,
             None if previous is None or self._viewed else previous / "home",

@@ -33,7 +33,7 @@ def pool(weights: Floats, group: GroupLayout, bags: BagBatch, out: Tensor) -> in
     int
         Place in `values` of an id outside its table, or -1.
     """
-    if (isinstance(group.pooled, np.ndarray) and not len(group.pooled)) or not bags.batch:
+    if _pools_nothing(group, bags):
         return -1
     return int(backend(_BACKENDS, out).pool(weights, group, bags, out))
 
@@ -47,4 +47,10 @@ def gather(weights: Floats, group: GroupLayout, bags: BagBatch, feature: int, ou
 
 def weight_gradient(weights: Floats, group: GroupLayout, bags: BagBatch, gradient: Tensor, out: Tensor) -> None:
     """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight, given that of the output."""
-    backend(_BACKENDS, out).weight_gradient(weights, group, bags, gradient, out)
+    if not _pools_nothing(group, bags):
+        backend(_BACKENDS, out).weight_gradient(weights, group, bags, gradient, out)
+
+
+def _pools_nothing(group: GroupLayout, bags: BagBatch) -> bool:
+    # Kernels deal tasks out by features and samples: without any they would divide by zero.
+    return (isinstance(group.pooled, np.ndarray) and not len(group.pooled)) or not bags.batch

@@ -22,7 +22,11 @@ from stratarec.kernels.runtime.workers import lead
 # body must not return an array to a function that does count: that one gives back a reference which nobody took, and
 # the process aborts some time later.
 # Backward at D = 16, batch 2,048: 3.3 to 2.4 ms without counts, then 1.6 to 0.9 inlined.
-BODY = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
+# Only kernels call them, never Python: wrappers that unpack its tuples of arrays were a third of what compiling took.
+BODY = {
+    "nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True,
+    "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+}  # fmt: skip
 
 _syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 6))
 _WORD, _COUNT, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()

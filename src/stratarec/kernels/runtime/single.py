@@ -9,7 +9,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-BODY = {"nogil": True, "cache": True, "error_model": "numpy"}
+BODY = {
+    "nogil": True, "cache": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+}  # fmt: skip
 
 
 @njit(nogil=True)

@@ -222,7 +222,8 @@ def catch_up(lanes, rule, course, slots, row, D):
     clock = slots.clock
     # One by one: the missed decay of SGD has a closed form, but a row that is read in between has its gap cut in two,
     # and two products have other bits than one. Adagrad and Adam have no such form.
-    for missed in range(U(clock[row]), U(course.steps)):
+    # A clock comes from a record, which may be anybody's: below 0 it would read in front of the numbers.
+    for missed in range(U(max(clock[row], np.int32(0))), U(course.steps)):
         pace = StepNumbers(course.paces[missed, U(0)], course.paces[missed, U(1)], course.paces[missed, U(2)])
         update_row(lanes, rule, pace, slots, row, D, course.still, U(0))
     clock[row] = course.steps

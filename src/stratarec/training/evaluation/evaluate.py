@@ -14,6 +14,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.loading.portions import BatchShare
 from stratarec.distributed.mesh import Mesh
+from stratarec.errors import TrainingError
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics, evaluate_labels
@@ -117,9 +118,21 @@ def measured(names: Sequence[str], found: Scored) -> dict[str, Metrics]:
     )
 
 
+def score(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
+    """Logits of a batch; `TrainingError` where one is no number."""
+    found: NDArray[np.float32] = model(batch).cpu().numpy()
+    # Rows are not looked through when they are loaded: of most of them nobody asks.
+    if np.isnan(found).any():
+        raise TrainingError(
+            "a score is no number: rows or weights of the model are not finite, or overflow; `stratarec check` of its "
+            "run names those, and an earlier checkpoint may have none"
+        )
+    return found
+
+
 def _scored(model: CTRModel, batch: Batch) -> Scored:
     # A share without samples has no logits, but its rank's rows are asked for by the others.
-    scores = model(batch).cpu().numpy() if batch.size else _no_logits(model, batch)
+    scores = score(model, batch) if batch.size else _no_logits(model, batch)
     users = np.empty(0, dtype=np.int64) if batch.user is None else batch.user.cpu().numpy()
     weights = np.empty(0, dtype=np.float32) if batch.weight is None else batch.weight.cpu().numpy()
     return Scored(batch.label.cpu().numpy(), scores, users, weights)

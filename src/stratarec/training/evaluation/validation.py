@@ -11,7 +11,7 @@ import torch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.models import CTRModel
-from stratarec.models.metrics import METRICS, WATCHED, figures
+from stratarec.models.metrics import HEADLINES, METRICS, figures
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.metric_names import by_label, show
@@ -130,7 +130,8 @@ class Validation:
         entry = {"step": position.step, **found, **({"closing": True} if closing else {})}
         position.noted(entry, stopping)
         for label, each in by_label("validation", found):
-            shown = (f"{METRICS[name].label} {show(each[name], 5)}" for name in WATCHED)
+            told = dict.fromkeys((*HEADLINES, *((stopping.metric,) if stopping.patience else ())))
+            shown = (f"{METRICS[name].label} {show(each[name], 5)}" for name in told)
             self.progress.say(f"step {position.step}: {label} {', '.join(shown)}")
         curves.validation(entry)
         self.evaluated()

@@ -18,12 +18,13 @@ from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.loading.portions import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.towers.tower_model import DisaggregatedModel
-from stratarec.embedding.stores.scratch import ScratchDirectory, reading_directory
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.owned_directory import kind_of
+from stratarec.io.scratch import ScratchDirectory, reading_directory
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
 from stratarec.models.calibration import Calibration
+from stratarec.models.metrics import METRICS
 from stratarec.planning.hot_rows import make_hot_plan
 from stratarec.planning.plan import Plan, tier_config
 from stratarec.recipe import Recipe
@@ -31,6 +32,7 @@ from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
 from stratarec.training.run.run_directory import RECIPE, read_plan, read_recipe, read_result
 from stratarec.training.run.shard_tables import shared_collection
+from stratarec.training.steps.position import Position, best
 
 
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
@@ -163,10 +165,19 @@ class TrainedModel:
     dataset: Dataset
     model: CTRModel
     checkpoint: Path
+    validated: bool
+    """Whether validation chose the checkpoint."""
     mesh: Mesh
     """The processes that have it together."""
     resources: ExitStack
     """What `close` gives back."""
+
+    @property
+    def told(self) -> str:
+        """Which checkpoint it is, in words."""
+        step = int(self.checkpoint.name.removeprefix("step-"))
+        label = METRICS[self.recipe.train.early_stopping.metric].label
+        return f"step {step:,}, the {f'best by validation {label}' if self.validated else 'last one'}"
 
     def close(self) -> None:
         """Give back what the tables take, files too, and the data set; the model is of no use afterwards."""
@@ -182,7 +193,7 @@ class TrainedModel:
 def open_run(
     path: str | Path, data: str | Path | None = None, *, same_samples: bool = True, mesh: Mesh | None = None
 ) -> TrainedModel:
-    """The model that a run ended with, or its last checkpoint while it has not ended.
+    """The model that a run tested; while it has not ended, that of its best checkpoint so far, else of its last.
 
     Parameters
     ----------
@@ -201,7 +212,8 @@ def open_run(
     path = Path(path)
     require_run(path)
     with ExitStack() as stack:
-        recipe, found, mesh = read_recipe(path), hold_chosen(path, stack), mesh or Mesh.alone()
+        recipe, mesh = read_recipe(path), mesh or Mesh.alone()
+        found = hold_chosen(path, recipe, stack)
         mesh.check_same({"checkpoint": found.name})
         return _open(path, recipe, found, data, same_samples=same_samples, mesh=mesh)
 
@@ -217,14 +229,15 @@ def require_run(path: Path) -> None:
 _TRIES = 10
 
 
-def hold_chosen(path: Path, stack: ExitStack) -> Path:
+def hold_chosen(path: Path, recipe: Recipe, stack: ExitStack) -> Path:
     """The chosen checkpoint of a run that may go on meanwhile, which stays until `stack` is closed."""
     for tries in range(_TRIES):
-        found = chosen_checkpoint(path)
+        once_more = tries < _TRIES - 1
         try:
+            found = _chosen_checkpoint(path, recipe)
             stack.enter_context(checkpoint.held(found))
         except CheckpointError:
-            if tries == _TRIES - 1:
+            if not once_more:
                 raise
         else:
             break
@@ -234,7 +247,8 @@ def hold_chosen(path: Path, stack: ExitStack) -> Path:
 def _open(
     path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh
 ) -> TrainedModel:  # fmt: skip
-    known = checkpoint.read_state(found)["identity"]
+    state = checkpoint.read_state(found)
+    known, position = state["identity"], Position(**state["position"])
     own = _open_data(path, recipe, data)
     _check_model(found, identity(recipe, own), known)
     difference = input_difference(own, known["inputs"])
@@ -256,7 +270,11 @@ def _open(
         if result is not None and result.calibration and result.checkpoint == found.name:
             model.network.calibration = Calibration(result.calibration)
         resources = stack.pop_all()
-    return TrainedModel(recipe=recipe, dataset=own, model=model, checkpoint=found, mesh=mesh, resources=resources)
+    chosen = best(position.evaluations, recipe.train.early_stopping)
+    validated = chosen is not None and chosen["step"] == position.step
+    return TrainedModel(
+        recipe=recipe, dataset=own, model=model, checkpoint=found, validated=validated, mesh=mesh, resources=resources
+    )
 
 
 @contextmanager
@@ -302,12 +320,14 @@ def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:
     return Dataset.open(recipe.data.path if data is None else data, verify="used")
 
 
-def chosen_checkpoint(path: Path) -> Path:
-    """The checkpoint that the final test used, else the last one."""
+def _chosen_checkpoint(path: Path, recipe: Recipe) -> Path:
+    """The checkpoint that the final test used, else the best one so far, else the last one."""
     result = read_result(path)
     if result is not None:
         return path / "checkpoints" / result.checkpoint
     found = checkpoint.steps(path / "checkpoints")
     if not found:
         raise CheckpointError(f"{path} has no checkpoint yet")
-    return found[-1]
+    chosen = best(checkpoint.read_state(found[-1])["position"]["evaluations"], recipe.train.early_stopping)
+    path = found[-1] if chosen is None else checkpoint.of_step(found[-1].parent, int(chosen["step"]))
+    return path if path in found else found[-1]

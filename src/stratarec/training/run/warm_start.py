@@ -70,9 +70,10 @@ def beginning(
         raise ConfigError(f"--from names {earlier}, the very run that is to begin: name another train.run")
     require_run(earlier)
     with ExitStack() as stack:
-        found = hold_chosen(earlier, stack)
+        recipe = read_recipe(earlier)
+        found = hold_chosen(earlier, recipe, stack)
         mesh.check_same({"--from": str(found)})
-        known, train = checkpoint.read_state(found)["identity"], read_recipe(earlier).train
+        known, train = checkpoint.read_state(found)["identity"], recipe.train
         _check_model(earlier, identity, known["model"], train)
         difference = feature_difference(dataset, known["inputs"])
         if difference:

@@ -89,15 +89,15 @@ def _smoothed(before: float | None, loss: float) -> float:
 
 
 def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Evaluation | None:
-    """The first of the best evaluations; None without early stopping, and where the metric is never a number."""
+    """The first of the best evaluations; None where the metric is never a number."""
     known = [entry for entry in evaluations if not math.isnan(_goodness(entry, config))]
-    return max(known, key=lambda entry: _goodness(entry, config)) if config.patience and known else None
+    return max(known, key=lambda entry: _goodness(entry, config), default=None)
 
 
 def is_over(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
-    """Whether as many evaluations as the patience came after the best one."""
+    """Whether as many evaluations as the patience came after the best one; never without patience."""
     found = best(evaluations, config)
-    if found is None:
+    if found is None or not config.patience:
         return False
     later = [entry for entry in evaluations if entry["step"] > found["step"]]
     return len(later) >= config.patience

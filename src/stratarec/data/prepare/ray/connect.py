@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.errors import ClusterError, ConfigError
+from stratarec.io.scratch import ScratchDirectory
 
-_LOCAL, _PREFIX = "local", "stratarec-ray-"
+_LOCAL, _PREFIX, _TOKEN_BYTES = "local", "stratarec-ray-", 4
 # Ray's sockets lie some 60 characters below its directory, and the path of a socket has at most 107.
 _LONGEST_FOLDER = 43
 _REACH_SECONDS, _ENDING_SECONDS = 10.0, 5.0
@@ -59,11 +60,11 @@ def joined(address: str) -> Iterator[Any]:
         When there is no such cluster, or no Ray.
     """
     processors = _processors(address)
-    before, own, folder = dict(os.environ), {}, None
+    scratch = ScratchDirectory(Path(_parent()), _PREFIX, secrets.token_hex(_TOKEN_BYTES)) if processors else None
+    before, own = dict(os.environ), {}
     os.environ.update(_QUIET)
-    if processors:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_parent()))
-        own = {"num_cpus": processors, "include_dashboard": False, "_temp_dir": str(folder)}
+    if scratch is not None:
+        own = {"num_cpus": processors, "include_dashboard": False, "_temp_dir": str(scratch.path)}
         # Whoever reaches a cluster can run anything in it, and Ray listens on all interfaces.
         os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     try:
@@ -78,8 +79,9 @@ def joined(address: str) -> Iterator[Any]:
         # Another cluster that this process joins later has another token, or none.
         os.environ.clear()
         os.environ.update(before)
-        if folder is not None:
-            _remove(folder)
+        if scratch is not None:
+            _remove(scratch.path)
+            scratch.close()
 
 
 def _processors(address: str) -> int:
@@ -130,7 +132,7 @@ def _reach(address: str) -> None:
 def _parent() -> str:
     """Where a cluster of this machine has its files: with other temporary files, where their names are short enough."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) + len(_PREFIX) + 9 <= _LONGEST_FOLDER else "/tmp"
+    return usual if len(usual) + len(_PREFIX) + 2 * _TOKEN_BYTES + 1 <= _LONGEST_FOLDER else "/tmp"
 
 
 def _remove(folder: Path) -> None:

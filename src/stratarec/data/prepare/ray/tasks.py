@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import platform
 import socket
 import traceback
 import warnings
@@ -17,18 +16,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
-from stratarec import errors
 from stratarec.data.prepare.executor import Stage
 from stratarec.data.prepare.ray.connect import joined
 from stratarec.data.prepare.ray.lease import grant, leased, revoke
 from stratarec.errors import ClusterError, StrataError
+from stratarec.io.versions import PYTHON, versions
 from stratarec.progress import Progress
 
 # How often a task is begun again whose worker or machine has died.
@@ -36,8 +32,8 @@ _RETRIES = 3
 # Tasks that are handed out for each processor: one runs, one waits.
 _AHEAD = 2
 _ENDING_SECONDS = 30.0
-# What decides about the bytes of a data set, beside Python and the code.
-_LIBRARIES = ("stratarec", "numpy", "polars", "pyarrow", "xxhash")
+# What decides about the bytes of a data set, beside the code.
+_DECISIVE = (PYTHON, "stratarec", "numpy", "polars", "pyarrow", "xxhash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +56,7 @@ class Order:
         """By what is here."""
         local = [path for path in logs if "://" not in path]
         stamps = tuple((path, *_stamp(path)) for path in local)
-        return cls(work=work, token=token, folder=os.getcwd(), logs=stamps, versions=versions())
+        return cls(work=work, token=token, folder=os.getcwd(), logs=stamps, versions=_versions())
 
     def check(self) -> None:
         """Refuse to work on this machine, and make relative paths mean here what they mean where they were given.
@@ -72,7 +68,7 @@ class Order:
         """
         if os.path.isdir(self.folder):  # absolute paths need no such directory
             os.chdir(self.folder)
-        for (name, wanted), (_, found) in zip(self.versions, versions(), strict=True):
+        for (name, wanted), (_, found) in zip(self.versions, _versions(), strict=True):
             if wanted != found:
                 raise _refusal(f"has {name} {found}, expected {wanted}: install the same on all machines")
         for path, *known in self.logs:
@@ -86,6 +82,10 @@ class Order:
             raise _refusal(f"has no {self.work.absolute()}: name a data.path that all machines share")
 
 
+def _versions() -> tuple[tuple[str, str], ...]:
+    return tuple(versions(*_DECISIVE).items())
+
+
 _SEEN = "keep logs where all machines see them"
 
 
@@ -96,28 +96,6 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _refusal(reason: str) -> ClusterError:
     return ClusterError(f"machine {socket.gethostname()} of the cluster {reason}")
-
-
-@cache
-def versions() -> tuple[tuple[str, str], ...]:
-    """Of Python, of libraries, and of the code of StrataRec itself."""
-    digest, root = xxhash.xxh3_64(), Path(errors.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode())
-        digest.update(path.read_bytes())
-    libraries = ((name, _version(name)) for name in _LIBRARIES)
-    return (
-        ("Python", platform.python_version()),
-        *libraries,
-        ("code of stratarec with the hash", digest.hexdigest()),
-    )
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
 
 
 @dataclass(frozen=True, kw_only=True)

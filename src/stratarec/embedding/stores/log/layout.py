@@ -47,6 +47,13 @@ class LogConfig:
             raise ConfigError(f"log.most_amplification is {self.most_amplification}, expected at least 1.1")
 
 
+# A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
+DEAD_SHARE = LogConfig().most_amplification - 1 + 4 / _SEGMENTS
+"""Of a log's blocks, what it may take beyond them."""
+DEAD_BYTES = 4 * LogConfig().buffer_bytes
+"""What any log may take beyond that."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockLayout:
     """A layout that `plan_layout` chose; the same numbers mean the same bytes."""
@@ -123,8 +130,8 @@ class BlockLayout:
             )
         if config.budget_bytes and config.budget_bytes < 3 * made.segment_bytes:
             raise CheckpointError(
-                f"log.budget_bytes is {config.budget_bytes}, and this checkpoint needs three segments of "
-                f"{made.segment_bytes} bytes; raise it"
+                f"this log's share of memory.block.budget is {config.budget_bytes}, and this checkpoint needs three "
+                f"segments of {made.segment_bytes} bytes; raise it"
             )
         return made
 
@@ -163,8 +170,8 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
         slots = narrow
     if config.budget_bytes and config.budget_bytes < 3 * segment_blocks * block_bytes:
         raise ConfigError(
-            f"log.budget_bytes is {config.budget_bytes}, expected at least three segments of "
-            f"{segment_blocks * block_bytes} bytes; raise it or lower log.buffer_bytes and log.segment_bytes"
+            f"this log's share of memory.block.budget is {config.budget_bytes}, expected at least three segments of "
+            f"{segment_blocks * block_bytes} bytes; raise it"
         )
     return BlockLayout(
         rows=rows,

@@ -169,7 +169,7 @@ class Segments:
             When the budget or the file system has no room; the segment is as it was.
         """
         if self.budget_bytes and self.file_bytes + words.nbytes > self.budget_bytes + allowance:
-            raise NoRoom(f"log.budget_bytes is {self.budget_bytes}")
+            raise NoRoom(f"its share of memory.block.budget is {self.budget_bytes}")
         descriptor, start = int(self.descriptors[slot]), int(self.blocks[slot]) * self.layout.block_bytes
         try:
             self._write(descriptor, words.view(np.uint8).data, start)

@@ -25,8 +25,8 @@ from stratarec.embedding.stores.log.compaction import Background, Compactor, bac
 from stratarec.embedding.stores.log.layout import BlockLayout, Locations, LogConfig, plan_layout
 from stratarec.embedding.stores.log.reader import Reader
 from stratarec.embedding.stores.log.segments import NoRoom, Segments, check_segments, keep_segments
-from stratarec.embedding.stores.scratch import hold
 from stratarec.errors import CheckpointError, StorageError
+from stratarec.io.scratch import hold
 from stratarec.kernels.blocks import Wanted, cpu
 
 
@@ -167,8 +167,8 @@ class LogRecords:
         need = self.layout.buffer_blocks * self.layout.block_bytes
         return StorageError(
             f"{segments.directory} is full ({reason}): {need} more bytes are needed, {segments.file_bytes} are in use, "
-            f"{room.f_bavail * room.f_frsize} are free there, and compaction cannot gain any: raise log.budget_bytes, "
-            "free space, or give the tables fewer bytes by their codec"
+            f"{room.f_bavail * room.f_frsize} are free there, and compaction cannot gain any: raise "
+            "memory.block.budget, free space, or give the tables fewer bytes by their codec"
         )
 
     def flush(self) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from stratarec.embedding.stores.scratch import ScratchDirectory
+from stratarec.io.scratch import ScratchDirectory
 
 
 def made(folder: Path, age: float) -> Path:

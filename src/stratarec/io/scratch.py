@@ -53,7 +53,7 @@ class ScratchDirectory:
         # Locked under a name that nobody looks for, so that it is never seen without its lock.
         hidden = parent / f".making-{self.path.name}"
         try:
-            hidden.mkdir(mode=0o700)  # it may lie in a folder of everybody's
+            hidden.mkdir(mode=0o700)  # it may be in everybody's temporary directory
             self._owner = (hidden / _OWNER).open("wb")
             lock(self._owner)
             hidden.rename(self.path)

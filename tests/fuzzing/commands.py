@@ -1,0 +1,268 @@
+"""What users do with an artefact whose contents somebody wrote: by the command line, in this process.
+
+Each either gives what is finite and legal or is refused in one line. What an attacker may say is another result: it is
+the content that differs, so it is compared with nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import yaml
+from fuzzing.artefacts import STEPS, TIERS, Use, memories, place_tables, recipe, score
+
+from stratarec.cli import main
+from stratarec.config.units import parse_bytes
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.splits import SPLITS
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.errors import StrataError
+from stratarec.hot.calibrator import calibrate
+from stratarec.hot.profile import HotProfile
+from stratarec.hot.table_parts import parts_of, row_bytes_of
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+from stratarec.training.export.export import export
+from stratarec.training.run.open_run import open_run
+from stratarec.training.trainer import Trainer
+
+_REFUSED = 2
+_NUMBER = re.compile(r"(?<![\w/.-])-?(nan|inf)(?![\w/.-])")
+
+
+def make_more(root: Path) -> None:
+    """Artefacts beside those of `artefacts.make` that hold numbers of other kinds."""
+    with open_run(root / "cached") as trained:
+        export(trained, root / "coded")
+    # Two states a weight, and clocks.
+    for name, tiers in (("clocked", None), ("clocked-log", memories(root)["log"])):
+        made = _all_rows(recipe(root, root / name, memory=tiers))
+        Trainer(made, Dataset.open(made.data.path), plan=place_tables("log", made) if tiers else None).train()
+    (root / "profile").mkdir()
+    dataset = Dataset.open(root / "data")
+    widths = row_bytes_of(dataset, 16, RowOptimizerConfig())
+    calibrate(dataset, widths, parse_bytes("8KiB", "hot")).write(root / "profile" / "profile.json")
+    (root / "towers").mkdir()
+    (root / "towers" / "towers.yaml").write_text("# Towers\n- [item, seen]\n- [city, tags]\n")
+
+
+def _all_rows(made: Recipe) -> Recipe:
+    rows = RowOptimizerConfig(kind="adam", rows="all", learning_rate=0.01)
+    return replace(made, train=replace(made.train, embedding=rows))
+
+
+def uses_of(root: Path) -> dict[str, list[Use]]:
+    """What is done with each artefact there is below `root`."""
+    data = (_check, _read, _train_on(root, None), _train_on(root, TIERS), _base(root))
+    runs: dict[str, Any] = {**memories(root), "clocked": None, "clocked-log": memories(root)["log"]}
+    found: dict[str, list[Use]] = {
+        name: [_check, _command("evaluate"), _predict, _export, _resume(root, memory, name), _begin(root, name)]
+        for name, memory in runs.items()
+    }
+    found |= {"data": [*data, _profile, _towers_of(root)], "plain": [*data], "plan": [_check, _plan(root)]}
+    found |= {"export": [_check, _score], "coded": [_check, _score]}
+    found |= {"profile": [_hot_rows(root)], "towers": [_towers(root)]}
+    return {name: uses for name, uses in found.items() if (root / name).exists()}
+
+
+def run(*arguments: str | Path) -> str:
+    """What a command prints; `StrataError` where it refuses in one line, an assertion for whatever else it does."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([str(part) for part in arguments])
+    said = err.getvalue()
+    assert code in (0, _REFUSED), f"{arguments} ended with {code}: {said}{_trace(said)}"
+    assert "out of memory" not in said, said
+    if code == _REFUSED:
+        lines = [line for line in said.splitlines() if "Warning" not in line]
+        assert len(lines) == 1, f"{arguments} said {said}"
+        raise StrataError(lines[0])
+    wrong = _NUMBER.search(out.getvalue())
+    assert wrong is None, f"{arguments} printed {out.getvalue()}"
+    return out.getvalue()
+
+
+def _trace(said: str) -> str:
+    """The traceback that a defect left in a file."""
+    found = re.search(r"/\S*stratarec-error-\S*\.txt", said)
+    if found is None:
+        return ""
+    text = Path(found[0]).read_text()
+    Path(found[0]).unlink()
+    return f"\n{text[-3000:]}"
+
+
+def _command(name: str) -> Use:
+    def use(path: Path, _: Path) -> None:
+        run(name, "-q", path)
+
+    return use
+
+
+def _check(path: Path, _: Path) -> None:
+    run("check", "-q", path / "plan.json" if path.name == "plan" else path)
+
+
+def _write(made: Recipe, out: Path, change: Callable[[dict[str, Any]], object] = lambda content: None) -> Path:
+    content = made.to_dict()
+    change(content)
+    file = out / "recipe.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def _read(path: Path, _: Path) -> None:
+    """Every batch is of ids within their tables and of finite numbers."""
+    dataset = Dataset.open(path)
+    rows = {feature.name: dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse}
+    for split in SPLITS:
+        for batch in Loader(dataset, split, LoaderConfig(batch_size=64)).epoch(0):
+            assert np.isin(batch.label.numpy(), (0, 1)).all()
+            assert np.isfinite(batch.dense.numpy()).all()
+            whole = batch.expanded().sparse
+            for name in whole.keys:
+                ids = whole[name].values.numpy()
+                assert ((ids >= 0) & (ids < rows[name])).all()
+            for group in batch.groups:
+                inverse = group.inverse.numpy()
+                assert ((inverse >= 0) & (inverse < max(len(inverse), 1))).all()
+        for shard, found_shard in enumerate(dataset.shards(split)):
+            for group_number in range(len(found_shard.row_groups)):
+                dataset.read_row_group(split, shard, group_number)
+    for name in dataset.vocabularies:
+        dataset.access_counts(name)
+        dataset.vocabulary(name)
+
+
+def _train_on(root: Path, memory: dict[str, Any] | None) -> Use:
+    def use(path: Path, out: Path) -> None:
+        """Two steps, and what they make is right."""
+        made = recipe(root, out / "run", steps=2, memory=memory)
+        groups = "none" if path.name == "plain" else made.data.groups
+        run("train", "-q", _write(replace(made, data=replace(made.data, path=str(path), groups=groups)), out))
+        run("check", "-q", out / "run")
+        _predict(out / "run", out)
+
+    return use
+
+
+def _base(root: Path) -> Use:
+    def use(path: Path, out: Path) -> None:
+        """A new data set goes on from it."""
+        made = recipe(root, out / "run")
+        vocabulary = replace(made.data.vocabulary, base=str(path))
+        groups = "none" if path.name == "plain" else made.data.groups
+        made = replace(made, data=replace(made.data, path=str(out / "next"), vocabulary=vocabulary, groups=groups))
+        run("prepare", "-q", _write(made, out))
+        run("check", "-q", out / "next")
+
+    return use
+
+
+def _profile(path: Path, out: Path) -> None:
+    run("profile", "-q", path, "--hot", "8KiB", "--batch-size", "64", "--classify", "-o", out / "profile.html")
+    HotProfile.read(out / "profile.hot.json", Dataset.open(path))
+
+
+def _towers_of(root: Path) -> Use:
+    def use(path: Path, out: Path) -> None:
+        made = recipe(root, out / "run", steps=2)
+        made = replace(made, data=replace(made.data, path=str(path)))
+        run("plan", "-q", _write(made, out), "--towers", "2", "--steps", "2", "--json")
+
+    return use
+
+
+def _score(path: Path, out: Path) -> None:
+    """A few rows, cell by cell, and many, column by column."""
+    score(path, out)
+    few = {
+        "item": [0, 199, 10**9, None], "city": [0, 8, -1, 2], "tags": [["t1"], [], ["t39"] * 9, None],
+        "seen": [[1, 2], [], [10**12], [3] * 100], "price": [0.5, -1e30, None, 0.0],
+    }  # fmt: skip
+    scorer = Scorer.open(path)
+    for frame in (pl.DataFrame(few), pl.concat([pl.DataFrame(few)] * 30)):
+        found = scorer.score(frame)
+        assert ((found >= 0) & (found <= 1)).all()  # not so of what is no number
+
+
+def _predict(path: Path, out: Path) -> None:
+    run("predict", "-q", path, "-o", out / "scores.parquet")
+    found = pl.read_parquet(out / "scores.parquet")["score"].to_numpy()
+    assert ((found >= 0) & (found <= 1)).all(), f"scores of {found.min()} to {found.max()}"
+
+
+def _export(path: Path, out: Path) -> None:
+    run("export", "-q", path, "-o", out / "export")
+    run("check", "-q", out / "export")
+    _score(out / "export", out)
+
+
+def _resume(root: Path, memory: dict[str, Any] | None, kind: str) -> Use:
+    def use(path: Path, out: Path) -> None:
+        made = recipe(root, path, steps=STEPS + 2, memory=memory)
+        made = _all_rows(made) if kind.startswith("clocked") else made
+        run("train", "-q", _write(made, out), "--resume")
+        _finite(json.loads((path / "result.json").read_text()))
+        run("evaluate", "-q", path)
+
+    return use
+
+
+def _begin(root: Path, kind: str) -> Use:
+    def use(path: Path, out: Path) -> None:
+        """A new run, with all rows in memory, begins with this one."""
+        made = recipe(root, out / "next", steps=2)
+        made = _all_rows(made) if kind.startswith("clocked") else made
+        run("train", "-q", _write(made, out), "--from", path)
+        _finite(json.loads((out / "next" / "result.json").read_text()))
+        _predict(out / "next", out)
+
+    return use
+
+
+def _plan(root: Path) -> Use:
+    def use(path: Path, out: Path) -> None:
+        made = recipe(root, out / "run", steps=2, memory=memories(root)["log"])
+        run("train", "-q", _write(made, out), "--plan", path / "plan.json")
+        run("check", "-q", out / "run")
+
+    return use
+
+
+def _hot_rows(root: Path) -> Use:
+    def use(path: Path, _: Path) -> None:
+        dataset = Dataset.open(root / "data")
+        profile = HotProfile.read(path / "profile.json", dataset)
+        parts = parts_of(dataset, profile.row_bytes)
+        hot = profile.hot(parts)
+        assert all(0 <= rows <= part.rows for rows, part in zip(hot.tolist(), parts, strict=True))
+
+    return use
+
+
+def _towers(root: Path) -> Use:
+    def use(path: Path, out: Path) -> None:
+        made = recipe(root, out / "run", steps=2)
+        file = _write(made, path, lambda content: content["model"].update(towers={"plan": "towers.yaml"}))
+        run("train", "-q", file)
+        run("check", "-q", out / "run")
+
+    return use
+
+
+def _finite(value: Any) -> None:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        _finite(part)
+    assert not isinstance(value, float) or np.isfinite(value), value
