@@ -19,6 +19,7 @@ ROOT = Path(stratarec.__file__).parent
 # neighbours or from above.
 FLOORS = (
     ("__main__",),
+    ("estimator",),
     ("cli",),
     ("training",),
     ("recipe",),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stratarec.embedding import RowOptimizerConfig as RowOptimizerConfig
     from stratarec.embedding import TieredEmbeddingBagCollection as TieredEmbeddingBagCollection
     from stratarec.errors import StrataError as StrataError
+    from stratarec.estimator.click_model import ClickModel as ClickModel
     from stratarec.recipe import Recipe as Recipe
     from stratarec.serving.scorer import Scorer as Scorer
     from stratarec.training.trainer import Trainer as Trainer
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 # Loaded when first used: importing the package alone must not cost what torch costs.
 _HOMES = {
     "Batch": "batch.batch",
+    "ClickModel": "estimator.click_model",
     "Dataset": "data.dataset.dataset",
     "EmbeddingBagConfig": "embedding",
     "InverseJagged": "batch.inverse",

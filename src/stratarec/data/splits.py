@@ -36,7 +36,8 @@ class SplitConfig:
     valid: float | str | tuple[str, ...] = 0.1
     """A duration such as 1d for ``time``, a share for ``fraction``, file name patterns for ``file``."""
     test: float | str | tuple[str, ...] = 0.1
-    """As `valid`; by time the test split is the last and validation lies before it."""
+    """As `valid`; by time the test split is the last and validation lies before it. Of either, 0 or nothing at all is
+    for none."""
     negatives: float = 1.0
     """Share of the training split's negative samples that are kept, at random; the model adds the logarithm of it to
     its logits wherever it is not trained, so that its probabilities are those of the whole log."""
@@ -48,9 +49,9 @@ class SplitConfig:
             value = getattr(self, name)
             if self.by == "fraction" and not (isinstance(value, float | int) and 0 <= value < 1):
                 raise ConfigError(f"data.split.{name} is {value!r}, expected a share from 0 to below 1")
-            if self.by == "time":
+            if self.by == "time" and value:
                 in_unit(value, "s", f"data.split.{name}")
-            if self.by == "file" and isinstance(value, float | int):
+            if self.by == "file" and value and isinstance(value, float | int):
                 raise ConfigError(f"data.split.{name} is {value!r}, expected file name patterns")
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
             raise ConfigError("data.split.valid and data.split.test leave nothing to train on")
@@ -59,8 +60,8 @@ class SplitConfig:
         check_seed(self.seed, "data.split.seed")
 
     def asks_for(self, split: str) -> bool:
-        """Whether a split should get samples: all do but a share of 0."""
-        return self.by != "fraction" or bool(getattr(self, split))
+        """Whether a split should get samples."""
+        return split == "train" or bool(getattr(self, split))
 
 
 class Splitter:
@@ -81,7 +82,7 @@ class Splitter:
         if config.by == "file":
             self.file_split = np.array([self._of_file(path) for path in files], dtype=np.int8)
             for number, name in ((1, "valid"), (2, "test")):
-                if not (self.file_split == number).any():
+                if config.asks_for(name) and not (self.file_split == number).any():
                     raise ConfigError(f"data.split.{name} matches none of the {len(files)} input files")
             if self.file_split.all():
                 raise ConfigError(
@@ -91,6 +92,8 @@ class Splitter:
     def _of_file(self, path: str) -> int:
         name = path.rsplit("/", 1)[-1]
         for number, patterns in ((2, self._config.test), (1, self._config.valid)):
+            if not patterns:
+                continue
             wanted = (patterns,) if isinstance(patterns, str) else patterns
             assert not isinstance(wanted, float)
             if any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern) for pattern in wanted):
@@ -98,7 +101,8 @@ class Splitter:
         return 0
 
     def _duration(self, name: str) -> int:
-        return in_unit(str(getattr(self._config, name)), self._schema.time_unit, f"data.split.{name}")
+        length = getattr(self._config, name)
+        return in_unit(str(length), self._schema.time_unit, f"data.split.{name}") if length else 0
 
     def assign(self, frame: pl.DataFrame, last_time: int) -> NDArray[np.int8]:
         """``[N]`` split numbers of spilled rows; `last_time` is the largest time of all samples."""

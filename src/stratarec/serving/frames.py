@@ -71,6 +71,38 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     return typed
 
 
+def read_columns(frame: Any) -> dict[str, pl.Series]:
+    """Every column of a frame, or of a 2-d array, whose columns are called x0, x1 and so on.
+
+    Raises
+    ------
+    DataError
+        Naming the column that cannot be read.
+    """
+    if hasattr(frame, "toarray"):
+        raise DataError("got a sparse matrix, and sparse input is not supported; give a DataFrame or a dense array")
+    if isinstance(frame, list) or (hasattr(frame, "__array__") and not has_names(frame)):
+        frame = _named_columns(np.asarray(frame))
+    found = {}
+    for name in _names(frame):
+        with _readable(str(name)):
+            found[str(name)] = _series(str(name), frame[name])
+    return found
+
+
+def has_names(frame: Any) -> bool:
+    """Whether the columns of a frame have names."""
+    return isinstance(frame, Mapping) or any(hasattr(frame, name) for name in ("columns", "column_names"))
+
+
+def _named_columns(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    if values.ndim != 2:
+        raise DataError(f"got an array of {values.ndim} dimensions, expected two: rows and columns. Reshape your data")
+    if values.dtype.kind == "c":
+        raise DataError("Complex data not supported: expected numbers, texts or truth values")
+    return {f"x{place}": np.ascontiguousarray(column) for place, column in enumerate(values.T)}
+
+
 def _column(frame: Any, name: str, names: Sequence[Any]) -> pl.Series:
     if name not in names:
         there = [str(each) for each in names]

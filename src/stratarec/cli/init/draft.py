@@ -47,6 +47,14 @@ def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple
     return path, sample, guesses
 
 
+def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
+    """What `draft` would write for a log, as plain data."""
+    sample = read_sample(paths)
+    text = "\n".join(_recipe(_name(paths[0]), Path("drafted.yaml"), sample, guess(sample, label)))
+    content: dict[str, Any] = yaml.safe_load(text)
+    return content
+
+
 def _name(path: str) -> str:
     """What the log is called, without what says how it is written; no name that a directory cannot have."""
     bare = path.rpartition("/")[2]

@@ -1,0 +1,1 @@
+"""A click model with the interface of scikit-learn's estimators."""

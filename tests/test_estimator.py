@@ -1,0 +1,196 @@
+"""`ClickModel`: a frame in, probabilities out, as scikit-learn's estimators do it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+from stratarec import ClickModel, Recipe, Scorer
+from stratarec.cli import main
+from stratarec.errors import ConfigError, DataError, ExportError, StorageError
+
+SMALL = {"model__embedding_dim": 4, "model__bottom_mlp": [8], "model__top_mlp": [8], "train__threads": 1}
+
+
+@pytest.fixture(scope="module")
+def frame() -> pl.DataFrame:
+    draws = np.random.default_rng(0)
+    user, item, price = draws.integers(0, 60, 3000), draws.integers(0, 40, 3000), draws.normal(size=3000)
+    logit = draws.normal(size=60)[user] + draws.normal(size=40)[item] + price
+    click = (draws.random(3000) < 1 / (1 + np.exp(-logit))).astype(np.int64)
+    return pl.DataFrame({"user": user, "item": [f"i{each}" for each in item], "price": price, "click": click})
+
+
+@pytest.fixture(scope="module")
+def fitted(frame: pl.DataFrame) -> ClickModel:
+    return ClickModel(**SMALL).fit(frame[:2400], label="click", valid=frame[2400:2700])
+
+
+def test_it_learns_and_says_so_in_figures_that_scikit_learn_has(fitted: ClickModel, frame: pl.DataFrame) -> None:
+    test = frame[2700:]
+    scores, found = fitted.predict_proba(test), fitted.evaluate(test)
+    assert scores.shape == (300, 2)
+    np.testing.assert_allclose(scores.sum(axis=1), 1)
+    assert found["auc"] == pytest.approx(roc_auc_score(test["click"], scores[:, 1]))
+    assert found["log_loss"] == pytest.approx(log_loss(test["click"], scores[:, 1]))
+    assert found["auc"] > 0.7
+    assert fitted.score(test) == np.mean(fitted.predict(test) == test["click"].to_numpy())
+
+
+def test_what_a_frame_comes_in_changes_nothing(fitted: ClickModel, frame: pl.DataFrame) -> None:
+    test = frame[2700:].drop("click")
+    expected = fitted.predict_proba(test)
+    for other in (
+        test.to_arrow(),
+        test.to_dict(as_series=False),
+        {name: test[name].to_numpy() for name in test.columns},
+    ):
+        np.testing.assert_array_equal(fitted.predict_proba(other), expected)
+
+
+def test_scores_are_those_of_the_commands(frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train, valid, test = frame[:2400], frame[2400:2700], frame[2700:]
+    model = ClickModel(**SMALL).fit(train, label="click", valid=valid)
+    train.write_parquet("train.parquet")
+    valid.write_parquet("valid.parquet")
+    test.write_parquet("test.parquet")
+    content: dict[str, Any] = model.recipe_
+    content["data"] |= {"path": "data/clicks", "split": {"by": "file", "valid": ["valid.parquet"], "test": []}}
+    content["data"]["source"]["paths"] = ["train.parquet", "valid.parquet"]
+    content["train"]["run"] = "run"
+    Path("clicks.yaml").write_text(yaml.safe_dump(content))
+    for words in ("prepare clicks.yaml", "train clicks.yaml", "predict run test.parquet -o scores.parquet"):
+        assert main(words.split()) == 0
+    scores = pl.read_parquet("scores.parquet")
+    np.testing.assert_allclose(model.predict_proba(test)[:, 1], scores["score"].to_numpy(), atol=2e-6)
+
+
+def test_labels_may_be_any_two_values(frame: pl.DataFrame) -> None:
+    words = np.where(frame["click"].to_numpy() == 1, "yes", "no")
+    model = ClickModel(**SMALL, train__max_steps=20).fit(frame.drop("click"), words)
+    assert model.classes_.tolist() == ["no", "yes"]
+    assert set(model.predict(frame)) <= {"no", "yes"}
+    assert 0 <= model.score(frame, words) <= 1
+    with pytest.raises(DataError, match="the label of row 1 is 'maybe', expected 'no' or 'yes'"):
+        model.score(frame, np.where(words == words[0], "maybe", words))
+
+
+def test_no_signal_is_a_half(frame: pl.DataFrame) -> None:
+    draws = np.random.default_rng(1)
+    model = ClickModel(**SMALL).fit(frame.drop("click"), draws.integers(0, 2, len(frame)))
+    other = frame.with_columns(price=pl.Series(draws.normal(size=len(frame))))
+    found = model.evaluate(other.drop("click"), draws.integers(0, 2, len(frame)))
+    assert abs(found["auc"] - 0.5) < 0.04
+
+
+def test_it_is_kept_whole_and_checked(fitted: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
+    expected = fitted.predict_proba(frame)
+    saved = fitted.save(tmp_path / "model")
+    for other in (ClickModel.load(saved), pickle.loads(pickle.dumps(fitted))):
+        np.testing.assert_array_equal(other.predict_proba(frame), expected)
+        assert other.get_params() == fitted.get_params()
+    np.testing.assert_allclose(Scorer.open(saved / "export").score(frame), expected[:, 1].astype(np.float32))
+    with pytest.raises(StorageError, match="it exists"):
+        fitted.save(saved)
+    state = (saved / "estimator.json").read_text()
+    (saved / "estimator.json").write_text(state.replace('"price"', '"rpice"', 1))
+    with pytest.raises(ExportError, match="was changed after it was written"):
+        ClickModel.load(saved)
+
+
+def test_parameters_are_fields_of_a_recipe() -> None:
+    model = ClickModel(train__epochs=3).set_params(train__epochs=4, model__kind="deepfm")
+    assert model.get_params() == {"recipe": None, "train__epochs": 4, "model__kind": "deepfm"}
+    assert clone(model).get_params() == model.get_params()
+    assert repr(model) == "ClickModel(train__epochs=4, model__kind='deepfm')"
+
+
+MISTAKES = {
+    "a setting that there is not": ({"train__epoch": 3}, {}, ConfigError, "train.epoch.*epochs"),
+    "a setting without a section": ({"epochs": 3}, {}, ConfigError, "epochs"),
+    "no such label": ({}, {"label": "clik"}, DataError, "label is 'clik', which is no column"),
+    "labels of another length": ({}, {"y": [0, 1]}, DataError, "different lengths"),
+    "three classes": ({}, {"y": [0, 1, 2] * 1000}, DataError, "Only binary"),
+    "one class": ({}, {"y": [1] * 3000}, DataError, "1 class"),
+    "a label that is missing": ({}, {"y": [None, *[0, 1] * 1499, 1]}, DataError, "label of row 1 is missing"),
+    "numbers alone": ({}, {"frame": {"price": [0.5, 1.25, 2.5] * 40}, "y": [0, 1, 1] * 40}, DataError, "category"),
+    "a negative weight": ({}, {"label": "click", "sample_weight": [-1.0] * 3000}, DataError, "weight"),
+}
+
+
+@pytest.mark.parametrize(("settings", "given", "error", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_named(
+    frame: pl.DataFrame, settings: dict[str, Any], given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ClickModel(**settings).fit(**{"frame": frame, **given})
+
+
+def test_a_recipe_of_ones_own_and_files(frame: pl.DataFrame, tmp_path: Path) -> None:
+    recipe = {
+        "name": "own",
+        "data": {
+            "path": "data/own",
+            "source": {
+                "kind": "parquet",
+                "schema": {"label": "click", "dense": [{"name": "price"}], "sparse": [{"name": "item"}]},
+            },
+        },
+        "model": {"kind": "lr"},
+    }
+    path = tmp_path / "log.parquet"
+    frame.write_parquet(path)
+    model = ClickModel(recipe, train__threads=1)
+    by_frame = model.fit(frame).evaluate(frame)["auc"]
+    by_file = model.fit(path).evaluate(frame)["auc"]
+    assert Recipe.from_dict(model.recipe_).model.kind == "lr"
+    assert by_frame == pytest.approx(by_file, abs=0.02)
+
+
+def test_what_is_not_fitted_says_so(frame: pl.DataFrame, tmp_path: Path) -> None:
+    for use in (ClickModel().predict_proba, ClickModel().evaluate):
+        with pytest.raises(NotFittedError, match="call fit first"):
+            use(frame)
+    with pytest.raises(NotFittedError):
+        ClickModel().save(tmp_path / "none")
+
+
+@pytest.mark.slow
+def test_it_works_in_the_tools_of_scikit_learn(frame: pl.DataFrame) -> None:
+    columns = ["item", "price"]
+    x, y = frame.select(columns).to_dict(as_series=False), frame["click"].to_numpy()
+    table = np.stack([np.unique(x["item"], return_inverse=True)[1], x["price"]], axis=1)
+    steps = Pipeline([("same", FunctionTransformer()), ("model", ClickModel(**SMALL))])
+    assert cross_val_score(steps, table, y, cv=2, scoring="roc_auc").mean() > 0.6
+    search = GridSearchCV(ClickModel(**SMALL), {"train__max_steps": [1, 30]}, cv=2, scoring="neg_log_loss")
+    assert search.fit(table, y).best_params_ == {"train__max_steps": 30}
+
+
+# Checks of scikit-learn that do not hold, and why.
+NUMBERS = "numbers alone: a model needs a feature of categories"
+NOT_HELD = {
+    "check_positive_only_tag_during_fit": NUMBERS,
+    "check_sample_weight_equivalence_on_dense_data": NUMBERS,
+    "check_fit2d_1feature": "one feature has nothing to interact with",
+    "check_supervised_y_2d": "labels in a column are taken as they are, without a warning",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Estimator ClickModel does not inherit")
+def test_the_checks_of_scikit_learn_pass() -> None:
+    check_estimator(ClickModel(train__threads=1), expected_failed_checks=NOT_HELD, on_skip=None)
