@@ -127,7 +127,12 @@ MISTAKES = {
     "three classes": ({}, {"y": [0, 1, 2] * 1000}, DataError, "Only binary"),
     "one class": ({}, {"y": [1] * 3000}, DataError, "1 class"),
     "a label that is missing": ({}, {"y": [None, *[0, 1] * 1499, 1]}, DataError, "label of row 1 is missing"),
-    "numbers alone": ({}, {"frame": {"price": [0.5, 1.25, 2.5] * 40}, "y": [0, 1, 1] * 40}, DataError, "category"),
+    "numbers alone": (
+        {},
+        {"frame": {"price": [0.5, 1.25, 2.5] * 40}, "y": [0, 1, 1] * 40},
+        DataError,
+        "a table of its own",
+    ),
     "a negative weight": ({}, {"label": "click", "sample_weight": [-1.0] * 3000}, DataError, "weight"),
 }
 

@@ -30,12 +30,12 @@ OWN = [Requirement(line) for name in ("onnx", "ray", "tune") for line in EXTRAS[
 OTHERS = [Requirement(line) for lines in [PROJECT["build-system"]["requires"], *EXTRAS.values()] for line in lines]
 # Modules whose distribution has another name, and those that are imported only where they are installed.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
-OPTIONAL = {"torchrec", "hypothesis", "pytest"}
+OPTIONAL = {"torchrec", "hypothesis", "pytest", "sklearn"}
 
 
 def test_public_names() -> None:
     assert stratarec.__all__ == [
-        "Batch", "Dataset", "EmbeddingBagConfig", "InverseJagged", "JaggedTensor", "KeyedJagged", "Loader",
+        "Batch", "ClickModel", "Dataset", "EmbeddingBagConfig", "InverseJagged", "JaggedTensor", "KeyedJagged", "Loader",
         "LoaderConfig", "PrepareConfig", "Recipe", "RowOptimizerConfig", "Scorer", "StrataError",
         "TieredEmbeddingBagCollection", "Trainer", "prepare",
     ]  # fmt: skip

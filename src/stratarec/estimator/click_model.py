@@ -187,11 +187,6 @@ class ClickModel:
             if log.own and content["data"]["split"]["by"] == "fraction" and schema.get("user"):
                 # Rows of a frame without times are drawn from users who come again, and not from new ones alone.
                 schema["sparse"].append({"name": schema.pop("user")})
-            if not schema["sparse"]:
-                raise DataError(
-                    "no column is a category, and tables are what these models are made of: give one as text, or a "
-                    "recipe that names one"
-                )
         else:
             content = _plain(self.recipe)
             source = content.get("data", {}).get("source", {})
