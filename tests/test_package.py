@@ -35,8 +35,8 @@ OPTIONAL = {"torchrec", "hypothesis", "pytest", "sklearn"}
 
 def test_public_names() -> None:
     assert stratarec.__all__ == [
-        "Batch", "ClickModel", "Dataset", "EmbeddingBagConfig", "InverseJagged", "JaggedTensor", "KeyedJagged", "Loader",
-        "LoaderConfig", "PrepareConfig", "Recipe", "RowOptimizerConfig", "Scorer", "StrataError",
+        "Batch", "ClickModel", "Dataset", "EmbeddingBagConfig", "InverseJagged", "JaggedTensor", "KeyedJagged",
+        "Loader", "LoaderConfig", "PrepareConfig", "Recipe", "RowOptimizerConfig", "Scorer", "StrataError",
         "TieredEmbeddingBagCollection", "Trainer", "prepare",
     ]  # fmt: skip
     assert all(getattr(stratarec, name) for name in stratarec.__all__)
