@@ -65,11 +65,10 @@ def recipe(root: Path, kind: str, **changes: Any) -> Path:
     if kind == "csv":
         history = {"name": "seen", "kind": "history", "of": "item", "max_length": 5}
         schema = {**schema, "sparse": [*schema["sparse"], history], "time": "when", "session": "visit", "user": "user"}
-    for number in range(3):
-        part = pl.DataFrame(columns)[number * 4000 : number * 4000 + 4000]
-        part.write_csv(root / f"log{number}.csv") if kind == "csv" else part.write_parquet(
-            root / f"log{number}.parquet", row_group_size=400
-        )
+    files = 3 if kind == "csv" else 30  # small row groups of one file would be read together
+    for number in range(files):
+        part = pl.DataFrame(columns)[number * rows // files : (number + 1) * rows // files]
+        (part.write_csv if kind == "csv" else part.write_parquet)(root / f"log{number:02}.{kind}")
     source = {"kind": kind, "paths": [f"{root}/*.{kind}"], "schema": schema}
     data = {"path": str(root / "ray"), "source": source, "shard_samples": 400}
     path.write_text(yaml.safe_dump({"name": "r", "data": data, "model": {"kind": "dlrm", "bottom_mlp": [4]}}))
@@ -158,13 +157,13 @@ def test_a_bad_row_is_the_line_of_one_machine(
 ) -> None:
     path = recipe(tmp_path, "csv")
     for number in (1, 2):
-        with (tmp_path / f"log{number}.csv").open("a") as file:
+        with (tmp_path / f"log{number:02}.csv").open("a") as file:
             file.write("1,1,soon,1,1,1,1\n")
     assert main(["prepare", "-q", str(path), f"data.path={tmp_path / 'one'}"]) == 2
     run = start(path, cluster)
     said, errors = run.communicate(timeout=120)
     assert (run.returncode, said, errors) == (2, "", capfd.readouterr().err)
-    assert "log1.csv, line 4002: column 'when': got 'soon'" in errors
+    assert "log01.csv, line 4002: column 'when': got 'soon'" in errors
     assert not (tmp_path / "ray").exists()
 
 
