@@ -81,7 +81,6 @@ def test_by_file_users_do_not_drag_their_rows_along(tmp_path: Path) -> None:
     [
         ("none*", "c.parquet", r"data\.split\.valid matches none of the 3 input files"),
         ("*.parquet", "*.parquet", r"data\.split\.valid matches none"),
-        ((), "c.parquet", r"data\.split\.valid matches none"),
         ("[ab].parquet", "c.parquet", "match every input file"),
     ],
 )
@@ -94,6 +93,23 @@ def test_patterns_that_leave_a_split_empty_are_refused_before_any_work(
     with pytest.raises(ConfigError, match=message):
         prepare(log_config(tmp_path, Schema(sparse=(SparseFeature(name="c"),)), split=split))
     assert not list(tmp_path.glob("data*"))
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        (SplitConfig(by="file", valid=(), test="c.parquet"), {"train": 200, "valid": 0, "test": 100}),
+        (SplitConfig(by="file", valid="b.parquet", test=0), {"train": 200, "valid": 100, "test": 0}),
+        (SplitConfig(by="time", valid=0, test="1m"), {"train": 240, "valid": 0, "test": 60}),
+        (SplitConfig(by="time", valid="1m", test=0), {"train": 240, "valid": 60, "test": 0}),
+    ],
+)
+def test_a_split_that_is_not_asked_for_is_empty(tmp_path: Path, split: SplitConfig, expected: dict[str, int]) -> None:
+    for place, name in enumerate("abc"):
+        times = np.arange(100 * place, 100 * place + 100)
+        pl.DataFrame({"label": times % 2, "c": times % 7, "t": times}).write_parquet(tmp_path / f"{name}.parquet")
+    dataset = prepare(log_config(tmp_path, Schema(time="t", sparse=(SparseFeature(name="c"),)), split=split))
+    assert {name: dataset.samples(name) for name in dataset.splits} == expected
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])

@@ -159,7 +159,8 @@ class Span:
         """Refuse a split by time that leaves nothing to train on."""
         if split.by != "time":
             return
-        asked = sum(in_unit(str(getattr(split, name)), self.unit, f"data.split.{name}") for name in ("valid", "test"))
+        lengths = {name: getattr(split, name) for name in ("valid", "test") if split.asks_for(name)}
+        asked = sum(in_unit(str(length), self.unit, f"data.split.{name}") for name, length in lengths.items())
         if asked > self.last - self.first:
             raise DataError(
                 f"the training split has 0 samples: data.split.valid ({split.valid}) and data.split.test "

@@ -128,6 +128,7 @@ def test_a_file_without_names_gets_some(tmp_path: Path, monkeypatch: pytest.Monk
         ("stars", [0.5, 1.0, 4.5, 5.0], LabelRule(column="stars", at_least=4.5)),
         ("bought", [True, False], "bought"),
         ("odd", [0, 1], "odd"),
+        ("click", [-1, 1], LabelRule(column="click", at_least=1)),
     ],
 )
 def test_labels_are_found(column: str, values: list[Any], expected: object, tmp_path: Path) -> None:
@@ -170,6 +171,9 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypat
         (["--recipe", "dmeo"], "--recipe is 'dmeo', which does not come with StrataRec; did you mean demo?"),
         (["none.csv"], "none.csv: no such file"),
         (["clicks.csv"], "no label is found: no column is 0 and 1, and none is called label, click, rating"),
+        (["ones-clicked.csv"], "no label is found: no column is 0 and 1, and 'click', which is called like one, holds 1 alone; "),
+        (["lacking.csv"], "no label is found: no column is 0 and 1, and 'click', which is called like one, holds 1 alone, 1 rows "),
+        (["array.json"], "array.json, line 1: a JSON array, expected an object on each line; write it as JSON lines"),
         (["flags.csv"], "no label is found: several columns are 0 and 1 (a, b)"),
         (["log.csv", "--label", "clik"], "--label is 'clik', which is no column; the log has row, is_click"),
         (["log.csv", "--label", "weekday"], "--label is 'weekday', which is text of 3 values ('mon', 'tue', 'wed'), "),
@@ -196,6 +200,9 @@ def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     log().write_csv("log.csv")
     Path("clicks.csv").write_text("user,item\n1,2\n2,3\n")
+    Path("ones-clicked.csv").write_text("user,click\n1,1\n2,1\n")
+    Path("lacking.csv").write_text("user,click\n1,1\n2,nan\n")
+    Path("array.json").write_text('[{"a": 1, "click": 0},\n {"a": 2, "click": 1}]\n')
     Path("flags.csv").write_text("a,b,c\n1,0,5\n0,1,6\n")
     Path("bare.csv").write_text("label,day\n0,x\n1,x\n")
     Path("ones.csv").write_text("a,c\n1,5\n1,6\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from stratarec.cli.init.sample import LogSample
@@ -37,6 +39,8 @@ def find_label(sample: LogSample, wanted: str) -> tuple[str | LabelRule, str]:
             return name, "its name, and 0 and 1 alone in it"
         if tokens(name) & _LABELS and name in worded:
             return _word_rule(frame[name], "its name")
+        if tokens(name) & _LABELS and _is_two_numbers(frame[name]):
+            return _rule(frame[name], "its name")
     rated = [name for name in frame.columns if tokens(name) & _RATINGS and frame[name].dtype.is_numeric()]
     if rated:
         return _rule(frame[rated[0]], "its name")
@@ -45,7 +49,7 @@ def find_label(sample: LogSample, wanted: str) -> tuple[str | LabelRule, str]:
         return binary[0], "the only column of 0 and 1"
     if len(sure) == 1 and not binary:
         return _word_rule(frame[sure[0]], "the only column of yes and no, or the like")
-    raise DataError(_unfound(binary, worded))
+    raise DataError(_unfound(sample, binary, worded))
 
 
 def positives(frame: pl.DataFrame, label: str | LabelRule) -> pl.Series:
@@ -93,6 +97,13 @@ def _is_binary(column: pl.Series) -> bool:
     if column.dtype == pl.Boolean:
         return True
     return column.dtype.is_numeric() and column.n_unique() == 2 and set(column.unique().to_list()) == {0, 1}
+
+
+def _is_two_numbers(column: pl.Series) -> bool:
+    """Such as -1 and 1."""
+    if column.null_count() or not column.dtype.is_numeric():
+        return False
+    return bool(column.n_unique() == 2 and column.is_finite().all())
 
 
 def _rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
@@ -154,7 +165,9 @@ def _positive(column: pl.Series) -> tuple[str, bool]:
     return min(words, key=lambda word: (text == word).sum()), False
 
 
-def _unfound(binary: list[str], worded: list[str]) -> str:
+def _unfound(sample: LogSample, binary: list[str], worded: list[str]) -> str:
+    frame = sample.frame
+    called = [name for name in frame.columns if tokens(name) & _LABELS]
     two = ", ".join([*binary, *worded][:_SHOWN])
     if len(binary) > 1:
         which = f"several columns are 0 and 1 ({two})"
@@ -162,7 +175,23 @@ def _unfound(binary: list[str], worded: list[str]) -> str:
         which = f"several columns are 0 and 1, or yes and no ({two})"
     else:
         which = "no column is 0 and 1" + (f" (of two values: {two})" if two else "")
+    if called:
+        held = _held(frame[called[0]], sample.missing.get(called[0], ()))
+        which += f", and {called[0]!r}, which is called like one, holds {held}"
+    else:
+        which += ", and none is called label, click, rating or the like"
     return (
-        f"no label is found: {which}, and none is called label, click, rating or the like; name it by --label COLUMN "
-        "or --label COLUMN=WORD (a log of clicks alone is read by `kind: clicks`: stratarec init --recipe globo)"
+        f"no label is found: {which}; name it by --label COLUMN or --label COLUMN=WORD (a log of clicks alone is read "
+        "by `kind: clicks`: stratarec init --recipe globo)"
     )
+
+
+def _held(column: pl.Series, markers: Sequence[str]) -> str:
+    """What a column holds that is no label, by some of its values."""
+    values = column.drop_nulls().unique().sort()
+    shown = ", ".join(map(repr, values.head(_SHOWN).to_list()))
+    more = f" and {len(values) - _SHOWN:,} other values" if len(values) > _SHOWN else ""
+    missing = f", {column.null_count():,} rows without one" if column.null_count() else ""
+    marked = f" ({', '.join(map(repr, markers[:_SHOWN]))})" if markers else ""
+    alone = " alone" if len(values) == 1 else ""
+    return f"{shown or 'nothing'}{alone}{more}{missing}{marked}"

@@ -19,6 +19,7 @@ from stratarec.cli.init.numbers import typed
 from stratarec.data.sources.blocks import CODECS, blocks, check_utf8, estimate_rows, is_utf8
 from stratarec.data.sources.delimited import read_header
 from stratarec.data.sources.files import InputFile, expand
+from stratarec.data.sources.json_lines import check_lines
 from stratarec.data.sources.parquet import count_rows, open_parquet, without_notes
 from stratarec.errors import DataError
 
@@ -140,6 +141,8 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     head = block.content.removeprefix(_BOM)
     check_utf8(head, file.path)
     whole = len(files) == 1 and block.bytes_done >= file.size
+    if _bare(file).endswith(_JSON):
+        check_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
         options = {} if _bare(file).endswith(_JSON) else {"format": "jsonl"}
         sample = LogSample(paths=paths, kind="csv", options=options, frame=_json(head, file), total=0)

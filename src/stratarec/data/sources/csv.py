@@ -23,7 +23,7 @@ from stratarec.data.sources.blocks import BLOCK_BYTES, CODECS, BadRows, Block, b
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.delimited import Delimited, Parsed, read_header
 from stratarec.data.sources.files import InputFile, expand, fingerprint
-from stratarec.data.sources.json_lines import JsonLines, names_in
+from stratarec.data.sources.json_lines import JsonLines, check_lines, names_in
 from stratarec.data.sources.typed import Converter, TextConverter
 from stratarec.errors import ConfigError, DataError
 
@@ -156,11 +156,7 @@ class CsvSource:
         """How to read a file, by its beginning; and the bytes and lines of its header."""
         config = self._config
         if _is_json(config, file):
-            if content.lstrip().startswith(b"["):
-                raise DataError(
-                    f"{file.path}, line 1: a JSON array, expected an object on each line; write it as JSON lines, as "
-                    f"by jq -c '.[]' {file.path}"
-                )
+            check_lines(content, file.path)
             names = names_in(content)
             for name in self._names if names else ():
                 check_there(names, name, file.path)

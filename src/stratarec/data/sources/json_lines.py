@@ -104,6 +104,15 @@ class JsonLines:
         )
 
 
+def check_lines(content: bytes, path: str) -> None:
+    """Refuse the beginning of a file that is one JSON array; `DataError` naming it."""
+    if content.lstrip().startswith(b"["):
+        raise DataError(
+            f"{path}, line 1: a JSON array, expected an object on each line; write it as JSON lines, as by "
+            f"jq -c '.[]' {path}"
+        )
+
+
 def names_in(content: bytes) -> list[str]:
     """The names in the first lines, in order of appearance; lines that are no objects aside."""
     found: dict[str, None] = {}
