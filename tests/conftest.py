@@ -50,6 +50,12 @@ def pytest_collection() -> Iterator[None]:
     return found
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Half again as many as there are processors, up to four: tests wait for processes that they started."""
+    return min(3 * (os.cpu_count() or 1) // 2, 4)
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which writes groups into ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Folders of one worker and files with slow tests first, so that no worker is left with one while the others have
