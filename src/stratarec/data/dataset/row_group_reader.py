@@ -92,7 +92,8 @@ class RowGroupReader:
         assert part is not None
         try:
             file, columns = self._file(shard, part.path, tables)
-            found = file.read_row_group(group, wanted or columns, use_threads=False)
+            # In one order for all shards, whatever that of a file is: row groups are joined.
+            found = file.read_row_group(group, wanted or columns, use_threads=False).select(wanted or columns)
             for name, column in zip(found.column_names, found.columns, strict=True):
                 if column.null_count:
                     raise self._damaged(part.path, f", row group {group}", f"column {name!r} has missing values")
@@ -110,7 +111,7 @@ class RowGroupReader:
             for fault in file_faults(file, self._shards[shard], columns, tables=tables):
                 file.close()
                 raise self._damaged(relative, "", fault)
-            self._open[relative] = (file, [name for name in file.schema_arrow.names if name not in self._without])
+            self._open[relative] = (file, [name for name in columns if name not in self._without])
         self._open.move_to_end(relative)
         return self._open[relative]
 
