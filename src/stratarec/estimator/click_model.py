@@ -25,6 +25,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DataError, ExportError, StorageError
 from stratarec.estimator.frame_log import FrameLog, Given, cut, encoded, is_array, read_labels
 from stratarec.io.atomic import check_output, storage_error, sync, sync_tree, temporary_directory
+from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.models.metrics import evaluate_logits
 from stratarec.recipe import Recipe, read_content, with_values
@@ -149,8 +150,7 @@ class ClickModel:
             Naming what is wrong with the frame, or the setting.
         """
         given = Given(frame, y, label or "", sample_weight)
-        with tempfile.TemporaryDirectory(prefix="stratarec-fit-") as name:
-            folder = Path(name)
+        with _scratch("fit") as folder:
             log = given.written(folder / "train.parquet")
             chosen = None
             if valid is not None:
@@ -201,11 +201,15 @@ class ClickModel:
 
     def _take(self, folder: Path, recipe: dict[str, Any], result: dict[str, Any]) -> None:
         """Keep a copy of an export for as long as the model is there."""
-        own = Path(tempfile.mkdtemp(prefix="stratarec-model-"))
-        # With the scorer, whose tables lie in its files: copies of a model share both.
-        shutil.copytree(folder, own, dirs_exist_ok=True)
-        self._scorer, self._own = Scorer.open(own), own
-        weakref.finalize(self._scorer, shutil.rmtree, own, ignore_errors=True)
+        scratch = _scratch("model")
+        # Goes with the scorer, whose tables lie in its files: copies of a model share both.
+        try:
+            shutil.copytree(folder, scratch.path / _EXPORT)
+            self._scorer, self._own = Scorer.open(scratch.path / _EXPORT), scratch.path / _EXPORT
+        except BaseException:
+            scratch.close()
+            raise
+        weakref.finalize(self._scorer, scratch.close)
         self.recipe_, self.result_ = recipe, result
 
     def _name(self, columns: tuple[str, ...]) -> None:
@@ -318,7 +322,8 @@ class ClickModel:
         """
         path = Path(path)
         state = read_sealed(path / _STATE, _State, _ADVICE, ExportError)
-        found = cls(**state.settings)
+        found = cls()
+        found._settings = state.settings
         found._take(path / _EXPORT, state.recipe, state.result)
         found.classes_ = np.array(state.classes)
         found._name(state.columns)
@@ -336,12 +341,12 @@ class ClickModel:
         files = state.pop("_files", None)
         vars(self).update(state)
         if files is not None:
-            with tempfile.TemporaryDirectory(prefix="stratarec-model-") as name:
+            with _scratch("unpacked") as folder:
                 for place, content in files.items():
-                    target = Path(name) / place
+                    target = folder / _EXPORT / place
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(content)
-                self._take(Path(name), self.recipe_, self.result_)
+                self._take(folder / _EXPORT, self.recipe_, self.result_)
 
 
 def _split(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> None:
@@ -356,6 +361,11 @@ def _split(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> None:
         files = cut(log)
     data["source"]["paths"] = files[0] + files[1]
     data["split"] = {"by": "file", "valid": files[1], "test": []} if files[1] else {"valid": 0, "test": 0}
+
+
+def _scratch(what: str) -> ScratchDirectory:
+    """A folder below ``TMPDIR``; that of a process that was killed goes with the next one's."""
+    return ScratchDirectory(Path(tempfile.gettempdir()), f"stratarec-{what}-")
 
 
 def _is_plain(value: Any) -> bool:
