@@ -73,8 +73,6 @@ class EmbeddingBagConfig:
 
 def check_tables(tables: tuple[EmbeddingBagConfig, ...]) -> None:
     """Refuse repeated table names and features of two tables."""
-    if not tables:
-        raise ConfigError("a collection needs at least one table")
     for what, names in (
         ("table", [table.name for table in tables]),
         ("feature", [name for table in tables for name in (*table.feature_names, *table.sequence_features)]),

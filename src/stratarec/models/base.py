@@ -133,6 +133,9 @@ class Score(nn.Module):
     out: nn.Linear | Terms | SharedBottom | MMoE
     """The last layer, or what several labels have in its place."""
 
+    one_label: ClassVar[bool] = False
+    """Whether it cannot be of several labels."""
+
     def take_features(self, names: tuple[str, ...]) -> None:
         """Learn which features the vectors are of, in order; most models need not know."""
 
@@ -187,6 +190,11 @@ class Network(nn.Module):
         self.labels = labels
         if len(labels) > 1:
             assert isinstance(self.score, Score)
+            if self.score.one_label:
+                raise ConfigError(
+                    f"model.kind is {config.kind}, which is of one label, and there are {', '.join(labels)}: take "
+                    "another kind"
+                )
             assert isinstance(self.score.out, nn.Linear | Terms)
             self.score.out = build_heads(self.score.out.in_features, len(labels), config.heads, config.mlp)
 
@@ -198,7 +206,7 @@ class Network(nn.Module):
     def forward(
         self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
     ) -> Tensor:
-        """``[B]`` logits; ``[B, T]`` of several labels.
+        """``[B]`` logits; ``[B, T]`` of several labels; in training ``[B, K]`` where a model has K members.
 
         Parameters
         ----------

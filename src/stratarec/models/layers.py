@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,15 @@ def check_sizes(field_name: str, sizes: Sequence[int], *, least: int = 0) -> Non
 Initialization = Literal["dlrm", "xavier"]
 
 
+@runtime_checkable
+class Drawn(Protocol):
+    """A module that sets its first weights itself."""
+
+    def draw(self, generator: torch.Generator) -> None: ...
+
+
 def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> None:
-    """Set every linear layer; a function of `seed` and the order of the layers alone.
+    """Set every linear layer and what is `Drawn`; a function of `seed` and the order of the layers alone.
 
     Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010), biases as in DLRM's reference normal with
     variance 1 / out, or 0.
@@ -41,6 +48,8 @@ def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> N
                     layer.bias.zero_()
                 elif layer.bias is not None:
                     layer.bias.normal_(0, math.sqrt(1 / rows), generator=generator)
+            elif isinstance(layer, Drawn):
+                layer.draw(generator)
 
 
 class MLP(nn.Sequential):

@@ -27,6 +27,7 @@ from stratarec.models.zoo.dcn import DCNv2Score
 from stratarec.models.zoo.deepfm import DeepFMScore
 from stratarec.models.zoo.din import DINScore
 from stratarec.models.zoo.dlrm import DLRMScore
+from stratarec.models.zoo.ensemble import EnsembleScore
 from stratarec.models.zoo.finalmlp import FinalMLPScore
 from stratarec.models.zoo.fm import FMScore
 from stratarec.models.zoo.lr import LRScore
@@ -37,7 +38,7 @@ from stratarec.models.zoo.xdeepfm import XDeepFMScore
 GROUP = "stratarec.models"
 SCORES: tuple[type[Score], ...] = (
     DLRMScore, DCNv2Score, LRScore, FMScore, WideDeepScore, DeepFMScore, XDeepFMScore, AutoIntScore, MaskNetScore,
-    FinalMLPScore, DINScore,
+    FinalMLPScore, DINScore, EnsembleScore,
 )  # fmt: skip
 """StrataRec's own models: to add one, write its file and name its score here."""
 _OWN = {score.config.kind: score for score in SCORES}  # type: ignore[misc]

@@ -27,18 +27,21 @@ _EVALUATIONS = 4
 _MEMORIES, _MOST_DECAY = 3, 0.9999
 
 
-def chosen(samples: int, *, validated: bool, batch_size: int = 0) -> dict[str, Any]:
+def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int = 0) -> dict[str, Any]:
     """Field -> value for so many training samples.
 
     Parameters
     ----------
     validated : bool
         Whether there is a validation split, which a second epoch needs: it may do harm.
+    kind : str
+        Of the model.
     batch_size : int
         Samples a step, which the fields that count steps follow; by default chosen, too.
     """
-    best = _BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH
-    batch = batch_size or min(max(2 ** round(math.log2(best)), _SMALLEST), _LARGEST)
+    if kind == "ensemble":
+        return _of_ensemble(samples, validated, batch_size)
+    batch = batch_size or _power_of_two(_BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH, _SMALLEST, _LARGEST)
     several = validated and samples < _FEW
     steps = max(samples // batch, 1) * (_EPOCHS if several else 1)
     return {
@@ -50,15 +53,38 @@ def chosen(samples: int, *, validated: bool, batch_size: int = 0) -> dict[str, A
     }
 
 
+def _of_ensemble(samples: int, validated: bool, batch_size: int) -> dict[str, Any]:
+    """Members with small networks learn from many passes, until validation is worse; without it from a few."""
+    batch = batch_size or _power_of_two(samples / 60, 32, 1024)
+    return {
+        "train.batch_size": batch,
+        "train.epochs": 100 if validated else 10,
+        "train.eval_every": 0 if samples < 100_000 else max(samples // (batch * _EVALUATIONS), 1),
+        "train.early_stopping.patience": 8 if validated else 0,
+        "train.dense.kind": "adamw",
+        "train.dense.learning_rate": 0.001,
+        "train.dense.weight_decay": 0.2,
+        "train.embedding.kind": "adam",
+        "train.embedding.learning_rate": 0.001,
+        "train.embedding.weight_decay": 2.0,
+        "train.embedding.decay": "decoupled",
+        "train.embedding.rows": "all",
+    }
+
+
+def _power_of_two(wanted: float, least: int, most: int) -> int:
+    return min(max(2 ** round(math.log2(max(wanted, 1))), least), most)
+
+
 def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any], str]:
     """A copy of a recipe's content with the values that it leaves out, and what they are, in words; empty where there
     are none."""
     samples, recipe, named = dataset.samples("train"), Recipe.from_dict(dict(content)), leaves(content)
     known = dataset.label_counts("valid")[dataset.schema.label_column].known
     batch_size = recipe.train.batch_size if "train.batch_size" in named else 0
-    values = chosen(samples, validated=known > 0, batch_size=batch_size)
+    values = chosen(samples, validated=known > 0, kind=recipe.model.kind, batch_size=batch_size)
     if recipe.towers:  # on hosts of their own they have no average
-        del values["train.average.decay"]
+        values.pop("train.average.decay", None)
     values = {field: value for field, value in values.items() if field not in named}
     told = " ".join(f"{field}={json.dumps(value)}" for field, value in values.items())
     return with_values(

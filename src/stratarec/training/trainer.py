@@ -39,6 +39,7 @@ from stratarec.training.evaluation.validation import Curves, Validation, Watch, 
 from stratarec.training.finish import Ending
 from stratarec.training.loop import Loop
 from stratarec.training.preflight import check_average, check_validation, exchange_remarks, remarks, take_up
+from stratarec.training.quantiles import take_quantiles
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, with_length
 from stratarec.training.run.run_directory import (
@@ -120,6 +121,7 @@ class Trainer:
         self.plan = self._one_plan(plan)
         place = recipe.place if self.mesh.ranks == 1 else f"{recipe.place}-rank-{self.mesh.rank}"
         self.model = new_model(recipe, dataset, self.plan, place, self.mesh)
+        take_quantiles(self.model.network, dataset)
         self.optimizer = build_optimizer(self.config.dense, self.model.network)
         self._identity = identity(recipe, dataset)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")

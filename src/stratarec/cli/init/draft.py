@@ -24,6 +24,8 @@ _DAY = 86_400
 # A row and its optimizer state are float32; of memory, tables may have this share.
 _STATE_FLOATS, _SHARE = 1, 0.25
 _WIDTHS = (16, 8)
+# Up to so many samples and values an ensemble is best; beyond, its wide rows cost more than they give.
+_ENSEMBLE_ROWS, _ENSEMBLE_VALUES = 2_000_000, 200_000
 
 
 def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple[Path, LogSample, Guesses]:
@@ -84,8 +86,9 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
     yield from _split(sample, guesses)
     if guesses.unlabelled:
         yield f"  on_bad_row: skip  # {guesses.unlabelled:,} rows that were looked at lack the label"
-    least = 2 if sample.total < 1_000_000 else 5
-    yield f"  vocabulary: {{min_count: {least}, tail_buckets: 64}}  # values seen less often share 64 rows"
+    least, buckets = (2, 1) if sample.total < 100_000 else (2 if sample.total < 1_000_000 else 5, 64)
+    shared = "share a row" if buckets == 1 else f"share {buckets} rows"
+    yield f"  vocabulary: {{min_count: {least}, tail_buckets: {buckets}}}  # values seen less often {shared}"
     yield from _training(sample, guesses)
 
 
@@ -178,12 +181,16 @@ def _split(sample: LogSample, guesses: Guesses) -> Iterator[str]:
 
 
 def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
-    rows = sum(each.values for each in (*guesses.of("sparse"), *guesses.of("list")))
+    rows = sum(each.values for each in (*guesses.of("sparse"), *guesses.of("list"), *guesses.of("user")))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     budget = int(memory * _SHARE)
+    yield "model:"
+    if sample.total <= _ENSEMBLE_ROWS and rows <= _ENSEMBLE_VALUES:
+        yield "  kind: ensemble  # of small networks, which few samples are enough for"
+        yield "  # sizes, batch_size, epochs and rates: left out, they are chosen by the number of samples"
+        return
     fitting = [width for width in _WIDTHS if _table_bytes(rows, width) <= budget]
     width = fitting[0] if fitting else _WIDTHS[-1]
-    yield "model:"
     yield "  kind: dlrm"
     yield f"  embedding_dim: {width}  # about {rows:,} values: {readable(_table_bytes(rows, width))} of tables at most"
     yield "  bottom_mlp: [64]"

@@ -29,9 +29,7 @@ _OFTEN = 5
 _LONG_TEXT = 60
 # Share of rows by which an index goes up by one.
 _MOSTLY = 0.99
-# A model has a table at least.
-_TABLES = ("sparse", "list", "user")
-_FEATURES = ("dense", *_TABLES[:2])
+_FEATURES = ("dense", "sparse", "list")
 # Share of a sequence's values that are values of the feature that it is of.
 _MOST_OF = 0.5
 
@@ -106,13 +104,13 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
             found[each] = _feature(frame[each], sample)
     for each in rest:
         found[each] = _as_sequence(found[each], frame, [other for other in rest if found[other].role == "sparse"])
-    others = any(found[each].role in _TABLES and not (each in leaks and leaks[each].certain) for each in rest)
+    others = any(found[each].role in (*_FEATURES, "user") and not (each in leaks and leaks[each].certain) for each in rest)
     for each, leak in leaks.items():
         found[each] = _suspected(found[each], leak, leave_out=others)
     columns = tuple(found[each] for each in frame.columns)
-    if not any(each.role in _TABLES for each in columns):
+    if not any(each.role in (*_FEATURES, "user") for each in columns):
         raise DataError(
-            f"no column can be a feature with a table of its own; beside the label {name!r} there are "
+            f"no column can be a feature; beside the label {name!r} there are "
             f"{'; '.join(f'{each.name} ({each.reason})' for each in columns[:20] if each.name != name) or 'none'}"
         )
     return Guesses(columns=columns, label=rule, time=time[1] if time else None, unlabelled=positive.null_count())

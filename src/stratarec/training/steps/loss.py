@@ -7,7 +7,9 @@ sample's weight (1 where samples have none), m 1 where the label is known and el
 ``train.loss_weights``. The unit of weights does not matter, weights that are all 1 give the bits of none, and a label
 that nothing is known of adds nothing. A batch that knows a label of few samples gives each of them more weight.
 
-Shapes: B samples of a batch, of this process; T labels.
+An ensemble's l_bt is the mean of its members' cross-entropies.
+
+Shapes: B samples of a batch, of this process; T labels; K members.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class Objective:
         self._factors = tuple(factors)
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
-        """L of the batch of one process, a scalar, from its logits ``[B]`` or ``[B, T]``."""
-        if len(self._factors) > 1:
+        """L of the batch of one process, a scalar, from its logits ``[B]``, ``[B, T]`` or ``[B, K]``."""
+        if len(self._factors) > 1 or logits.dim() > 1:
             return self.joined(self.sums(logits, batch), self.weights(batch))
         loss = functional.binary_cross_entropy_with_logits(logits, batch.label, weight=batch.weight)
         if batch.weight is not None:
@@ -46,6 +48,11 @@ class Objective:
 
     def sums(self, logits: Tensor, batch: Batch) -> Tensor:
         """``[T]`` sums over this process's samples, the numerators of L_t."""
+        if len(self._factors) == 1 and logits.dim() > 1:
+            losses = functional.binary_cross_entropy_with_logits(
+                logits, batch.label.unsqueeze(1).expand_as(logits), reduction="none"
+            ).mean(1)
+            return (losses if batch.weight is None else losses * batch.weight).sum(0, keepdim=True)
         if len(self._factors) == 1:
             loss = functional.binary_cross_entropy_with_logits(
                 logits, batch.label, weight=batch.weight, reduction="sum"
