@@ -40,6 +40,7 @@ BENCHMARKS = {
     "simulator": "benchmarks.simulator",
     "scorer": "benchmarks.scorer",
     "sizes": "benchmarks.sizes",
+    "small_logs": "benchmarks.small_logs",
     "tiers": "benchmarks.tiers",
     "tower_quality": "benchmarks.tower_quality",
     "towers": "benchmarks.towers",
@@ -113,6 +114,7 @@ def versions() -> dict[str, str]:
         "rocksdict",
         "onnxruntime",
         "lightgbm",
+        "catboost",
     )
     return found | {
         name: metadata.version(name) for name in wanted if name in installed or name.replace("-", "_") in installed

@@ -62,6 +62,12 @@ class EnsembleConfig(VectorsConfig):
         return self.members * (self.embedding_dim + 1)
 
 
+def _plain(members: int) -> int:
+    """How many members begin as their first-order weights alone, and bend from there: they are best where there is
+    little to learn, the others where effects are sharp, and their mean is near the better ones."""
+    return members // 2
+
+
 class PiecewiseLinear(nn.Module):
     """x -> for each bin the share of it that lies below x: 1s, then a fraction, then 0s."""
 
@@ -81,18 +87,21 @@ class PiecewiseLinear(nn.Module):
 
 
 class MemberLinear(nn.Module):
-    """A linear layer for each member; first weights normal with variance 2 / inputs (He et al. 2015), or 0 in the last
-    layer, so that a member begins with its first-order weights alone; no biases at first."""
+    """A linear layer for each member; first weights normal with variance 2 / inputs (He et al. 2015), and half of that
+    before the logit, where those of plain members are 0; no biases at first."""
 
     def __init__(self, members: int, inputs: int, outputs: int, *, last: bool) -> None:
         super().__init__()
-        self.gain = 0.0 if last else 2.0
+        self.last = last
         self.weight = nn.Parameter(torch.empty(members, inputs, outputs))
         self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
 
     def draw(self, generator: torch.Generator) -> None:
         """Set first weights."""
-        self.weight.normal_(0, math.sqrt(self.gain / max(self.weight.shape[1], 1)), generator=generator)
+        members, inputs, _ = self.weight.shape
+        self.weight.normal_(0, math.sqrt((1 if self.last else 2) / max(inputs, 1)), generator=generator)
+        if self.last:
+            self.weight[: _plain(members)] = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``[K, B, inputs]`` -> ``[K, B, outputs]``."""
@@ -102,7 +111,8 @@ class MemberLinear(nn.Module):
 class NumberVectors(nn.Module):
     """Of each number a vector a member, a rectified line of its bins, and a first-order weight a member.
 
-    First weights are the same for all bins of a number: what begins as a line in its rank is bent where data ask for it.
+    For plain members first weights are the same for all bins of a number: what begins as a line in its rank is bent
+    where data ask for it.
     """
 
     def __init__(self, dense: int, config: EnsembleConfig) -> None:
@@ -116,7 +126,9 @@ class NumberVectors(nn.Module):
     def draw(self, generator: torch.Generator) -> None:
         """Set first weights."""
         numbers, bins, width = self.weight.shape
-        self.weight.copy_(torch.empty(numbers, 1, width).normal_(0, 1.5 / bins, generator=generator))
+        plain = width // self.members * _plain(self.members)
+        self.weight.normal_(0, math.sqrt(1 / bins), generator=generator)
+        self.weight[..., :plain] = torch.empty(numbers, 1, plain).normal_(0, 1.5 / bins, generator=generator)
 
     def forward(self, dense: Tensor) -> tuple[Tensor, Tensor]:
         """``[B, F_dense]`` -> ``[B, F_dense, K, D]`` and ``[B, K]``."""

