@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.models.base import Network
@@ -32,5 +33,13 @@ def take_quantiles(network: Network, dataset: Dataset) -> None:
     chosen = [groups[place * len(groups) // wanted] for place in range(wanted)]
     tables = [dataset.read_row_group("train", *place).select(names) for place in chosen]
     numbers = np.stack([np.concatenate([table[name].to_numpy() for table in tables]) for name in names])
-    edges = np.quantile(numbers, np.linspace(0, 1, score.bins + 1), axis=1).T
-    score.take_quantiles(torch.from_numpy(edges.astype(np.float32)))
+    edges = np.stack([_edges(column, score.bins) for column in numbers])
+    score.take_quantiles(torch.from_numpy(edges))
+
+
+def _edges(column: NDArray[np.float32], bins: int) -> NDArray[np.float32]:
+    """``[Q + 1]``: all values where they are so few, the last of them repeated, else quantiles."""
+    values = np.unique(column)
+    if len(values) <= bins + 1:
+        return np.pad(values, (0, bins + 1 - len(values)), mode="edge")
+    return np.quantile(column, np.linspace(0, 1, bins + 1)).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple
     path = output or Path(f"{name}.yaml")
     check_absent(path)
     sample = read_sample(paths)
-    guesses = guess(sample, label)
+    guesses = _for_model(guess(sample, label), sample)
     text = "\n".join(_recipe(name, path, sample, guesses)) + "\n"
     Recipe.from_dict(yaml.safe_load(text), str(path))
     write_text(path, text)
@@ -52,9 +53,29 @@ def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple
 def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
     """What `draft` would write for a log, as plain data."""
     sample = read_sample(paths)
-    text = "\n".join(_recipe(_name(paths[0]), Path("drafted.yaml"), sample, guess(sample, label)))
+    text = "\n".join(_recipe(_name(paths[0]), Path("drafted.yaml"), sample, _for_model(guess(sample, label), sample)))
     content: dict[str, Any] = yaml.safe_load(text)
     return content
+
+
+def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
+    """An ensemble bends numbers where it needs to: it takes whole numbers as such, however few there are."""
+    if not _is_small(sample, guesses):
+        return guesses
+    columns = (
+        replace(each, role="dense", reason=f"{each.reason}, in order") if each.ordered and each.role == "sparse" else each
+        for each in guesses.columns
+    )
+    return replace(guesses, columns=tuple(columns))
+
+
+def _is_small(sample: LogSample, guesses: Guesses) -> bool:
+    return sample.total <= _ENSEMBLE_ROWS and _values(guesses) <= _ENSEMBLE_VALUES
+
+
+def _values(guesses: Guesses) -> int:
+    """Rows of all tables, about."""
+    return sum(each.values for each in (*guesses.of("sparse"), *guesses.of("list"), *guesses.of("user")))
 
 
 def _name(path: str) -> str:
@@ -181,11 +202,11 @@ def _split(sample: LogSample, guesses: Guesses) -> Iterator[str]:
 
 
 def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
-    rows = sum(each.values for each in (*guesses.of("sparse"), *guesses.of("list"), *guesses.of("user")))
+    rows = _values(guesses)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     budget = int(memory * _SHARE)
     yield "model:"
-    if sample.total <= _ENSEMBLE_ROWS and rows <= _ENSEMBLE_VALUES:
+    if _is_small(sample, guesses):
         yield "  kind: ensemble  # of small networks, which few samples are enough for"
         yield "  # sizes, batch_size, epochs and rates: left out, they are chosen by the number of samples"
         return

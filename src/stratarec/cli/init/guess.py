@@ -47,6 +47,8 @@ class Guess:
     """Of a list that is text."""
     integer: bool = False
     """Whether values that are text in the file are whole numbers."""
+    ordered: bool = False
+    """Of a sparse feature: whether its values are numbers that may be amounts, few as they are."""
     of: str = ""
     """Of a list that seems to be a sequence of what the user did: the feature whose values are in it."""
     leak: Guess | None = None
@@ -220,7 +222,10 @@ def _whole_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess
         reason = f"{distinct:,} different numbers, most of them once{missing}"
         return Guess(name=column.name, role="dense", reason=reason)
     integer = sample.kind == "csv" and kind != pl.Boolean
-    return Guess(name=column.name, role="sparse", reason=f"{reason}{missing}", values=values, integer=integer)
+    ordered = kind.is_numeric() and not code and 2 < distinct <= _FEW and not tokens(column.name) & ITEMS
+    return Guess(
+        name=column.name, role="sparse", reason=f"{reason}{missing}", values=values, integer=integer, ordered=ordered
+    )
 
 
 def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
