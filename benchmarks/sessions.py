@@ -44,9 +44,9 @@ def recipe(name: str, groups: GroupMode, *overrides: str) -> Recipe:
     return Recipe.load(ROOT / "src" / "stratarec" / "recipes" / f"{base}.yaml", [*fields, *overrides])
 
 
-def prepared(name: str, groups: GroupMode) -> Dataset:
+def prepared(name: str, groups: GroupMode, *overrides: str) -> Dataset:
     """The prepared log; made anew where it is of other logs or settings."""
-    config = recipe(name, groups).data
+    config = recipe(name, groups, *overrides).data
     try:
         return prepare(config, name=name)
     except DatasetError:

@@ -23,6 +23,7 @@ from stratarec.cli import (
     check_command,
     compare_command,
     evaluate_command,
+    explain_command,
     export_command,
     init_command,
     plan_command,
@@ -39,7 +40,7 @@ from stratarec.io.names import visible
 # In the order of --help.
 _MODULES = (
     init_command, prepare_command, plan_command, profile_command, train_command, evaluate_command, predict_command,
-    tune_command, compare_command, check_command, export_command,
+    explain_command, tune_command, compare_command, check_command, export_command,
 )  # fmt: skip
 
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.
