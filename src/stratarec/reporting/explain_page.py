@@ -24,7 +24,7 @@ def print_explanation(content: Content) -> None:
     for line in _about(content):
         console.print(line)
     for label, found in content["labels"].items():
-        console.print()
+        console.print("")
         if len(content["labels"]) > 1:
             console.print(_short(label))
         console.print(_measured(found))
@@ -35,10 +35,10 @@ def print_explanation(content: Content) -> None:
         numbers = [row for curve in content["numbers"] for row in _ends(curve, label)]
         if numbers:
             heads = ("number", "where", "lowest", "where", "highest", "at median")
-            console.print()
+            console.print("")
             console.print("mean prediction where all samples have one value of a number")
             print_table(console, heads, numbers, text=heads[:1])
-    console.print()
+    console.print("")
     console.print(f"({_CAVEAT})")
 
 
@@ -47,7 +47,7 @@ def print_row(content: Content) -> None:
     console = make_console()
     console.print(f"model: {content['model']}")
     for name, found in content["labels"].items():
-        console.print()
+        console.print("")
         of = f"{_short(name)} of row {content['row']}" if len(content["labels"]) > 1 else f"row {content['row']}"
         known = "" if found["label"] is None else f"; the label is {found['label']:.0f}"
         console.print(f"{of}: score {_probability(found['logit'])}, logit {found['logit']:+.4f}{known}")
@@ -151,7 +151,8 @@ def _charts(content: Content) -> Iterator[Any]:
             figure, axes = new_axes(3.6, 2.3)
             spread = axes.twinx()
             spread.stairs(curve["shares"], curve["edges"], fill=True, color=LINE)
-            spread.set(yticks=[], ylim=(0, 2.5 * max(curve["shares"])))
+            spread.set_ylim(0, 2.5 * max(curve["shares"]))
+            spread.set_axis_off()
             axes.set_zorder(spread.get_zorder() + 1)
             axes.plot(
                 curve["values"], curve["predictions"][label], color=ACCENT, marker="o", markersize=2, linewidth=1.5
