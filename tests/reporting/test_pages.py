@@ -24,7 +24,7 @@ NAME = 'a <b>run & "more"'
 FEATURE = "<u>item"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (400, 640, 900, 1200)
-PAGES = ("run", "short", "plan", "towers", "profile")
+PAGES = ("run", "short", "explain", "plan", "towers", "profile")
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium here to look at the reports with")
 
@@ -46,12 +46,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ["plan", recipe, "--towers", "2", "--steps", "2", "--report", str(root / "towers.html")],
             ["prepare", short],
             ["train", short],
+            ["explain", str(root / "short"), "-o", str(root / "explain.html")],
             ["prepare", short, "data.source.schema.session=visit", f"data.path={root / 'visits'}"],
             ["profile", str(root / "visits"), "--batch-size", "64", "-o", str(root / "profile.html")],
         ):
             assert main([command[0], "-q", *command[1:]]) == 0
     found = {"run": root / "run" / "report.html", "short": root / "short" / "report.html"}
-    return found | {name: root / f"{name}.html" for name in ("plan", "towers", "profile")}
+    return found | {name: root / f"{name}.html" for name in ("explain", "plan", "towers", "profile")}
 
 
 def write(path: Path, recipe: dict[str, Any]) -> Path:
@@ -100,6 +101,11 @@ def test_what_a_user_wrote_is_escaped(pages: dict[str, Path], name: str) -> None
     assert "<b>run" not in text
     assert "<u>" not in text
     assert html.escape(FEATURE if name == "profile" else NAME).replace("&quot;", "&#34;") in text
+
+
+def test_features_are_named_as_they_are_called(pages: dict[str, Path]) -> None:
+    for name in ("short", "explain"):
+        assert f">{html.escape(FEATURE)}<" in pages[name].read_text()
 
 
 def test_a_short_run_says_what_its_page_lacks(pages: dict[str, Path]) -> None:

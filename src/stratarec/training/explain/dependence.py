@@ -56,7 +56,7 @@ def dependence(probe: Probe, columns: Sequence[Column], progress: Progress) -> t
 def _curve(probe: Probe, column: Column) -> Curve:
     dataset, place = probe.dataset, column.dense
     assert place is not None
-    known = probe.batch.dense[:, place].numpy()
+    known = probe.batch.dense[:, place].cpu().numpy()
     # Values that there are, so that none lies between whole numbers.
     points = np.unique(np.quantile(known, np.linspace(0, 1, _POINTS), method="nearest"))
     means = np.stack([_mean(probe, probe.scores(probe.with_numbers(column, float(point)))) for point in points])
@@ -74,7 +74,7 @@ def _curve(probe: Probe, column: Column) -> Curve:
 
 
 def _mean(probe: Probe, logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    weight = None if probe.batch.weight is None else probe.batch.weight.numpy()
+    weight = None if probe.batch.weight is None else probe.batch.weight.cpu().numpy()
     if weight is not None and not weight.any():
         weight = None
     found: NDArray[np.float64] = np.average(probabilities(logits).astype(np.float64), axis=0, weights=weight)

@@ -107,8 +107,8 @@ def importance(
     """What each column is worth to each label, by so many permutations of it; `check` is called before each and may
     raise. The same numbers for the same seed."""
     batch, names = probe.batch, probe.dataset.schema.label_columns
-    labels = batch.label.numpy().reshape(batch.size, -1).T
-    weight = None if batch.weight is None else batch.weight.numpy()
+    labels = batch.label.cpu().numpy().reshape(batch.size, -1).T
+    weight = None if batch.weight is None else batch.weight.cpu().numpy()
     truths = [_Truth(label, weight) for label in labels]
     before = _figures(truths, probe.scores())
     found: list[list[Importance]] = [[] for _ in names]
