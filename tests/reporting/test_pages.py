@@ -165,7 +165,7 @@ def test_a_page_fits_windows_of_any_width(pages: dict[str, Path], tmp_path: Path
         assert float(look["padding"].removesuffix("px")) > 5
         assert look["numbers"] == "right"
         assert all(left >= 0 and right <= look["width"] for left, right, _, _ in look["blocks"])
-        assert len(look["figures"]) == {"run": 3, "plan": 1, "towers": 1}.get(name, 0)
+        assert len(look["figures"]) == {"run": 3, "explain": 1, "plan": 1, "towers": 1}.get(name, 0)
         assert all(width > 250 and height > 80 for _, _, width, height in look["figures"])
         least = 5 if name == "towers" else 7  # two sides of a matrix have the names of all features
         assert all(least < size < 18 for size in look["letters"])
@@ -178,6 +178,7 @@ def test_a_page_fits_windows_of_any_width(pages: dict[str, Path], tmp_path: Path
         ("run", "light"),
         ("run", "dark"),
         ("short", "light"),
+        ("explain", "dark"),
         ("plan", "dark"),
         ("towers", "light"),
         ("profile", "light"),
@@ -195,7 +196,7 @@ def test_a_page_is_drawn(pages: dict[str, Path], tmp_path: Path, name: str, sche
     empty = (pixels == ground).all(axis=2)
     assert empty[0].all(), "the page's ground is not of its colour"
     assert 0.5 < empty.mean() < 0.97
-    if name in ("run", "profile"):
+    if name in ("run", "explain", "profile"):
         assert (np.abs(pixels - accent).sum(axis=2) < 12).sum() > 500, "no curve or bar is to be seen"
     if name == "towers":
         for colour in ((68, 1, 84), (253, 231, 37)):  # the least and the greatest of its picture

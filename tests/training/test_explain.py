@@ -225,7 +225,13 @@ def test_a_row_is_what_it_is_by_its_file_and_by_its_split(root: Path, capsys: py
     ask, row = ["explain", str(root / "run")], f"log.parquet:{scored['row']}"
     capsys.readouterr()
     told = []
-    for more in (["--row", row], [str(root / "log.parquet"), "--row", str(scored["row"])]):
+    log_file = str(root / "log.parquet")
+    # A log may stand behind options.
+    for more in (
+        ["--row", row],
+        [log_file, "--row", str(scored["row"])],
+        ["--row", f"{log_file}:{row[12:]}", log_file],
+    ):
         assert main([*ask, *more, "-q", "--json"]) == 0
         told.append(json.loads(capsys.readouterr().out))
     log = pl.read_parquet(root / "log.parquet").row(scored["row"] - 1, named=True)
@@ -239,6 +245,7 @@ def test_a_row_is_what_it_is_by_its_file_and_by_its_split(root: Path, capsys: py
             assert sum(parts["parts"].values()) + parts["together"] + parts["base"] == pytest.approx(parts["logit"])
             assert parts["label"] == (None if scored[f"label_{name}"] is None else int(scored[f"label_{name}"]))
             assert list(parts["parts"]) == sorted(parts["parts"], key=lambda name: -abs(parts["parts"][name]))
+    assert told[1]["labels"] == told[2]["labels"]
     assert told[0]["labels"]["click"]["parts"] == pytest.approx(told[1]["labels"]["click"]["parts"], abs=1e-4)
 
 

@@ -229,7 +229,7 @@ def test_ranks_and_users_that_are_apart_have_no_slates(recipe: Path) -> None:
     schema = dataset.schema
     dataset.schema = replace(schema, sparse=schema.sparse[:2])  # no history, so stored by session
     by_user = replace(made, train=replace(made.train, loss=replace(made.train.loss, by="user")))
-    with pytest.raises(ConfigError, match="without histories samples are kept together by schema.session, slate"):
+    with pytest.raises(ConfigError, match=r"without histories samples are kept together by schema\.session, slate"):
         slates_of(by_user, dataset, 1)
 
 

@@ -159,6 +159,7 @@ def _charts(content: Content) -> Iterator[Any]:
             )
             if curve["log_scale"]:
                 axes.set_xscale("symlog", linthresh=1.0)
+                axes.xaxis.set_major_formatter("{x:g}")
             axes.set_ylabel("mean prediction")
             name = _short(curve["feature"])
             yield Chart(

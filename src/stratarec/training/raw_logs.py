@@ -202,9 +202,8 @@ class FreshLogs:
     def sample(self, file: str, row: int) -> Batch:
         """The features of one row of one of the files, the label NaN where it is not known; `DataError` where there is
         none. Without a `file` there must be one."""
-        chosen = [
-            place for place, name in enumerate(self._source.files) if not file or name in (file, f"file://{file}")
-        ]
+        files = enumerate(self._source.files)
+        chosen = [place for place, name in files if not file or f"/{name}".endswith(f"/{file}")]
         if len(chosen) != 1:
             known = f"they are {', '.join(self._source.files[:_NAMED])}"
             raise ConfigError(

@@ -175,7 +175,7 @@ def row_of_split(dataset: Dataset, split: str, file: str, row: int) -> Batch:
         Where there is none, or where several files have one of that number and none is named.
     """
     files = dataset.about.rows.files
-    chosen = [place for place, name in enumerate(files) if not file or name == file or name.endswith(f"/{file}")]
+    chosen = [place for place, name in enumerate(files) if not file or f"/{name}".endswith(f"/{file}")]
     if file and not chosen:
         raise ConfigError(f"--row {file}:{row}: no such file; {_some(files) if files else 'rows are of no file'}")
     of_file, of_row = split_rows(np.concatenate([np.zeros(0, dtype=np.int64), *dataset.row_numbers(split)]))
