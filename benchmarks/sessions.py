@@ -2,8 +2,9 @@
 
 Both are made of the same samples: clicks with L = 50 and 4 negatives (Globo), and real impressions (Trivago). The
 recipe of Globo adds 17 numbers about each candidate, counted from earlier clicks, none of which repeats;
-``globo_bare`` is what the log itself has; sessions of ``trivago_slates`` are its slates. Rows of the log are not stored (``data.keep_rows``): what is compared is what
-training reads. They are kept in ``data/benchmarks`` and used again while logs and settings are the same.
+``globo_bare`` is what the log itself has; sessions of ``trivago_slates`` are its slates. Rows of the log are not
+stored (``data.keep_rows``): what is compared is what training reads. They are kept in ``data/benchmarks`` and used
+again while logs and settings are the same.
 """
 
 from __future__ import annotations
