@@ -40,6 +40,7 @@ BENCHMARKS = {
     "simulator": "benchmarks.simulator",
     "scorer": "benchmarks.scorer",
     "sizes": "benchmarks.sizes",
+    "slates": "benchmarks.slates",
     "small_logs": "benchmarks.small_logs",
     "tiers": "benchmarks.tiers",
     "tower_quality": "benchmarks.tower_quality",
