@@ -57,6 +57,7 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int) -> dict[str, An
     """Members with small networks learn from many passes, until validation is worse; without it from a few."""
     batch = batch_size or _power_of_two(samples / 60, 32, 1024)
     return {
+        "model.members": 16 if samples < _FEW else 8,
         "train.batch_size": batch,
         "train.epochs": 100 if validated else 10,
         "train.eval_every": 0 if samples < 100_000 else max(samples // (batch * _EVALUATIONS), 1),

@@ -102,6 +102,12 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
               cut into "fusion_heads" parts: logit = b + [x, y] . score.out.linear.weight + sum of x_k W_k y_k, the W_k
               being score.forms.weight one after another, by rows
    din        logit = linear(mlp(flat(E), score.deep), score.out)
+   ensemble   K "members"; a row of V has for each member D + 1 numbers, the last one its w. Of each x_i of DENSE, e =
+              row i of score.numbers.encode.edges: z_q = clamp((x_i - e_q) / (e_(q+1) - e_q), 0, 1), 0 where the edges
+              are equal; its vectors are relu(z score.numbers.weight[i] + score.numbers.bias[i]), D for each member.
+              Member k: h = those and its part of V side by side; for each score.layers.j: h = h weight[k] + bias[k],
+              then relu but for the last; logit_k = h + the sum of its w + clamp(DENSE, -8, 8) column k of
+              score.numbers.first. logit = b + the mean of the logit_k
    Another "kind" is a model of another package, which says what it is.
    A model with "towers", "embedding_dims", several "labels", or sequences that the log gave is not told here: take
    Scorer, or network.onnx of `stratarec export --onnx`.

@@ -86,17 +86,19 @@ class Objective:
 
     def sums(self, logits: Tensor, batch: Batch) -> Tensor:
         """``[T]`` sums over this process's samples, the numerators of L_t."""
-        if len(self._factors) == 1 and logits.dim() > 1:
-            members = [self.sums(logits[:, member], batch) for member in range(logits.shape[1])]
-            return torch.stack(members).mean(0)
         if self._slate_loss:
             assert batch.slates is not None
-            return (_clicks(batch) * self._slate_loss(logits, batch.label, batch.slates)).sum().unsqueeze(0)
+            members = logits.unbind(1) if logits.dim() > 1 else (logits,)
+            losses = sum(self._slate_loss(member, batch.label, batch.slates) for member in members) / len(members)
+            return (_clicks(batch) * losses).sum().unsqueeze(0)
         if len(self._factors) == 1:
-            loss = functional.binary_cross_entropy_with_logits(
-                logits, batch.label, weight=batch.weight, reduction="sum"
-            )  # fmt: skip
-            return loss.unsqueeze(0)
+            label, weight = batch.label, batch.weight
+            if logits.dim() == 1:
+                loss = functional.binary_cross_entropy_with_logits(logits, label, weight=weight, reduction="sum")
+                return loss.unsqueeze(0)
+            label = label.unsqueeze(1).expand_as(logits)
+            losses = functional.binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
+            return (losses if weight is None else losses * weight).sum(0, keepdim=True)
         label = batch.label.nan_to_num()
         losses = functional.binary_cross_entropy_with_logits(logits, label, weight=_scale(batch), reduction="none")
         return losses.sum(0)

@@ -1,0 +1,178 @@
+"""An ensemble is the mean of its members' formulas, learns what is sharp and what is linear, and survives exports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from models.test_models import ROWS, batch_of, schema
+from recipes import tiny
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stratarec.batch.batch import Batch
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.errors import ConfigError
+from stratarec.models import build_model, build_network
+from stratarec.models.runs import Runs
+from stratarec.models.zoo.ensemble import EnsembleConfig, PiecewiseLinear
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+from stratarec.training.auto_config import sized
+from stratarec.training.export.export import export
+from stratarec.training.run.open_run import open_run
+from stratarec.training.steps.loss import Objective
+from stratarec.training.trainer import Trainer
+
+D, K, Q = 3, 4, 5
+CONFIG = EnsembleConfig(embedding_dim=D, members=K, mlp=(6, 5), bins=Q)
+NAMES = ("item", "tags", "place")
+
+
+def score(dense: int) -> Any:
+    """Of float64, in evaluation, with random weights and quantiles of which two are equal."""
+    torch.manual_seed(1)
+    made = build_network(CONFIG, schema(dense, history=False), NAMES).score.double().eval()
+    for weight in made.parameters():
+        nn.init.normal_(weight, 0.3, 0.5)
+    if dense:
+        edges = torch.tensor([[-2.0, -1.0, -1.0, 0.5, 1.0, 2.0]]).repeat(dense, 1) + torch.arange(dense).unsqueeze(1)
+        made.take_quantiles(edges)
+    return made
+
+
+def bins(x: float, edges: list[float]) -> list[float]:
+    """Formula 1 of Gorishniy et al. 2022 with ends that are flat."""
+    found = []
+    for low, high in zip(edges, edges[1:], strict=False):
+        found.append(0.0 if low == high or x <= low else 1.0 if x >= high else (x - low) / (high - low))
+    return found
+
+
+def member(made: Any, k: int, x: Tensor, rows: Tensor) -> Tensor:
+    """One member's logit of one sample, by its formula."""
+    parts, logit = [], made.out.bias.clone()
+    for i in range(len(x)):
+        z = torch.tensor(bins(float(x[i]), made.numbers.encode.edges[i].tolist()), dtype=torch.float64)
+        vectors = (z @ made.numbers.weight[i] + made.numbers.bias[i, 0]).relu()
+        parts.append(vectors[k * D : (k + 1) * D])
+        logit = logit + x[i].clamp(-8, 8) * made.numbers.first[i, k]
+    for row in rows:
+        own = row[k * (D + 1) : (k + 1) * (D + 1)]
+        parts.append(own[:D])
+        logit = logit + own[D]
+    hidden = torch.cat(parts)
+    for place, layer in enumerate(made.layers):
+        hidden = hidden @ layer.weight[k] + layer.bias[k, 0]
+        hidden = hidden.relu() if place < len(made.layers) - 1 else hidden
+    return logit + hidden
+
+
+@pytest.mark.parametrize("dense", [0, 2])
+def test_a_score_is_the_mean_of_its_members_and_training_sees_each(dense: int) -> None:
+    made = score(dense)
+    numbers = torch.randn(5, dense, dtype=torch.float64) * 4
+    vectors = torch.randn(5, len(NAMES), CONFIG.vector_width, dtype=torch.float64)
+    each = torch.stack([torch.cat([member(made, k, x, rows) for k in range(K)]) for x, rows in zip(numbers, vectors, strict=True)])
+    torch.testing.assert_close(made(numbers, vectors), each.mean(1).float(), rtol=1e-5, atol=1e-5, check_dtype=False)
+    for dropout in made.dropouts:
+        dropout.dropped = 0
+    made.train()
+    torch.testing.assert_close(made(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
+def test_vectors_that_samples_share_score_as_if_each_had_its_own() -> None:
+    made, runs = score(1).float(), Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
+    rows = torch.randn(6, 3, CONFIG.vector_width)
+    own = rows.clone()
+    own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor([3, 1, 2]), dim=0)
+    torch.testing.assert_close(made(torch.ones(6, 1), rows, runs), made(torch.ones(6, 1), own))
+
+
+def test_bins_that_have_no_width_tell_nothing() -> None:
+    encode = PiecewiseLinear(1, 3)
+    encode.edges.copy_(torch.tensor([[1.0, 1.0, 1.0, 1.0]]))
+    assert encode(torch.tensor([[-5.0], [1.0], [9.0]])).eq(0).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_loss_is_the_mean_of_those_of_members(weighted: bool) -> None:
+    logits, label = torch.randn(6, K), torch.tensor([0.0, 1, 1, 0, 0, 1])
+    weight = torch.rand(6) if weighted else None
+    batch = replace(batch_of([[1]] * 6), label=label, weight=weight)
+    assert isinstance(batch, Batch)
+    one = torch.stack([
+        functional.binary_cross_entropy_with_logits(logits[:, k], label, weight=weight, reduction="sum") for k in range(K)
+    ]).mean()  # fmt: skip
+    total = 6.0 if weight is None else float(weight.sum())
+    torch.testing.assert_close(Objective().mean(logits, batch), one / total)
+
+
+def test_half_of_the_members_begin_as_their_first_order_weights_alone() -> None:
+    network = build_model(CONFIG, schema(2, history=False), ROWS).network.score
+    assert network.layers[-1].weight[: K // 2].eq(0).all()
+    assert network.layers[-1].weight[K // 2 :].ne(0).any()
+    weight = network.numbers.weight
+    assert weight[..., : K // 2 * D].std(1).max() == 0
+    assert weight[..., K // 2 * D :].std(1).min() > 0
+
+
+def test_several_labels_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one label.*click, like"):
+        build_network(CONFIG, replace(schema(1, history=False), label="label", labels=("click", "like")), NAMES)
+
+
+MISTAKES = {"members": 0, "bins": 0, "mlp": (), "batch_norm": True, "embedding_dim": 0}
+
+
+@pytest.mark.parametrize(("name", "value"), MISTAKES.items(), ids=MISTAKES)
+def test_mistakes_are_named(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"model.{name}"):
+        EnsembleConfig(**{name: value})
+
+
+def numbers_alone(folder: Path, *, signal: bool, samples: int = 3000) -> Recipe:
+    """A log whose clicks are where a number lies in the middle: no line tells them apart."""
+    draws = np.random.default_rng(4)
+    x = draws.normal(size=(samples, 2))
+    rate = np.where(np.abs(x[:, 0]) < 0.7, 0.9, 0.1) if signal else np.full(samples, 0.5)
+    columns = {"a": x[:, 0], "b": np.round(x[:, 1]), "click": (draws.random(samples) < rate).astype(int)}
+    pl.DataFrame(columns).write_csv(folder / "log.csv")
+    content = tiny(folder)
+    content["data"]["source"] = {
+        "kind": "csv", "paths": [str(folder / "log.csv")],
+        "schema": {"label": "click", "dense": [{"name": "a"}, {"name": "b"}]},
+    }  # fmt: skip
+    content["model"] = {"kind": "ensemble", "members": 4, "mlp": [16], "embedding_dim": 4}
+    content["train"] = {"run": content["train"]["run"], "report": False, "threads": 1, "epochs": 8}
+    dataset = prepare(Recipe.from_dict(content).data)
+    return Recipe.from_dict(sized(content, dataset)[0])
+
+
+def test_it_learns_a_bend_from_numbers_alone_and_its_export_scores_as_it_does(tmp_path: Path) -> None:
+    recipe = numbers_alone(tmp_path, signal=True)
+    result = Trainer(recipe, Dataset.open(recipe.data.path)).train()
+    assert result["test"]["auc"] > 0.87  # 0.9 at best; a line has 0.5
+    edges = None
+    with open_run(recipe.run) as trained:
+        edges = trained.model.network.score.numbers.encode.edges.clone()
+        export(trained, tmp_path / "export")
+    assert (edges[:, -1] > edges[:, 0]).all()
+    assert len(edges[1].unique()) <= 10, "all values of a number that has few are edges"
+    scorer = Scorer.open(tmp_path / "export")
+    frame = pl.read_csv(tmp_path / "log.csv")
+    scores = np.asarray(scorer.score(frame.drop("click").to_arrow()))
+    middle = np.abs(frame["a"].to_numpy()) < 0.6
+    assert scores[middle].mean() > 0.8
+    assert scores[~middle].mean() < 0.35
+
+
+def test_where_there_is_nothing_to_learn_it_learns_nothing(tmp_path: Path) -> None:
+    recipe = numbers_alone(tmp_path, signal=False)
+    assert abs(Trainer(recipe, Dataset.open(recipe.data.path)).train()["test"]["auc"] - 0.5) < 0.08
