@@ -261,7 +261,9 @@ def _encoded(table: Table, seed: int) -> NDArray[np.float32]:
             own = train[fold == number]
             column[own] = rates(train[fold != number])[codes[own]]
         columns.append(column)
-    return _lightgbm(np.concatenate([np.stack(columns, 1), table.numbers], 1) if columns else table.numbers, table, seed, [])
+    return _lightgbm(
+        np.concatenate([np.stack(columns, 1), table.numbers], 1) if columns else table.numbers, table, seed, []
+    )
 
 
 def _catboost(table: Table, seed: int) -> NDArray[np.float32]:
@@ -288,7 +290,9 @@ def _regression(table: Table, seed: int) -> NDArray[np.float32]:
         scaler = preprocessing.StandardScaler().fit(table.numbers[train])
         parts.append(sparse.csr_matrix(np.nan_to_num(scaler.transform(table.numbers))))
     if table.codes.shape[1]:
-        parts.append(preprocessing.OneHotEncoder(handle_unknown="ignore").fit(table.codes[train]).transform(table.codes))
+        parts.append(
+            preprocessing.OneHotEncoder(handle_unknown="ignore").fit(table.codes[train]).transform(table.codes)
+        )
     columns = sparse.hstack(parts).tocsr()
     best = (math.inf, np.zeros(0))
     for penalty in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0):

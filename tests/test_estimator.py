@@ -127,12 +127,6 @@ MISTAKES = {
     "three classes": ({}, {"y": [0, 1, 2] * 1000}, DataError, "Only binary"),
     "one class": ({}, {"y": [1] * 3000}, DataError, "1 class"),
     "a label that is missing": ({}, {"y": [None, *[0, 1] * 1499, 1]}, DataError, "label of row 1 is missing"),
-    "numbers alone": (
-        {},
-        {"frame": {"price": [0.5, 1.25, 2.5] * 40}, "y": [0, 1, 1] * 40},
-        DataError,
-        "a table of its own",
-    ),
     "a negative weight": ({}, {"label": "click", "sample_weight": [-1.0] * 3000}, DataError, "weight"),
 }
 
@@ -186,11 +180,7 @@ def test_it_works_in_the_tools_of_scikit_learn(frame: pl.DataFrame) -> None:
 
 
 # Checks of scikit-learn that do not hold, and why.
-NUMBERS = "numbers alone: a model needs a feature of categories"
 NOT_HELD = {
-    "check_positive_only_tag_during_fit": NUMBERS,
-    "check_sample_weight_equivalence_on_dense_data": NUMBERS,
-    "check_fit2d_1feature": "one feature has nothing to interact with",
     "check_supervised_y_2d": "labels in a column are taken as they are, without a warning",
 }
 

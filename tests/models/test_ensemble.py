@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import polars as pl
 import pytest
 import torch
 from models.test_models import ROWS, batch_of, schema
-from recipes import tiny
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recipes import tiny
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
@@ -31,7 +32,7 @@ from stratarec.training.steps.loss import Objective
 from stratarec.training.trainer import Trainer
 
 D, K, Q = 3, 4, 5
-CONFIG = EnsembleConfig(embedding_dim=D, members=K, mlp=(6, 5), bins=Q)
+CONFIG = EnsembleConfig(embedding_dim=D, members=K, member_mlp=(6, 5), bins=Q)
 NAMES = ("item", "tags", "place")
 
 
@@ -50,7 +51,7 @@ def score(dense: int) -> Any:
 def bins(x: float, edges: list[float]) -> list[float]:
     """Formula 1 of Gorishniy et al. 2022 with ends that are flat."""
     found = []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         found.append(0.0 if low == high or x <= low else 1.0 if x >= high else (x - low) / (high - low))
     return found
 
@@ -79,7 +80,9 @@ def test_a_score_is_the_mean_of_its_members_and_training_sees_each(dense: int) -
     made = score(dense)
     numbers = torch.randn(5, dense, dtype=torch.float64) * 4
     vectors = torch.randn(5, len(NAMES), CONFIG.vector_width, dtype=torch.float64)
-    each = torch.stack([torch.cat([member(made, k, x, rows) for k in range(K)]) for x, rows in zip(numbers, vectors, strict=True)])
+    each = torch.stack(
+        [torch.cat([member(made, k, x, rows) for k in range(K)]) for x, rows in zip(numbers, vectors, strict=True)]
+    )
     torch.testing.assert_close(made(numbers, vectors), each.mean(1).float(), rtol=1e-5, atol=1e-5, check_dtype=False)
     for dropout in made.dropouts:
         dropout.dropped = 0
@@ -107,9 +110,9 @@ def test_the_loss_is_the_mean_of_those_of_members(weighted: bool) -> None:
     weight = torch.rand(6) if weighted else None
     batch = replace(batch_of([[1]] * 6), label=label, weight=weight)
     assert isinstance(batch, Batch)
-    one = torch.stack([
-        functional.binary_cross_entropy_with_logits(logits[:, k], label, weight=weight, reduction="sum") for k in range(K)
-    ]).mean()  # fmt: skip
+    one = torch.stack(
+        [functional.binary_cross_entropy_with_logits(member, label, weight, reduction="sum") for member in logits.T]
+    ).mean()
     total = 6.0 if weight is None else float(weight.sum())
     torch.testing.assert_close(Objective().mean(logits, batch), one / total)
 
@@ -124,11 +127,11 @@ def test_half_of_the_members_begin_as_their_first_order_weights_alone() -> None:
 
 
 def test_several_labels_are_refused() -> None:
-    with pytest.raises(ConfigError, match="one label.*click, like"):
+    with pytest.raises(ConfigError, match=r"one label.*click, like"):
         build_network(CONFIG, replace(schema(1, history=False), label="label", labels=("click", "like")), NAMES)
 
 
-MISTAKES = {"members": 0, "bins": 0, "mlp": (), "batch_norm": True, "embedding_dim": 0}
+MISTAKES = {"members": 0, "bins": 0, "member_mlp": (), "batch_norm": True, "embedding_dim": 0}
 
 
 @pytest.mark.parametrize(("name", "value"), MISTAKES.items(), ids=MISTAKES)
@@ -149,7 +152,7 @@ def numbers_alone(folder: Path, *, signal: bool, samples: int = 3000) -> Recipe:
         "kind": "csv", "paths": [str(folder / "log.csv")],
         "schema": {"label": "click", "dense": [{"name": "a"}, {"name": "b"}]},
     }  # fmt: skip
-    content["model"] = {"kind": "ensemble", "members": 4, "mlp": [16], "embedding_dim": 4}
+    content["model"] = {"kind": "ensemble", "members": 4, "member_mlp": [16], "embedding_dim": 4}
     content["train"] = {"run": content["train"]["run"], "report": False, "threads": 1, "epochs": 8}
     dataset = prepare(Recipe.from_dict(content).data)
     return Recipe.from_dict(sized(content, dataset)[0])

@@ -74,7 +74,7 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int) -> dict[str, An
 
 
 def _power_of_two(wanted: float, least: int, most: int) -> int:
-    return min(max(2 ** round(math.log2(max(wanted, 1))), least), most)
+    return int(min(max(2 ** round(math.log2(max(wanted, 1))), least), most))
 
 
 def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any], str]:

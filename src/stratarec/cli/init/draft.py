@@ -63,7 +63,9 @@ def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
     if not _is_small(sample, guesses):
         return guesses
     columns = (
-        replace(each, role="dense", reason=f"{each.reason}, in order") if each.ordered and each.role == "sparse" else each
+        replace(each, role="dense", reason=f"{each.reason}, in order")
+        if each.ordered and each.role == "sparse"
+        else each
         for each in guesses.columns
     )
     return replace(guesses, columns=tuple(columns))

@@ -106,7 +106,9 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
             found[each] = _feature(frame[each], sample)
     for each in rest:
         found[each] = _as_sequence(found[each], frame, [other for other in rest if found[other].role == "sparse"])
-    others = any(found[each].role in (*_FEATURES, "user") and not (each in leaks and leaks[each].certain) for each in rest)
+    others = any(
+        found[each].role in (*_FEATURES, "user") and not (each in leaks and leaks[each].certain) for each in rest
+    )
     for each, leak in leaks.items():
         found[each] = _suspected(found[each], leak, leave_out=others)
     columns = tuple(found[each] for each in frame.columns)

@@ -35,12 +35,12 @@ class EnsembleConfig(VectorsConfig):
     """Sizes of an ensemble. A row has the vectors of all members, and a first-order weight for each."""
 
     kind: Literal["ensemble"] = "ensemble"
-    layer_counts: ClassVar[tuple[str, ...]] = ("mlp",)
+    layer_counts: ClassVar[tuple[str, ...]] = ("member_mlp",)
     embedding_dim: int = 8
     """D, width of a member's vectors."""
     members: int = 8
     """K; a log loss of each is what training makes smaller, and the mean of their logits is the score."""
-    mlp: tuple[int, ...] = (128, 64)
+    member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     bins: int = 32
     """Q, pieces of the line that a number's effect is made of, between as many quantiles."""
@@ -49,7 +49,7 @@ class EnsembleConfig(VectorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes("mlp", self.mlp, least=1)
+        check_sizes("member_mlp", self.member_mlp, least=1)
         for name in ("members", "bins"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
@@ -135,7 +135,8 @@ class NumberVectors(nn.Module):
         bins = self.encode(dense)
         vectors = torch.baddbmm(self.bias, bins.transpose(0, 1), self.weight).relu()
         first = dense.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS) @ self.first
-        return vectors.transpose(0, 1).unflatten(2, (self.members, -1)), first
+        width = vectors.shape[2] // self.members
+        return vectors.transpose(0, 1).reshape(len(dense), -1, self.members, width), first
 
 
 class EnsembleScore(Score):
@@ -146,14 +147,14 @@ class EnsembleScore(Score):
 
     def __init__(self, config: EnsembleConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.members, self.bins = config.members, config.bins
+        self.members, self.bins, self.width = config.members, config.bins, config.embedding_dim
         self.numbers = NumberVectors(dense, config) if dense else None
-        sizes = ((dense + features) * config.embedding_dim, *config.mlp, 1)
-        last = len(config.mlp)
+        sizes = ((dense + features) * config.embedding_dim, *config.member_mlp, 1)
+        last = len(config.member_mlp)
         self.layers = nn.ModuleList(
             MemberLinear(config.members, *pair, last=place == last) for place, pair in enumerate(pairwise(sizes))
         )
-        self.dropouts = nn.ModuleList(Dropout(config.dropout) for _ in config.mlp if config.dropout)
+        self.dropouts = nn.ModuleList(Dropout(config.dropout) for _ in config.member_mlp if config.dropout)
         self.out = Terms(0, 1)
 
     def take_quantiles(self, quantiles: Tensor) -> None:
@@ -164,7 +165,7 @@ class EnsembleScore(Score):
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         """See `Score`; in training the logits ``[B, K]`` of all members."""
         vectors = vectors if runs is None else runs.expand(vectors)
-        own = vectors.unflatten(2, (self.members, -1))
+        own = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
         first, fields = own[..., -1].sum(1), own[..., :-1]
         if self.numbers is not None:
             of_numbers, linear = self.numbers(dense)
@@ -176,6 +177,7 @@ class EnsembleScore(Score):
                 hidden = self.dropouts[place](hidden)
         logits = (first + self.layers[-1](hidden).squeeze(2).t()).float()
         if self.training:
-            return logits + self.out.bias
+            members: Tensor = logits + self.out.bias
+            return members
         scores: Tensor = self.out(logits.mean(1, keepdim=True))
         return scores.squeeze(1)
