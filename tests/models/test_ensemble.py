@@ -172,7 +172,7 @@ def test_it_learns_a_bend_from_numbers_alone_and_its_export_scores_as_it_does(tm
     frame = pl.read_csv(tmp_path / "log.csv")
     scores = np.asarray(scorer.score(frame.drop("click").to_arrow()))
     middle = np.abs(frame["a"].to_numpy()) < 0.6
-    assert scores[middle].mean() > 0.8
+    assert scores[middle].mean() > 0.7
     assert scores[~middle].mean() < 0.35
 
 

@@ -66,7 +66,9 @@ class Batch:
         parts = [group.expand() for group in self.groups]
         bags = {key: part[key] for part in (self.sparse, *parts) for key in part.keys}
         bags = with_weights(bags, {key: bag.weights for key, bag in bags.items() if bag.weights is not None})
-        return replace(self, sparse=KeyedJagged.from_features({key: bags[key] for key in keys or bags}), groups=())
+        return replace(
+            self, sparse=KeyedJagged.from_features({key: bags[key] for key in keys or bags}, self.size), groups=()
+        )
 
     @classmethod
     def concatenate(cls, parts: Sequence[Batch]) -> Batch:

@@ -99,10 +99,14 @@ class KeyedJagged:
             raise ConfigError(f"filled has {len(self.filled)} numbers, expected {len(self.keys)}, one a feature")
 
     @classmethod
-    def from_features(cls, features: Mapping[str, JaggedTensor]) -> KeyedJagged:
-        """Join features over the same samples. All or none must have weights."""
+    def from_features(cls, features: Mapping[str, JaggedTensor], batch_size: int | None = None) -> KeyedJagged:
+        """Join features over the same samples, of which there must be a `batch_size` where there is no feature. All or
+        none must have weights."""
         if not features:
-            raise ConfigError("from_features needs at least one feature")
+            if batch_size is None:
+                raise ConfigError("from_features needs at least one feature, or a batch_size")
+            nothing = torch.empty(0, dtype=torch.int64)
+            return cls(keys=(), values=nothing, offsets=offsets_of(nothing), batch_size=batch_size)
         parts = list(features.values())
         sizes = {part.batch_size for part in parts}
         if len(sizes) != 1:

@@ -66,7 +66,7 @@ class FeatureEncoder:
         dense = self._standard.of(raw)
         bags = {feature.name: self._bags(columns[feature.name], feature, origin) for feature in schema.sparse}
         weights = {f.name: _flat_weights(columns[weights_of(f.name)]) for f in schema.weighted}
-        return torch.from_numpy(dense), KeyedJagged.from_features(with_weights(bags, weights))
+        return torch.from_numpy(dense), KeyedJagged.from_features(with_weights(bags, weights), len(dense))
 
     def _bags(self, column: pl.Series, feature: SparseFeature, origin: str) -> JaggedTensor:
         if feature.kind == "single":

@@ -35,7 +35,7 @@ class EnsembleConfig(VectorsConfig):
     """Sizes of an ensemble. A row has the vectors of all members, and a first-order weight for each."""
 
     kind: Literal["ensemble"] = "ensemble"
-    layer_counts: ClassVar[tuple[str, ...]] = ("member_mlp",)
+    layer_counts: ClassVar[tuple[str, ...]] = ("members",)
     embedding_dim: int = 8
     """D, width of a member's vectors."""
     members: int = 8

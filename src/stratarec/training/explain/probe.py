@@ -143,7 +143,7 @@ class Probe:
     def _with(self, features: KeyedJagged) -> Batch:
         """Other bags of some features."""
         changed: dict[str, JaggedTensor] = {key: features[key] for key in features.keys}
-        return self.batch.replace(sparse=KeyedJagged.from_features({**self._bags, **changed}))
+        return self.batch.replace(sparse=KeyedJagged.from_features({**self._bags, **changed}, self.batch.size))
 
 
 def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
