@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
@@ -85,7 +85,7 @@ class Ending:
 
     def _outcome(self, path: Path) -> dict[str, Any]:
         """Metrics of the test split; with a correction, of validation too, and of both without it."""
-        kind = self.recipe.train.calibration
+        kind = self._fitted
         test = self._evaluated("test", path) if self.dataset.samples("test") else None
         if kind == "none":
             return {} if test is None else {"test": self._figures(test)}
@@ -98,6 +98,12 @@ class Ending:
             "uncalibrated": {split: self._figures(scored) for split, scored in found.items()},
             "calibration": [each.to_dict() for each in maps],
         }
+
+    @property
+    def _fitted(self) -> Literal["none", "shift", "platt", "isotonic"]:
+        """The kind of correction; a shift alone is done without where nothing is known of validation."""
+        kind = self.recipe.train.fitted
+        return "none" if kind == "shift" and not self.dataset.samples("valid") else kind
 
     def _figures(self, found: Scored) -> dict[str, Any]:
         return figures(measured(self.dataset.schema.label_columns, found))
