@@ -67,6 +67,7 @@ def evaluate(args: argparse.Namespace) -> None:
                 for label in whole:
                     head = name if len(whole) == 1 else f"{name} ({label})"
                     say(*sliced(head, [(value, each[label].to_dict()) for value, each in found]))
+            say(*trained.dataset.suspicions)
             return
         for name in args.rank_by:
             check_kept(trained.dataset.schema, name)
@@ -81,6 +82,8 @@ def evaluate(args: argparse.Namespace) -> None:
                 for name in args.rank_by:
                     group = groups_of_split(trained.dataset, split, scored, name)
                     say(*ranks(split, name, rank_within(list(found_split), scored, group, at)))
+        if mesh.is_first:
+            say(*trained.dataset.suspicions)
 
 
 COMMAND = Subcommand(

@@ -53,7 +53,7 @@ def train(args: argparse.Namespace) -> None:
         )
     if mesh.is_first:
         _print_result(trainer.run, result)
-        words = verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
+        words = dataset.suspicions + verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
         wrapped = [part for line in words for part in textwrap.wrap(line, 63)]
         say(*(f"{'' if number else 'verdict':17}{part}" for number, part in enumerate(wrapped)))
 

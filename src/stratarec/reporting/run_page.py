@@ -52,7 +52,7 @@ def write_report(
         "run.html.jinja",
         title=recipe["name"],
         lead=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
-        verdict=verdict(position["evaluations"], result, metric),
+        verdict=dataset.suspicions + verdict(position["evaluations"], result, metric),
         cards=_cards(result.get("test"), result),
         charts=charts,
         notes=[*_notes(recipe, position, result), *planned],
