@@ -31,6 +31,7 @@ def write_report(
     position: Mapping[str, Any],
     result: Mapping[str, Any],
     planned: Sequence[str] = (),
+    beside: Sequence[str] = (),
 ) -> None:
     """Write the report of a finished run.
 
@@ -42,6 +43,8 @@ def write_report(
         What ``result.json`` holds.
     planned : sequence of str
         What its plan says of the tables.
+    beside : sequence of str
+        What other methods make of the same data.
     """
     splits, metric = _splits(position, result), recipe["train"]["early_stopping"]["metric"]
     courses = (_loss(position), _validation(position, metric, _tested(result)), _kinds(position))
@@ -52,7 +55,7 @@ def write_report(
         "run.html.jinja",
         title=recipe["name"],
         lead=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
-        verdict=dataset.suspicions + verdict(position["evaluations"], result, metric),
+        verdict=[*dataset.suspicions, *verdict(position["evaluations"], result, metric), *beside],
         cards=_cards(result.get("test"), result),
         charts=charts,
         notes=[*_notes(recipe, position, result), *planned],

@@ -20,6 +20,8 @@ from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
+from stratarec.reporting.verdict import tested
+from stratarec.training.baseline.beside import beside
 from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
 from stratarec.training.run.run_directory import REPORT, write_result
@@ -78,7 +80,8 @@ class Ending:
             from stratarec.reporting.run_page import write_report
 
             notes = () if self.plan is None else self.plan.notes
-            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result, notes)
+            others = beside(self.dataset, *tested(position.evaluations, result))
+            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result, notes, others)
 
         self.mesh.first(write)
         return result

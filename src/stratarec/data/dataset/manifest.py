@@ -25,7 +25,9 @@ from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_s
 FORMAT: Literal[8] = 8
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
-DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
+BASELINE = "baseline.json"
+"""What `stratarec baseline` adds; of no part of the data set."""
+DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", *SPLITS))
 ADVICE = "prepare the data again"
 
 _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
