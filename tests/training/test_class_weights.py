@@ -21,7 +21,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, Interrupted
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.recipe.train_section import TrainConfig
+from stratarec.recipe.train_section import LossConfig, TrainConfig
 from stratarec.training.evaluation.evaluate import Scored, evaluate_split
 from stratarec.training.evaluation.fit_calibration import fit
 from stratarec.training.export.export import export
@@ -86,7 +86,7 @@ def test_the_loss_has_the_weight_of_the_class_above_and_not_below(labels: int, w
         loss = nn.functional.binary_cross_entropy_with_logits(logits[:, place], label[:, place], reduction="none")
         each = torch.where(label[:, place] == 1, (1 + ratio) / 2, (1 + 1 / ratio) / 2)
         expected = expected + (each * scale * loss).sum() / scale.sum()
-    objective = Objective((1.0,) * labels, ratios)
+    objective = Objective((1.0,) * labels, class_weights=ratios)
     shaped = (logits, label) if labels > 1 else (logits.squeeze(1), label.squeeze(1))
     torch.testing.assert_close(objective.mean(shaped[0], batch_of(shaped[1], weight)), expected)
     # Two processes with a part of the batch each.
@@ -100,10 +100,11 @@ def test_the_loss_has_the_weight_of_the_class_above_and_not_below(labels: int, w
 def test_balanced_weights_are_one_on_average_and_all_classes_alike_change_no_bit() -> None:
     label = torch.cat([torch.ones(30), torch.zeros(970)])
     zeros = torch.zeros(1000)
-    assert Objective((1.0,), (970 / 30,)).mean(zeros, batch_of(label, None)).item() == pytest.approx(math.log(2))
+    assert Objective(class_weights=(970 / 30,)).mean(zeros, batch_of(label, None)).item() == pytest.approx(math.log(2))
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(1))
     assert torch.equal(
-        Objective((1.0,), (1.0,)).mean(logits, batch_of(label, None)), Objective().mean(logits, batch_of(label, None))
+        Objective(class_weights=(1.0,)).mean(logits, batch_of(label, None)),
+        Objective().mean(logits, batch_of(label, None)),
     )
 
 
@@ -188,6 +189,11 @@ MISTAKES: list[tuple[Any, str]] = [
 def test_mistakes_are_named(tmp_path: Path, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         recipe(tmp_path, class_weight=value)
+
+
+def test_losses_of_slates_take_no_weights_of_classes() -> None:
+    with pytest.raises(ConfigError, match=r"train\.class_weight is of the log loss, and train\.loss\.kind is softmax"):
+        TrainConfig(class_weight="balanced", loss=LossConfig(kind="softmax", by="session"))
 
 
 def test_a_recipe_whose_run_forgot_its_numbers_is_refused() -> None:

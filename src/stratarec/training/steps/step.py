@@ -107,7 +107,7 @@ class Stages:
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
         labels = model.network.labels
-        self.objective = Objective(config.loss_factors(labels), config.class_weights(labels))
+        self.objective = Objective(config.loss_factors(labels), config.loss.kind, config.class_weights(labels))
         self.averaging = Averaging(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor = 1.0
