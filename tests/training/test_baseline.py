@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 
 from recipes import log_config, tiny
 from stratarec.cli import main
-from stratarec.cli.check import check
+from stratarec.cli.check.parts import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
