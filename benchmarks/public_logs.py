@@ -27,8 +27,6 @@ CLASSES = {
     "verbagg": ("lme4", "VerbAgg", "r2", "Y", ("resp",)),
     "nasscds": ("DAAG", "nassCDS", "dead", "dead", ("caseid", "injSeverity")),
     "healthins": ("AER", "HealthInsurance", "insurance", "yes", ()),
-    "fertility": ("AER", "Fertility", "morekids", "yes", ()),
-    "military": ("openintro", "military", "grade", "officer", ("rank",)),
     "mplsstops": ("carData", "MplsStops", "personSearch", "YES", ("idNum", "vehicleSearch", "citationIssued", "MDC")),
 }
 AFTER_DEPARTURE = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
