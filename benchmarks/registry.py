@@ -31,6 +31,7 @@ BENCHMARKS = {
     "hot_drift": "benchmarks.hot_drift",
     "hot_quality": "benchmarks.hot_quality",
     "hot_single": "benchmarks.hot_single",
+    "neighbours": "benchmarks.neighbours",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",
     "precision_quality_frappe": "benchmarks.precision_quality_frappe",
