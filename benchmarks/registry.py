@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.sources import source_hash
 from stratarec.errors import ConfigError, StrataError
 
 BENCHMARKS = {
@@ -79,6 +80,7 @@ def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]
         "quick": quick,
         "hardware": hardware(),
         "versions": versions(),
+        "sources": source_hash(BENCHMARKS[name]),
         "gate": "passed",
         **found,
     }

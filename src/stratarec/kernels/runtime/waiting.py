@@ -23,7 +23,7 @@ if AVAILABLE:
     from stratarec.kernels.runtime import openmp, workers
     from stratarec.kernels.runtime.helpers import HELPERS
 
-_SLEEPY_NS = 20_000
+_SLEEPY_NS = 0
 _LOCK = threading.Lock()
 _crowd: Crowd | None = None
 

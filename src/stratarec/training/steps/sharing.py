@@ -24,7 +24,7 @@ from stratarec.kernels.runtime.cores import cores, most_threads
 from stratarec.kernels.runtime.waiting import AVAILABLE, sleep_while_waiting
 
 # Of step seconds: how long a way is tried, before the first trial, between two of them at most, and at first at least.
-_TRIAL, _FIRST, _REGULAR, _GAP = 0.3, 0.5, 60.0, 2.0
+_TRIAL, _FIRST, _REGULAR, _GAP = 0.25, 0.5, 60.0, 2.0
 # How much faster another way must be, and how far steps may be from what they took.
 _BETTER, _ALIKE = 0.95, 1.25
 _LOOK, _SHOWN = 1.0, 3
@@ -135,7 +135,8 @@ class Sharing:
         if self._left:
             self._next()
             return
-        best = min(self._found, key=lambda way: self._found[way])
+        # Another number of threads may have other bits, so it must be worth it.
+        best = min(self._found, key=lambda way: self._found[way] / (1.0 if way.threads == self.threads else _BETTER))
         changes = self._found[best] < _BETTER * self._found[self._way]
         best = best if changes else self._way
         self._level, self._tried, self._trying = self._found[best], self._spent, False
