@@ -1,12 +1,12 @@
 """What code a figure is of: a hash of the modules of `stratarec` that a benchmark imports, and those that they import.
 
-Comments and empty lines don't count. A module that is imported within a function does, as do packages on the way.
+Comments and empty lines do not count, nor do modules that are imported within functions: most of those are of the
+command line and of reports.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -39,16 +39,20 @@ def _file(name: str, root: Path) -> Path | None:
     return None
 
 
-def _imported(text: str) -> Iterator[str]:
-    """Names that may be modules, and the packages that they are in."""
-    for node in ast.walk(ast.parse(text)):
-        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [f"{node.module}.{each.name}" for each in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] in ("stratarec", "benchmarks"):
-                yield from (".".join(parts[:size]) for size in range(1, len(parts) + 1))
+@cache
+def _imported(text: str) -> frozenset[str]:
+    """Names that may be modules, and the packages that they are in: of what runs when a module is loaded."""
+    found, left = set(), list[ast.AST](ast.parse(text).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.If | ast.Try | ast.With) and "TYPE_CHECKING" not in ast.dump(node)[:60]:
+            left += ast.iter_child_nodes(node)
+    parts = [name.split(".") for name in found if name.startswith(("stratarec", "benchmarks"))]
+    return frozenset(".".join(each[:size]) for each in parts for size in range(1, len(each) + 1))
 
 
 def _code(text: str) -> list[str]:

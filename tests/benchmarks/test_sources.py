@@ -13,20 +13,22 @@ from benchmarks.sources import source_hash
 
 FILES = {
     "benchmarks/speed.py": "from benchmarks.tools import go\nfrom stratarec.kernels import pool\n",
-    "benchmarks/tools.py": "def go():\n    import stratarec.late\n",
+    "benchmarks/tools.py": "import stratarec.more\n\ndef go():\n    import stratarec.late\n",
     "src/stratarec/__init__.py": "",
     "src/stratarec/kernels/__init__.py": "from stratarec.kernels.pool import f\n",
     "src/stratarec/kernels/pool.py": "# fast\nf = 1\n",
+    "src/stratarec/more.py": "m = 1\n",
     "src/stratarec/late.py": "g = 1\n",
     "src/stratarec/other.py": "h = 1\n",
 }
 CHANGES = [
     ("src/stratarec/kernels/pool.py", "f = 2\n", True),
-    ("src/stratarec/late.py", "g = 2\n", True),
+    ("src/stratarec/late.py", "g = 2\n", False),
+    ("src/stratarec/more.py", "m = 2\n", True),
     ("src/stratarec/__init__.py", "x = 0\n", True),
     ("src/stratarec/kernels/pool.py", "# faster\n\nf = 1\n", False),
     ("src/stratarec/other.py", "h = 2\n", False),
-    ("benchmarks/tools.py", "def go():\n    import stratarec.late  # here\n", False),
+    ("benchmarks/tools.py", "import stratarec.more\n", False),
 ]
 
 
