@@ -16,7 +16,7 @@ from stratarec.training.steps.sharing import Sharing, Way
 
 TURN, SLEEP, ONE = Way(2, sleep=False), Way(2, sleep=True), Way(1, sleep=False)
 QUIET = {TURN: 0.012, SLEEP: 0.021, ONE: 0.023}
-BESIDE_ONE = {TURN: 0.042, SLEEP: 0.027, ONE: 0.022}
+BESIDE_ONE = {TURN: 0.042, SLEEP: 0.031, ONE: 0.022}
 BESIDE_FOUR = {TURN: 0.180, SLEEP: 0.044, ONE: 0.058}
 Seconds = dict[Way, float]
 

@@ -1,9 +1,9 @@
 """What threads do that wait for each other: turn until there is work, or sleep and leave their core to others.
 
 One that turns begins the next kernel at once, one that sleeps 50 us later. Beside other busy processes a thread that
-turns spends on nothing what the system gives it, and the one that it waits for comes late: a step of a small DCN V2 on
-two cores took 580 ms beside one busy process, and 43 where waiting threads slept. Which thread does what stays as it
-was, so no bit depends on it.
+turns spends on nothing what the system gives it, and the one that it waits for comes late. Thousand samples/s of a DCN
+V2, batches of 256, two cores, turning and asleep: alone 20.3 and 11.1, beside one busy process 6.1 and 9.1, beside two
+3.9 and 10.4, beside four 1.4 and 3.3. Which thread does what stays as it was, so no bit depends on it.
 
 libgomp, with which torch runs its own operations, turns 300,000 times before it sleeps, but 100 times where it has more
 threads than there are processors. So threads that only are there make the others sleep.
