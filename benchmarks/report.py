@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ MATTER = (
 )  # fmt: skip
 """Text, benchmark, metric and form of the README's figures."""
 _OLDER = "\\*"
-_NOTE = f"{_OLDER} measured before the code that it is of was changed last"
 # From here on decimals say nothing.
 _LARGE = 10_000
 
@@ -103,31 +102,30 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     found = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
     # Contenders of a benchmark may have run apart, and have a file each.
     metrics: dict[str, dict[str, float]] = {}
-    older: set[tuple[str, str]] = set()
+    older: set[str] = set()
     targets: dict[str, dict[str, float]] = {}
     for result in found:
         if not result["quick"]:
             metrics.setdefault(result["benchmark"], {}).update(result["metrics"])
             targets.setdefault(result["benchmark"], {}).update(result["config"].get("targets", {}))
             if not _is_of_this_code(result):
-                older |= {(result["benchmark"], metric) for metric in result["metrics"]}
-
-    def mark(name: str, metric: str) -> str:
-        return _OLDER if (name, metric) in older else ""
-
+                older.add(result["benchmark"])
     rows = ["| what | figure |", "| --- | ---: |"]
     rows += [
-        f"| {text} | {form.format(metrics[name][metric])}{mark(name, metric)} |" for text, name, metric, form in MATTER
+        f"| {text} | {form.format(metrics[name][metric])}{_OLDER if name in older else ''} |"
+        for text, name, metric, form in MATTER
     ]
-    _put(readme, rows, older)
+    note = f"{_OLDER} measured before the code that it is of was changed last"
+    _put(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
     ratios = [(text, metrics[name][metric]) for text, name, metric, _ in MATTER if not metric.startswith("auc")]
     write_picture(picture, ratios)
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [
-        f"| {name} | `{key}` | {value:.4g}{mark(name, key)} | {_judged(value, targets[name].get(key))} |"
+        f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key))} |"
         for name, each in metrics.items() for key, value in each.items()
     ]  # fmt: skip
-    _put(page, rows, older)
+    note = f"Measured before the code that they are of was changed last: {', '.join(sorted(older))}."
+    _put(page, [*rows, *(["", note] if older else [])])
 
 
 def _is_of_this_code(result: dict[str, Any]) -> bool:
@@ -141,8 +139,7 @@ def _judged(value: float, target: float | None) -> str:
     return "" if target is None else f"{target:.4g}, {'met' if value >= target else 'missed'}"
 
 
-def _put(path: Path, lines: Sequence[str], older: Collection[tuple[str, str]]) -> None:
+def _put(path: Path, lines: Sequence[str]) -> None:
     text = path.read_text()
     head, rest = text.split(BEGIN)
-    note = f"\n\n{_NOTE}" if older else ""
-    path.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"{note}\n{END}" + rest.split(END)[1])
+    path.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}" + rest.split(END)[1])

@@ -39,8 +39,7 @@ def trained(
     used: list[Way] = []
     said: list[str] = []
     spent: dict[Way, float] = {}
-    run, now, step = Sharing(asked, use=used.append), 0.0, 0
-    run.say = said.append
+    run, now, step = Sharing(asked, 1, said.append, used.append), 0.0, 0
     with run:
         while now < until:
             way, step = used[-1], step + 1
@@ -95,8 +94,8 @@ def test_a_quota_that_changes_is_followed_within_a_minute(two_cores: list[int]) 
 def test_ranks_of_a_machine_divide_its_cores(two_cores: list[int]) -> None:
     two_cores[0] = 8
     torch.set_num_threads(8)
-    assert [Sharing(0, ranks).threads for ranks in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
-    assert Sharing(3, 8).threads == 3
+    assert [Sharing(0, ranks, print).threads for ranks in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
+    assert Sharing(3, 8, print).threads == 3
 
 
 def test_a_run_whose_threads_change_has_the_same_tables_and_says_so(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import SlateKey
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.loading.portions import BatchShare
 from stratarec.distributed.mesh import Mesh
@@ -38,7 +39,14 @@ from stratarec.training.distributed import SharedStages, Together
 from stratarec.training.evaluation.validation import Curves, Validation, Watch, nobody
 from stratarec.training.finish import Ending
 from stratarec.training.loop import Loop
-from stratarec.training.preflight import check_average, check_validation, exchange_remarks, remarks, take_up
+from stratarec.training.preflight import (
+    check_average,
+    check_validation,
+    exchange_remarks,
+    remarks,
+    slates_of,
+    take_up,
+)
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, with_length
 from stratarec.training.run.run_directory import (
@@ -114,9 +122,9 @@ class Trainer:
         self._uncompared = check_prepared(recipe.data, dataset)
         check_validation(self.config, dataset)
         check_average(self.config, self.mesh)
+        self._slates = slates_of(recipe, dataset, self.mesh.ranks)
         self.position = Position()
-        self.sharing = Sharing(self.config.threads, self.mesh.ranks // self.mesh.hosts)
-        self.sharing.say = self.progress.say
+        self.sharing = Sharing(self.config.threads, self.mesh.ranks // self.mesh.hosts, self.progress.say)
         self.run = named_directory(recipe.run)
         state(self.run, RUN)  # what it cannot be written into is refused before anything is built
         self._directory = RunDirectory(self.run)
@@ -159,7 +167,7 @@ class Trainer:
         return None if content is None else Plan.from_dict(content)
 
     def _new_loader(self, share: BatchShare) -> Loader:
-        config = _loader_config(self.config)
+        config = _loader_config(self.config, self._slates.by if self._slates else None)
         if share.ranks > 1 or not self.recipe.hot.apart:
             return Loader(self.dataset, "train", config, share)
         return hot_loader(
@@ -306,7 +314,7 @@ class Trainer:
         """Write down and tell what is going to be trained."""
         self.mesh.first(lambda: write_recipe(self.run, self.recipe))
         self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
-        for line in filter(None, (self._remark, self._uncompared)):
+        for line in filter(None, (self._remark, self._uncompared, self._slates.told if self._slates else "")):
             self.progress.say(line)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
             self.progress.say(line)
@@ -331,16 +339,10 @@ class Trainer:
 
     def _loop(self, curves: Curves, watch: Watch) -> Loop:
         validation = Validation(
-            model=self.model,
-            dataset=self.dataset,
-            config=self.config,
-            progress=self.progress,
-            check=self.cadence.check,
-            mesh=self.mesh,
-            averaging=self.stages.averaging,
-            evaluated=self._pace,
+            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress,
+            check=self.cadence.check, mesh=self.mesh, averaging=self.stages.averaging, evaluated=self._pace,
             watch=watch,
-        )
+        )  # fmt: skip
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position,
             self.sharing,
@@ -382,12 +384,13 @@ class Trainer:
         return result
 
 
-def _loader_config(config: TrainConfig) -> LoaderConfig:
+def _loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
     return LoaderConfig(
         batch_size=config.batch_size,
         seed=config.seed,
         shuffle_row_groups=config.shuffle_row_groups,
         portions=config.portions,
         unit=config.shuffle,
+        slate=slate,
         expand=not config.deduplicate,
     )

@@ -53,17 +53,19 @@ class Sharing:
         ``train.threads``; 0 for as many as there are cores, and fewer where that is faster.
     ranks : int
         Processes of the run on this machine, which divide its cores.
+    say : callable
+        Told when the number of threads changes.
     use : callable
         Puts a way into effect.
     """
 
-    def __init__(self, asked: int, ranks: int = 1, use: Callable[[Way], None] = Way.use) -> None:
-        self._asked, self._ranks, self._use = asked, ranks, use
+    def __init__(
+        self, asked: int, ranks: int, say: Callable[[str], None], use: Callable[[Way], None] = Way.use
+    ) -> None:
+        self._asked, self._ranks, self._say, self._use = asked, ranks, say, use
         self._most = torch.get_num_threads()
         self.threads = self._share()
         """Most that it has."""
-        self.say: Callable[[str], None] = lambda line: None
-        """Told when the number of threads changes."""
         self._way = Way(self.threads, sleep=False)
         self._changes: list[tuple[int, Way]] = []
         self._said = False
@@ -163,7 +165,7 @@ class Sharing:
         """Change to a way for longer than a trial."""
         if way.threads != self._way.threads and not self._said:
             self._said = True
-            self.say(
+            self._say(
                 f"threads: {way.threads} for {self._way.threads} from step {step:,} on, as cores are shared; another "
                 "run may differ in last bits, unless train.threads is set"
             )
