@@ -38,8 +38,10 @@ class Crowd:
         self._ready.wait()
 
     def _stay(self, threads: int) -> None:
-        openmp.start_threads(max(2, openmp.PROCESSORS - threads + 2))
-        self._ready.set()
+        try:
+            openmp.start_threads(max(2, openmp.PROCESSORS - threads + 2))
+        finally:
+            self._ready.set()
         self._end.wait()
 
     def leave(self) -> None:
