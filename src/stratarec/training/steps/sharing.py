@@ -14,6 +14,7 @@ changes, and where `train.threads` is set it never does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,7 +26,9 @@ from stratarec.kernels.runtime.waiting import AVAILABLE, sleep_while_waiting
 # Of step seconds: how long a way is tried, before the first trial, between two of them at most, and at first at least.
 _TRIAL, _FIRST, _REGULAR, _GAP = 0.25, 0.5, 60.0, 2.0
 # How much faster another way must be, and how far steps may be from what they took.
-_BETTER, _ALIKE = 0.95, 1.25
+_BETTER, _SLOWER, _FASTER = 0.95, 1.25, 0.5
+# A way whose first step takes so many times what the best one takes is tried no longer.
+_HOPELESS = 4
 # Another number of threads may have other bits, so it must be worth it: beside others one thread was as fast as two
 # that sleep or up to a fifth slower, but in short measurements it seemed faster now and then.
 _FEWER = 0.8
@@ -73,7 +76,7 @@ class Sharing:
         self._spent, self._tried, self._gap = 0.0, _FIRST - _REGULAR, _GAP
         # What steps took since the last look, and what they took at the last decision.
         self._seconds, self._steps, self._level = 0.0, 0, 0.0
-        self._trying = False
+        self._trying = self._slower = False
         self._left: list[Way] = []
         self._found: dict[Way, float] = {}
 
@@ -93,8 +96,8 @@ class Sharing:
         self._seconds += seconds
         self._steps += 1
         if self._trying:
-            if self._steps == 0:  # the first one of a way wakes threads
-                self._seconds = 0.0
+            if self._steps == 0 and seconds < _HOPELESS * min(self._found.values(), default=math.inf):
+                self._seconds = 0.0  # the first one of a way wakes threads
             elif self._seconds >= _TRIAL:
                 self._tried_one(self._forget(), step)
         elif self._spent - self._tried >= _REGULAR:
@@ -102,16 +105,14 @@ class Sharing:
             self._begin()
         elif self._seconds >= _LOOK:
             taken = self._forget()
-            if self._is_strange(taken) and self._spent - self._tried >= self._gap:
-                self._begin()
+            strange = not _FASTER * self._level < taken < _SLOWER * self._level
+            if strange and self._spent - self._tried >= self._gap:
+                self._begin(slower=taken > self._level > 0)
 
     def _forget(self) -> float:
         taken = self._seconds / max(self._steps, 1)
         self._seconds, self._steps = 0.0, 0
         return taken
-
-    def _is_strange(self, taken: float) -> bool:
-        return not self._level / _ALIKE < taken < self._level * _ALIKE
 
     def _look_at_cores(self, step: int) -> None:
         """Follow a quota that was changed."""
@@ -120,9 +121,10 @@ class Sharing:
             self.threads = share
             self._go(Way(share, sleep=False), step)
 
-    def _begin(self) -> None:
+    def _begin(self, *, slower: bool = False) -> None:
         """Try the way that is in use once more, then others."""
-        self._tried = self._spent
+        # Turning is what costs the most where others have the cores, and steps that are slower yet promise no better.
+        self._slower, self._tried = slower, self._spent
         self._forget()
         self._trying = self.threads > 1 and AVAILABLE
         if self._trying:
@@ -151,8 +153,9 @@ class Sharing:
     def _others(self) -> list[Way]:
         """What is worth trying after what was."""
         awake, asleep = (Way(self.threads, sleep=each) for each in (False, True))
-        if not {awake, asleep} <= self._found.keys():
-            return [awake, asleep]
+        first = [asleep] if self._slower else [awake, asleep]
+        if not self._found.keys() >= set(first):
+            return first
         best = min(self._found, key=lambda way: self._found[way])
         if self._asked or best == awake:
             return []
