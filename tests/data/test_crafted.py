@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stratarec.cli.check import check
+from stratarec.cli.check.parts import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
@@ -225,7 +225,7 @@ MANIFESTS: list[tuple[Change, str]] = [
     (lambda c: c["schema"]["sparse"][0].update(kind="triple"), "kind: input should be 'single'"),
     (lambda c: c["schema"].update(more=1), "schema.more: unexpected keyword argument"),
     (lambda c: c.update(more=1), "more: extra inputs are not permitted"),
-    (lambda c: c.update(format=4), "format 4, expected 7; prepare the data again"),
+    (lambda c: c.update(format=4), "format 4, expected 8; prepare the data again"),
     (lambda c: c.pop("about"), "about: field required"),
 ]
 

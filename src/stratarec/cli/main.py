@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from stratarec.cli import (
+    baseline_command,
     check_command,
     compare_command,
     evaluate_command,
@@ -41,7 +42,7 @@ from stratarec.kernels.runtime.cores import narrow_libraries
 # In the order of --help.
 _MODULES = (
     init_command, prepare_command, plan_command, profile_command, train_command, evaluate_command, predict_command,
-    explain_command, tune_command, compare_command, check_command, export_command,
+    explain_command, baseline_command, tune_command, compare_command, check_command, export_command,
 )  # fmt: skip
 
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.

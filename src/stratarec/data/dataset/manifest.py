@@ -22,10 +22,12 @@ from stratarec.errors import DatasetError
 from stratarec.io.owned_directory import Kind
 from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
 
-FORMAT: Literal[7] = 7
+FORMAT: Literal[8] = 8
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
-DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
+BASELINE = "baseline.json"
+"""What `stratarec baseline` adds; of no part of the data set."""
+DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", *SPLITS))
 ADVICE = "prepare the data again"
 
 _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
@@ -150,6 +152,14 @@ class RepeatsInfo(Model):
         return self
 
 
+class LeakInfo(Model):
+    """A feature that seems to know the label; see `leaks`."""
+
+    feature: str
+    text: str
+    """Why."""
+
+
 class Provenance(Model):
     """How a data set was made."""
 
@@ -160,6 +170,7 @@ class Provenance(Model):
     repeats: RepeatsInfo
     moments: dict[str, MomentsInfo]
     rows: RowsInfo
+    leaks: tuple[LeakInfo, ...]
 
 
 class DatasetManifest(Model):
@@ -167,7 +178,7 @@ class DatasetManifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[7] = FORMAT
+    format: Literal[8] = FORMAT
     name: str
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     groups: dict[str, tuple[str, ...]] | None
@@ -223,6 +234,7 @@ class DatasetManifest(Model):
         expected = {
             "vocabularies": (set(self.vocabularies), set(self.columns.vocabularies())),
             "moments": (set(self.about.moments), {feature.name for feature in self.columns.dense}),
+            "leaks": ((known := set(self.columns.names)).union(leak.feature for leak in self.about.leaks), known),
         }
         for what, (found, names) in expected.items():
             if found != names:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from stratarec.data.dataset.manifest import (
     DatasetManifest,
     LabelCount,
+    LeakInfo,
     MomentsInfo,
     Origin,
     Provenance,
@@ -18,6 +19,7 @@ from stratarec.data.dataset.manifest import (
 )
 from stratarec.data.dataset.writer import write_vocabulary
 from stratarec.data.dedup_groups import Repeats, choose_groups, describe
+from stratarec.data.leaks import Leak
 from stratarec.data.prepare.base_dataset import Base
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.count import Counts
@@ -99,11 +101,16 @@ class Making:
             positives={split: found[self._schema.label_column].positives for split, found in labels.items()},
             labels=labels if self._schema.labels else {},
             vocabularies=infos,
-            about=self._about(origin, partitions.chunks, moments, repeats),
+            about=self._about(origin, partitions.chunks, moments, repeats, counts.leaks()),
         )
 
     def _about(
-        self, origin: Origin, chunks: Sequence[SpilledChunk], moments: Mapping[str, Moments], repeats: Repeats
+        self,
+        origin: Origin,
+        chunks: Sequence[SpilledChunk],
+        moments: Mapping[str, Moments],
+        repeats: Repeats,
+        leaks: Sequence[Leak],
     ) -> Provenance:
         return Provenance(
             origin=origin,
@@ -112,6 +119,7 @@ class Making:
             bad_examples=tuple([text for chunk in chunks for text in chunk.bad_examples][:5]),
             repeats=RepeatsInfo.model_validate_json(json.dumps(repeats.to_dict())),
             moments={feature: MomentsInfo.of(found) for feature, found in moments.items()},
+            leaks=tuple(LeakInfo(feature=leak.feature, text=leak.text) for leak in leaks),
             rows=RowsInfo(
                 kept=self._config.keep_rows,
                 files=tuple(self._source.files) if all(chunk.by_file for chunk in chunks) else (),
