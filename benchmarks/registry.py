@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.sources import source_hash
 from stratarec.errors import ConfigError, StrataError
 
 BENCHMARKS = {
@@ -31,6 +32,7 @@ BENCHMARKS = {
     "hot_drift": "benchmarks.hot_drift",
     "hot_quality": "benchmarks.hot_quality",
     "hot_single": "benchmarks.hot_single",
+    "neighbours": "benchmarks.neighbours",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",
     "precision_quality_frappe": "benchmarks.precision_quality_frappe",
@@ -80,6 +82,7 @@ def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]
         "quick": quick,
         "hardware": hardware(),
         "versions": versions(),
+        "sources": source_hash(BENCHMARKS[name]),
         "gate": "passed",
         **found,
     }

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.picture import write_picture
+from benchmarks.registry import BENCHMARKS
+from benchmarks.sources import source_hash
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import read_json, write_json
 from stratarec.reporting.terminal_tables import make_console, print_table
@@ -36,6 +38,7 @@ MATTER = (
      "dedup_train", "ratio_transformer", "{:.2f}"),
 )  # fmt: skip
 """Text, benchmark, metric and form of the README's figures."""
+_OLDER = "\\*"
 # From here on decimals say nothing.
 _LARGE = 10_000
 
@@ -99,14 +102,21 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     found = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
     # Contenders of a benchmark may have run apart, and have a file each.
     metrics: dict[str, dict[str, float]] = {}
+    older: set[str] = set()
     targets: dict[str, dict[str, float]] = {}
     for result in found:
         if not result["quick"]:
             metrics.setdefault(result["benchmark"], {}).update(result["metrics"])
             targets.setdefault(result["benchmark"], {}).update(result["config"].get("targets", {}))
+            if not _is_of_this_code(result):
+                older.add(result["benchmark"])
     rows = ["| what | figure |", "| --- | ---: |"]
-    rows += [f"| {text} | {form.format(metrics[name][metric])} |" for text, name, metric, form in MATTER]
-    _put(readme, rows)
+    rows += [
+        f"| {text} | {form.format(metrics[name][metric])}{_OLDER if name in older else ''} |"
+        for text, name, metric, form in MATTER
+    ]
+    note = f"{_OLDER} measured before the code that it is of was changed last"
+    _put(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
     ratios = [(text, metrics[name][metric]) for text, name, metric, _ in MATTER if not metric.startswith("auc")]
     write_picture(picture, ratios)
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
@@ -114,7 +124,14 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
         f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key))} |"
         for name, each in metrics.items() for key, value in each.items()
     ]  # fmt: skip
-    _put(page, rows)
+    note = f"Measured before the code that they are of was changed last: {', '.join(sorted(older))}."
+    _put(page, [*rows, *(["", note] if older else [])])
+
+
+def _is_of_this_code(result: dict[str, Any]) -> bool:
+    """Whether the modules that it measured are as they were."""
+    name = result["benchmark"]
+    return name in BENCHMARKS and result.get("sources") == source_hash(BENCHMARKS[name])
 
 
 def _judged(value: float, target: float | None) -> str:

@@ -37,6 +37,7 @@ from stratarec.cli import (
 from stratarec.cli.arguments import Parser, Subcommand, shortened
 from stratarec.errors import ConfigError, Interrupted, StrataError
 from stratarec.io.names import visible
+from stratarec.kernels.runtime.cores import narrow_libraries
 
 # In the order of --help.
 _MODULES = (
@@ -115,6 +116,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if os.environ.get("WORLD_SIZE", "1") != "1" and not command.by_ranks:
             raise ConfigError(f"`{command.name}` is work of one process: start it without torchrun")
         _check_address_space()
+        narrow_libraries()
         command.run(args)
     except StrataError as error:
         return _complain(str(error), 2)

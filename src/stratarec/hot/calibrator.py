@@ -12,7 +12,6 @@ behind all earlier ones, and a prefix that reaches it holds them all.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from stratarec.hot.classifier import Needs, NeedsReader, are_hot
 from stratarec.hot.profile import HotProfile, HotTable, InputShare, Method, Point
 from stratarec.hot.selection import hottest_rows, most_inputs
 from stratarec.hot.table_parts import Counts, RowRange, parts_of, share_of_accesses, used_bytes
+from stratarec.kernels.runtime.cores import cores
 
 CONFIDENCE = 0.99
 """Of every interval: the chance that it holds the true share."""
@@ -78,7 +78,7 @@ def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> 
     draws = np.random.default_rng([seed, 5])
     drawn = sorted(draws.permutation(len(places))[:_ROW_GROUPS].tolist())
     reader = NeedsReader(dataset, parts)
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="stratarec-hot") as threads:
+    with ThreadPoolExecutor(cores(), thread_name_prefix="stratarec-hot") as threads:
         found = list(threads.map(lambda place: reader.of(dataset.row_group(split, *places[place])), drawn))
     chunk = max(min(_CHUNK, min(map(len, found)) // 4), 1)
     numbers = [np.arange(len(needs)) // chunk for needs in found]

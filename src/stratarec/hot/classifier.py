@@ -11,7 +11,6 @@ shard by shard, and an interrupted call goes on.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -27,6 +26,7 @@ from stratarec.data.dataset.row_group import RowGroup
 from stratarec.errors import ConfigError
 from stratarec.hot.table_parts import Counts, RowRange
 from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
+from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress, SilentProgress
 
 Needs = NDArray[np.int32]
@@ -155,7 +155,7 @@ def classify(
     told = progress or SilentProgress()
     known = sum(shard.samples for shard in shards if shard.path in found)
     told.start(f"classify {split}", dataset.samples(split), "samples", known)
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="stratarec-hot") as threads:
+    with ThreadPoolExecutor(cores(), thread_name_prefix="stratarec-hot") as threads:
         done = {threads.submit(_counts, dataset, parts, hot, split, number): shards[number] for number in left}
         for future in as_completed(done):
             shard = done[future]

@@ -143,7 +143,9 @@ class TrainConfig:
     precision: Literal["float32", "bf16"] = "float32"
     """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32."""
     threads: int = 0
-    """Threads of torch and of the kernels; 0 for all cores."""
+    """Threads of torch and of the kernels. 0 for as many as there are cores by affinity and quota, divided among the
+    ranks of a machine, and for fewer while others use them and that is much faster: such a run says so, and may differ
+    from another one in last bits."""
     seed: int = 0
     """Of initial weights and of the order of batches."""
     dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)

@@ -103,6 +103,8 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         )
     if not position["evaluations"]:
         yield "The model was not validated while it trained."
+    if "sharing" in result:
+        yield f"{result['sharing']}."
     if "test" not in result:
         yield "The data set has no test split."
     if "valid" in result:

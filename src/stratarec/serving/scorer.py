@@ -21,6 +21,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import ConfigError, DatasetError, ExportError
 from stratarec.io.tensors import Spec
+from stratarec.kernels.runtime.threads import within_cores
 from stratarec.models import build_network
 from stratarec.models.base import Network, autocast, probabilities
 from stratarec.models.calibration import Calibration
@@ -101,7 +102,7 @@ class Scorer:
         return probabilities(logits)
 
     def _logits(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
-        with torch.no_grad(), autocast(self.manifest.precision):
+        with torch.no_grad(), within_cores(), autocast(self.manifest.precision):
             pooled, histories = self._tables.look_up(averaged(sparse, self._network.weighted_means))
             logits: NDArray[np.float32] = self._network(dense, pooled, histories).cpu().numpy()
         return logits

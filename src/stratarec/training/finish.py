@@ -49,6 +49,8 @@ class Ending:
     """Who tests it together; the first rank writes."""
     figures: Callable[[], list[dict[str, float]]]
     """Of all ranks: see `records.RankFigures`."""
+    sharing: str
+    """How the run shared its cores with others, in a line; empty where it had them for itself."""
 
     def write(self, position: Position, path: Path) -> dict[str, Any]:
         """Test, and write result and report; `path` is the checkpoint with the weights that are tested.
@@ -73,6 +75,8 @@ class Ending:
         result |= outcome
         importance = self._importance(maps) if self.recipe.train.report else ""
         result["peak_rss_bytes"] = peak_rss_bytes()
+        if self.sharing:
+            result["sharing"] = self.sharing
 
         def write() -> None:
             write_result(self.run, result)

@@ -15,6 +15,7 @@ from stratarec.training.evaluation.validation import Curves, Validation
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.steps.cadence import Cadence, Decision
 from stratarec.training.steps.position import Position
+from stratarec.training.steps.sharing import Sharing
 from stratarec.training.steps.step import Item, Pipeline
 
 _LONG_SECONDS = 5.0
@@ -36,6 +37,8 @@ class Loop:
     progress : Progress
     position : Position
         Where the run is; moved on.
+    sharing : Sharing
+        Told what steps take.
     """
 
     def __init__(
@@ -48,9 +51,11 @@ class Loop:
         curves: Curves,
         progress: Progress,
         position: Position,
+        sharing: Sharing,
     ) -> None:
         self._step, self._pipeline, self._cadence, self._keeper = step, pipeline, cadence, keeper
         self._validation, self._curves, self._progress, self._position = validation, curves, progress, position
+        self._sharing = sharing
         long = "the first step takes long: kernels are compiled for this machine, once"
         self._slow, self._warm = Timer(_LONG_SECONDS, progress.say, (long,)), False
 
@@ -96,7 +101,9 @@ class Loop:
                 self._step(*item, prepared)
                 position.batch += 1
                 if self._warm:
-                    position.train_seconds += time.perf_counter() - began
+                    taken = time.perf_counter() - began
+                    position.train_seconds += taken
+                    self._sharing.stepped(taken, position.step)
                 else:
                     self._slow.cancel()
                     self._warm = True

@@ -66,6 +66,7 @@ from stratarec.training.run.warm_start import Beginning, beginning
 from stratarec.training.steps.cadence import Cadence, StopRequest
 from stratarec.training.steps.hot_batches import hot_loader
 from stratarec.training.steps.position import Position, best, rate_factor
+from stratarec.training.steps.sharing import Sharing
 from stratarec.training.steps.step import Pipeline, Stages
 from stratarec.training.torch_settings import build_optimizer, torch_settings
 
@@ -124,6 +125,7 @@ class Trainer:
         check_average(self.config, self.mesh)
         self._slates = slates_of(recipe, dataset, self.mesh.ranks)
         self.position = Position()
+        self.sharing = Sharing(self.config.threads, self.mesh.ranks // self.mesh.hosts, self.progress.say)
         self.run = named_directory(recipe.run)
         state(self.run, RUN)  # what it cannot be written into is refused before anything is built
         self._directory = RunDirectory(self.run)
@@ -256,7 +258,7 @@ class Trainer:
         self._began = True
         try:
             with (
-                torch_settings(threads=self.config.threads, seed=self.config.seed),
+                torch_settings(threads=self.sharing.threads, seed=self.config.seed),
                 self.dataset.held(),
                 self._beginning(earlier, resume=resume) as first,
                 opened(self._directory, self.mesh, resume=resume, overwrite=overwrite) as found,
@@ -295,7 +297,7 @@ class Trainer:
         self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not ended:
             self._introduce()
-        with self._board() as board, self._stop.listening():
+        with self._board() as board, self._stop.listening(), self.sharing:
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()
             found = then()
@@ -339,19 +341,14 @@ class Trainer:
 
     def _loop(self, curves: Curves, watch: Watch) -> Loop:
         validation = Validation(
-            model=self.model,
-            dataset=self.dataset,
-            config=self.config,
-            progress=self.progress,
-            check=self.cadence.check,
-            mesh=self.mesh,
-            averaging=self.stages.averaging,
-            evaluated=self._pace,
+            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress,
+            check=self.cadence.check, mesh=self.mesh, averaging=self.stages.averaging, evaluated=self._pace,
             watch=watch,
-        )
+        )  # fmt: skip
         return Loop(
-            self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position
-        )
+            self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position,
+            self.sharing,
+        )  # fmt: skip
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """One optimizer step; `request` and `prepared` are the batch's, where they were made ahead."""
@@ -381,6 +378,7 @@ class Trainer:
             check=self.cadence.check,
             mesh=self.mesh,
             figures=self.stages.figures,
+            sharing=self.sharing.remark,
         )
         result = ending.write(position, path)
         self._keeper.tested = path.name

@@ -86,6 +86,7 @@ def _board() -> NDArray[np.int64]:
     words = np.zeros(workers.WORDS + workers.LINE, dtype=np.int64)
     first = -(words.ctypes.data // words.itemsize) % workers.LINE
     board = words[first : first + workers.WORDS]
+    board[workers.SPINS] = workers.SPINS_NS
     if hasattr(os, "sched_getaffinity"):
         allowed = board[workers.ALLOWED : workers.ALLOWED + workers.LINE].view(np.uint64)
         for processor in os.sched_getaffinity(0):

@@ -24,6 +24,9 @@ from stratarec.kernels.runtime.outline import thread_ids
 _NUMBER = {"x86_64": 186, "aarch64": 178}.get(platform.machine(), 0)
 _WATCHED = sys.platform == "linux" and bool(_NUMBER)
 
+PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""As OpenMP counted them when it was loaded."""
+
 _WORKER = threading.local()
 _forked = False
 
@@ -55,6 +58,12 @@ def awake(threads: int) -> int:
         others = [int(thread) for thread in ids if thread not in (0, threading.get_native_id())]
         _WORKER.threads, _WORKER.clock = threads, _clock(others[0]) if others else None
     return launcher() if _WORKER.clock is not None and _advances(_WORKER.clock) else 0
+
+
+def start_threads(threads: int) -> None:
+    """Let the calling Python thread have so many OpenMP threads, itself among them, as long as it lives."""
+    if _NUMBER and not _forked:
+        thread_ids(launcher(), threads, _NUMBER)
 
 
 def _clock(thread: int) -> int:

@@ -7,9 +7,13 @@ kernels); Numba's built-in work queue aborts there, so only the `omp` and `tbb` 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numba
 import torch
+
+from stratarec.kernels.runtime.cores import cores
 
 numba.config.THREADING_LAYER = "threadsafe"
 
@@ -27,9 +31,23 @@ def limit_threads(most: int) -> None:
 
 
 def team_threads() -> int:
-    """``torch.get_num_threads()`` within the calling Python thread's limit: for kernels that a team runs."""
+    """``torch.get_num_threads()`` within the cores and the calling Python thread's limit: for kernels of teams."""
     limit = getattr(_LIMITS, "most", numba.config.NUMBA_NUM_THREADS)
-    return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, limit))
+    return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, limit, cores()))
+
+
+@contextmanager
+def within_cores() -> Iterator[None]:
+    """Let torch use no more threads than there are `cores`, in the calling Python thread, as long as this lasts."""
+    before = torch.get_num_threads()
+    if before <= cores():
+        yield
+        return
+    torch.set_num_threads(cores())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def threads_for(rows: int) -> int:

@@ -22,8 +22,9 @@ from stratarec.kernels.runtime import atomics
 LINE = 16
 """Words of a line: two cache lines, since processors fetch them in pairs."""
 JOBS, MOST_HELPERS = 8, 255
-POSTED, STOPPED, HELPERS, ALLOWED = 0, 1, 2, LINE
-"""Words of the board: jobs posted so far, whether helpers should end, their number, processors they may run on."""
+POSTED, STOPPED, HELPERS, SPINS, ALLOWED = 0, 1, 2, 3, LINE
+"""Words of the board: jobs posted so far, whether helpers should end, their number, nanoseconds that one without a job
+looks for another before it sleeps, processors they may run on."""
 FIRST_JOB = 2 * LINE
 FIRST_HELPER = FIRST_JOB + JOBS * LINE
 WORDS = FIRST_HELPER + MOST_HELPERS * LINE
@@ -37,10 +38,10 @@ RING, LISTEN = 8, 9
 # The state of a job: helpers inside, how many more may enter, and what else is so.
 INSIDE, PLACE, PLACES, OPEN, WAITING, TAKEN = 0xFFFF, 1 << 16, 0xFFFF << 16, 1 << 32, 1 << 33, 1 << 34
 
-# How long a helper without a job looks for another before it sleeps: kernels of a step follow one another closely, and
-# waking takes 50 us. Every so often it lets others have the core, torch's threads above all.
+SPINS_NS = 2_000_000
+"""`SPINS` of a machine for itself: kernels of a step follow one another closely, and waking takes 50 us. Every so often
+a helper lets others have the core, torch's threads above all."""
 # Waking a halted core takes its caller 45 us and comes 70 us later; an awake helper enters after 0.3.
-HELPER_SPINS_NS = 2_000_000
 # How long a leader whose helper lost its core spins before it sleeps, too: then that core's other work can move here.
 LEADER_SPINS_NS = 300_000
 # Pauses, of 10 to 60 ns, between two looks at the clock.
@@ -135,7 +136,7 @@ def close(board, job):
         atomics.pause()
         pauses += 1
         if pauses % _PAUSES == 0:
-            until = until if until else now() + LEADER_SPINS_NS
+            until = until if until else now() + min(LEADER_SPINS_NS, board[SPINS])
             if now() > until:
                 break
         inside = atomics.read(board, job) & INSIDE
@@ -182,7 +183,7 @@ def help_with(board, job):
 @njit(**_BODY)
 def look_out(board, posted):
     """Wait a little for another job than the first `posted`; whether there is one."""
-    until = now() + HELPER_SPINS_NS
+    until = now() + board[SPINS]
     while now() < until:
         for _ in range(_PAUSES):
             if atomics.read(board, POSTED) != posted:

@@ -198,6 +198,8 @@ class Result(Model):
     """The correction of each label; none by default."""
     ranks: tuple[RankFigures, ...] = ()
     """Of each process, where there were several."""
+    sharing: str = ""
+    """How it shared the machine's cores; empty where it had them for itself."""
 
 
 class RunFiles(Model):

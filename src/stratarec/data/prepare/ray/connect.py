@@ -17,6 +17,7 @@ from typing import Any
 
 from stratarec.errors import ClusterError, ConfigError
 from stratarec.io.scratch import ScratchDirectory
+from stratarec.kernels.runtime.cores import cores
 
 _LOCAL, _PREFIX, _TOKEN_BYTES = "local", "stratarec-ray-", 4
 # Ray's sockets lie some 60 characters below its directory, and the path of a socket has at most 107.
@@ -93,7 +94,7 @@ def _processors(address: str) -> int:
                 f"--ray is {address!r}, expected auto, HOST:PORT, local or local:N, on a machine of the cluster"
             )
         return 0
-    most = len(os.sched_getaffinity(0))
+    most = cores()
     if not count:
         return most
     if not count.isdecimal() or not 1 <= int(count) <= most:

@@ -1,0 +1,121 @@
+"""How many cores a process may use, and that what waits for a kernel changes no bit of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stratarec.kernels.runtime import waiting
+from stratarec.kernels.runtime.cores import quota, within
+from stratarec.kernels.runtime.outline import members
+from stratarec.kernels.runtime.team import DEFECT, team_of
+
+V1 = "33 31 0:29 {top} /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct"
+V2 = "30 23 0:26 {top} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
+SPACED = "30 23 0:26 {top} /sys/fs/control\\040groups rw - cgroup2 cgroup2 rw"
+OTHER = "34 31 0:33 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset"
+
+
+def v1(group: str, quota: int) -> dict[str, str]:
+    """The files of a group with a quota of so many microseconds."""
+    return {
+        f"sys/fs/cgroup/cpu{group}/cpu.cfs_{name}_us": str(us) for name, us in (("quota", quota), ("period", 10**5))
+    }
+
+
+def v2(**limits: str) -> dict[str, str]:
+    """The files of groups, a name for each, with underscores for slashes."""
+    return {f"sys/fs/cgroup/{name.replace('_', '/')}/cpu.max": limit for name, limit in limits.items()}
+
+
+SYSTEMS: dict[str, tuple[str, str, str, dict[str, str], float]] = {
+    "v2": (V2, "/", "0::/a/b", v2(a_b="150000 100000"), 1.5),
+    "v2, above": (V2, "/", "0::/a/b", v2(a="50000 100000", a_b="max 100000"), 0.5),
+    "v2, least": (V2, "/", "0::/a/b", v2(a="400000 100000", a_b="60000 20000"), 3.0),
+    "v2, a container's own": (V2, "/", "0::/", {"sys/fs/cgroup/cpu.max": "200000 100000"}, 2.0),
+    "v2, beyond its namespace": (V2, "/", "0::/../x", {"sys/fs/cgroup/cpu.max": "200000 100000"}, 2.0),
+    "v2, a name with a space": (SPACED, "/", "0::/", {"sys/fs/control groups/cpu.max": "200000 100000"}, 2.0),
+    "v2, none": (V2, "/", "0::/a", v2(a="max 100000"), math.inf),
+    "v2, unreadable": (V2, "/", "0::/a", v2(a="much"), math.inf),
+    "v1": (V1, "/", "4:cpu,cpuacct:/a", v1("/a", 250000), 2.5),
+    "v1, docker without a namespace": (V1, "/docker/1f", "4:cpu,cpuacct:/docker/1f", v1("", 400000), 4.0),
+    "v1, none": (V1, "/", "4:cpu,cpuacct:/", v1("", -1), math.inf),
+    "no control groups": (OTHER, "/", "3:cpuset:/", {}, math.inf),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_quota_is_the_least_of_a_groups_and_those_above(tmp_path: Path, system: str) -> None:
+    mount, top, group, files, expected = SYSTEMS[system]
+    given = {"proc/self/mountinfo": f"{OTHER}\n{mount.format(top=top)}\n", "proc/self/cgroup": f"9:pids:/\n{group}\n"}
+    for name, text in {**given, **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert quota(tmp_path) == expected
+
+
+def test_a_system_without_such_files_has_no_quota(tmp_path: Path) -> None:
+    assert quota(tmp_path) == math.inf
+
+
+THREADS = [(2, math.inf, 2), (2, 1.5, 2), (64, 4.0, 4), (64, 4.04, 4), (2, 0.2, 1), (1, 8.0, 1)]
+
+
+@pytest.mark.parametrize(("processors", "share", "threads"), THREADS)
+def test_threads_of_a_quota(processors: int, share: float, threads: int) -> None:
+    assert within(processors, share) == threads
+
+
+def test_a_command_in_a_control_group_takes_no_more_threads_than_its_quota() -> None:
+    """The system's own files, where it lets us make a group: torch and kernels as a command loads them."""
+    group = Path("/sys/fs/cgroup/cpu/stratarec-test")
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no control group of version 1 can be made here")
+    code = (
+        "from stratarec.kernels.runtime.cores import narrow_libraries, cores; narrow_libraries(); import torch; "
+        "print(cores(), torch.get_num_threads())"
+    )
+    try:
+        (group / "cpu.cfs_quota_us").write_text("100000")
+        done = subprocess.run(
+            ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", sys.executable, "-c", code],
+            capture_output=True, text=True, check=True,
+            env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+        )  # fmt: skip
+    finally:
+        group.rmdir()
+    assert done.stdout.split() == ["1", "1"]
+
+
+@pytest.fixture
+def sleeping() -> Iterator[None]:
+    waiting.sleep_while_waiting(True)
+    yield
+    waiting.sleep_while_waiting(False)
+
+
+@pytest.mark.skipif(bool(DEFECT), reason="this Numba runs no teams")
+@pytest.mark.usefixtures("sleeping")
+def test_threads_that_sleep_do_the_same_work() -> None:
+    assert any(thread.name == "stratarec-crowd" for thread in threading.enumerate())
+    left = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
+    asleep = left @ left.T
+    for _ in range(50):
+        taken = sorted(members(team_of(2)))
+        assert taken[-1] in (1, 2)
+        assert len(set(taken) - {0}) == np.count_nonzero(taken)
+    waiting.sleep_while_waiting(False)
+    assert not any(thread.name == "stratarec-crowd" for thread in threading.enumerate())
+    assert torch.equal(asleep, left @ left.T)
