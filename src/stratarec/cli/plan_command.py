@@ -98,6 +98,8 @@ def _prepared(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
     dataset = Dataset.open(Recipe.from_dict(content, args.recipe).data.path, verify="used")
     recipe = Recipe.from_dict(sized(content, dataset)[0], args.recipe)
     check_prepared(recipe.data, dataset)
+    if not dataset.table_rows():
+        raise ConfigError(f"{dataset.path} has numbers alone, and a model of it no tables: there is nothing to place")
     return recipe, dataset
 
 

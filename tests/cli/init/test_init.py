@@ -186,7 +186,7 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypat
         (["log.csv", "log.parquet"], "log.parquet is Parquet and log.csv is not; expected files of one format"),
         (["ones.csv", "--label", "a"], "--label is 'a', which has one value alone, expected two or more"),
         (["picture.png"], "picture.png, line 3, byte 1: a zero byte, expected text in UTF-8"),
-        (["bare.csv"], "no column can be a feature with a table of its own; beside the label 'label'"),
+        (["bare.csv"], "no column can be a feature; beside the label 'label'"),
         (["head.csv"], "head.csv: the file has no rows, expected at least one"),
         (["cut.parquet"], "cut.parquet: not a Parquet file, or damaged"),
         (["log.csv", "-o", "there.yaml"], "there.yaml exists; remove it, or name another --output"),

@@ -106,6 +106,8 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
 
     The budgets of the recipe are each rank's.
     """
+    if not dataset.table_rows():
+        return None
     copied = ranks > 1 and recipe.hot.copies is not None
     if recipe.memory.is_identity and not copied:
         if ranks == 1 and recipe.hot.budget is not None:
