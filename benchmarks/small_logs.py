@@ -1,4 +1,4 @@
-"""The untuned recipe of `init` on public logs of 2,000 to 330,000 rows, beside what their users would take instead.
+"""The untuned recipe of `init` on public logs of 2,000 to 327,000 rows, beside what their users would take instead.
 
 Every log is drafted, prepared and trained with nothing given but the column of its label, and a seed. A seed draws the
 split anew where it is by fraction, and first weights and the order of batches always. The others have the same rows in
@@ -49,7 +49,6 @@ LOGS = {
     "hmda": "deny", "credit": "Status", "spambase": "y", "mlc_churn": "churn", "stackoverflow": "Remote",
     "caravan": "Purchase", "wa_churn": "churn", "verbagg": "r2", "healthins": "insurance", "lending": "Class",
     "magic": "y", "nasscds": "dead", "mplsstops": "personSearch", "insteval": "good", "flights": "late",
-    "bribe": "justified",
 }  # fmt: skip
 """Log -> the column of its label."""
 QUICK = ("hmda", "verbagg")
@@ -98,7 +97,7 @@ def run(quick: bool, seeds: int | None = None) -> dict[str, Any]:
         "config": {"logs": list(names), "seeds": count, "threads": 1},
         "metrics": _metrics(rows, names) | {"gate_auc": gate},
         "targets": TARGETS,
-        "samples": rows,
+        "samples": {"rows": rows},
     }
 
 
