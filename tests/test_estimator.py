@@ -22,7 +22,13 @@ from stratarec import ClickModel, Recipe, Scorer
 from stratarec.cli import main
 from stratarec.errors import ConfigError, DataError, ExportError, StorageError
 
-SMALL = {"model__embedding_dim": 4, "model__bottom_mlp": [8], "model__top_mlp": [8], "train__threads": 1}
+SMALL = {
+    "model__embedding_dim": 4,
+    "model__members": 2,
+    "model__member_mlp": [8],
+    "train__epochs": 4,
+    "train__threads": 1,
+}
 
 
 @pytest.fixture(scope="module")
