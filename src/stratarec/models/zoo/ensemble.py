@@ -26,7 +26,7 @@ from stratarec.models.regularization import Dropout
 from stratarec.models.runs import Runs
 from stratarec.models.zoo.fields import Terms
 
-# Further out a number says no more: one of a million would decide alone.
+# Of standardised numbers: further out one says no more, as one of a million would decide alone.
 _MOST_DEVIATIONS = 8.0
 _LARGEST = 1e30
 
