@@ -55,19 +55,28 @@ def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int
 
 
 def _of_ensemble(samples: int, validated: bool, batch_size: int) -> dict[str, Any]:
-    """Members with small networks learn from many passes, until validation is worse; without it from a few."""
-    batch = batch_size or _power_of_two(samples / 60, 32, 1024)
+    """Members with small networks learn at a high rate that falls: in a line over a few passes, and where samples are
+    few by validation, as some such logs need a dozen passes and some are learned by heart in the second."""
+    batch = batch_size or _power_of_two(samples / 120, 32, 256)
+    few = samples < _FEW
+    falling: dict[str, Any] = {
+        "train.epochs": 5,
+        "train.dense.schedule.kind": "polynomial",
+        "train.embedding.schedule.kind": "polynomial",
+    }
+    if few and validated:
+        falling = {"train.epochs": 100, "train.plateau.patience": 1, "train.plateau.factor": 0.2}
     return {
-        "model.members": 16 if samples < _FEW else 8,
+        "model.members": 16 if few else 8,
         "train.batch_size": batch,
-        "train.epochs": 100 if validated else 10,
+        **falling,
         "train.eval_every": 0 if samples < 100_000 else max(samples // (batch * _EVALUATIONS), 1),
-        "train.early_stopping.patience": 8 if validated else 0,
+        "train.early_stopping.patience": 3 if validated else 0,
         "train.dense.kind": "adamw",
-        "train.dense.learning_rate": 0.001,
+        "train.dense.learning_rate": 0.004,
         "train.dense.weight_decay": 0.2,
         "train.embedding.kind": "adam",
-        "train.embedding.learning_rate": 0.001,
+        "train.embedding.learning_rate": 0.004,
         "train.embedding.weight_decay": 2.0,
         "train.embedding.decay": "decoupled",
         "train.embedding.rows": "all",
@@ -88,6 +97,8 @@ def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any],
     if recipe.train.loss.by and 0 < valid.positives < valid.known:
         # By order, as it is trained; scores have no level before they are calibrated.
         values["train.early_stopping.metric"] = "grouped_auc"
+        if "train.plateau.patience" in values:
+            values["train.plateau.metric"] = "grouped_auc"
         values["train.calibration"] = "platt"
     if recipe.towers:  # on hosts of their own they have no average
         values.pop("train.average.decay", None)
