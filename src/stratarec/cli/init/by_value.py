@@ -15,7 +15,7 @@ _LEAST = 20
 
 
 def tells_by_value(column: pl.Series, positive: pl.Series) -> bool:
-    """Whether shares of positives of single values predict the other half of the rows better than those of 32 quantiles.
+    """Whether shares of positives of single values predict other rows better than those of 32 quantiles.
 
     Parameters
     ----------

@@ -8,9 +8,9 @@ from typing import Literal
 
 import polars as pl
 
+from stratarec.cli.init.by_value import tells_by_value
 from stratarec.cli.init.label import find_label, positives
 from stratarec.cli.init.numbers import amounts
-from stratarec.cli.init.by_value import tells_by_value
 from stratarec.cli.init.sample import LogSample, growth
 from stratarec.cli.init.times import Times, as_times
 from stratarec.cli.init.words import AMOUNTS, BIRTHS, EARLIER, ITEMS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
