@@ -42,6 +42,7 @@ from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 from stratarec.kernels.update import Gradients, Scratchpad
+from stratarec.progress import timed
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)
@@ -137,7 +138,8 @@ class Engine(LookupEngine[Prepared]):
                 slots = (
                     _NO_SLOTS if self.resident else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
                 )
-                bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
+                with timed(self.seconds, "bring in"):
+                    bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
             except BaseException:
                 # The number is used up all the same: noise of rounding is a function of it and must never repeat.
                 flight.done(number)

@@ -23,6 +23,9 @@ from stratarec.embedding.tiers import TierConfig
 
 Held = TypeVar("Held", bound=Handle)
 
+PARTS = ("level0", "metadata", "home_dram", "home_block", "staging", "workspace", "outputs")
+"""What `LookupEngine.bytes_by_part` tells apart."""
+
 
 class NamedRows(Protocol):
     """Rows of tables by name and number: a `TableGroup` of one process, or rows gathered from all ranks."""
@@ -62,6 +65,8 @@ class LookupEngine(ABC, Generic[Held]):
         self.health: Health = Health() if own is None else own.health
         self.course: StepClock = StepClock(optimizer) if own is None else own.course
         self.flight: InFlight = InFlight() if own is None else own.flight
+        self.seconds: dict[str, float] = {} if own is None else own.seconds
+        """Stage of a step -> time that it took so far; see `progress.timed`."""
         self.batches = 0
         """How many were ever prepared, for the noise of rounding."""
 

@@ -94,6 +94,11 @@ class Recipe:
         return _adapter().dump_python(self, mode="json")  # type: ignore[no-any-return]
 
     @property
+    def chosen(self) -> dict[str, Any]:
+        """The fields whose values are not the defaults, by their paths."""
+        return leaves(_adapter().dump_python(self, mode="json", exclude_defaults=True))
+
+    @property
     def place(self) -> str:
         """What directories of this recipe are called."""
         return file_name(self.name)
