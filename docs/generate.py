@@ -6,6 +6,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import json
 import sys
 import types
 import typing
@@ -22,7 +23,13 @@ from stratarec.recipe import Recipe
 
 def write(folder: Path) -> None:
     """Write the pages, where their content changed."""
-    for name, text in (("recipe", recipe()), ("command-line", commands()), ("metrics", metrics()), ("api", api())):
+    for name, text in (
+        ("recipe", recipe()),
+        ("command-line", commands()),
+        ("metrics", metrics()),
+        ("api", api()),
+        ("figures", figures()),
+    ):
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
@@ -223,6 +230,56 @@ def api() -> str:
         kind = "autofunction" if inspect.isfunction(found) else "autoclass"
         lines += [f"## {name}", "", "```{eval-rst}", f".. {kind}:: {found.__module__}.{found.__qualname__}", "```", ""]
     return "\n".join(lines)
+
+
+# Benchmarks
+
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+def figures() -> str:
+    """The ratios of every result file as bars; 1 is as fast, or as large, as what it is compared with."""
+    lines = [
+        "# Figures as bars",
+        "",
+        "Ratios of the result files in `benchmarks/results/`: speeds and sizes over those of a peer, or of ourselves "
+        "without the feature; beyond the line at 1 in our favour. [Benchmarks](../benchmarks.md) says what each "
+        "is, and has all others.",
+        "",
+    ]
+    for file in sorted(RESULTS.glob("*.json")):
+        result = json.loads(file.read_text())
+        ratios = {name: value for name, value in result["metrics"].items() if _is_ratio(name) and value > 0}
+        if ratios and not result["quick"]:
+            machine, versions = result["hardware"], result["versions"]
+            peers = [f"{each} {versions[each]}" for each in ("torchrec", "lightgbm") if each in versions]
+            lines += [
+                f"## {file.stem}",
+                "",
+                f"{result['created'][:10]}, {machine['threads']} threads of {machine['processor']}; "
+                f"torch {versions['torch']}, {', '.join(peers)}.",
+                "",
+                *_bars(ratios),
+                "",
+            ]
+    return "\n".join(lines)
+
+
+def _is_ratio(name: str) -> bool:
+    return "ratio" in name or name.startswith(("speed_", "dedup_gain", "predicted_speed"))
+
+
+def _bars(ratios: dict[str, float]) -> Iterator[str]:
+    most = max(*ratios.values(), 1.2)
+    yield '<div class="bars">'
+    for name, value in ratios.items():
+        kind = "for" if value >= 1 else "against"
+        yield (
+            f'<div><span>{name.replace("_", " ")}</span><span class="track" style="--one: {100 / most:.1f}%">'
+            f'<i class="{kind}" style="width: {100 * value / most:.1f}%"></i></span><b>{value:.2f}</b></div>'
+        )
+    yield "</div>"
 
 
 if __name__ == "__main__":

@@ -44,4 +44,4 @@ def score(request: Request) -> dict[str, list[float]]:
 @app.get("/health")
 def health() -> dict[str, Any]:
     """What is served."""
-    return {"labels": list(scorer.labels), "model": scorer.manifest.model["kind"]}
+    return {"labels": list(scorer.labels), "model": scorer.manifest.model.kind}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from training.test_tiered_runs import content
 
 from recipes import prepared, tiny, train
 from stratarec.recipe import Recipe
@@ -46,10 +47,9 @@ def test_a_step_is_the_sum_of_its_stages() -> None:
 @pytest.mark.slow
 def test_a_run_in_tiers_tells_what_it_measured(tmp_path: Path) -> None:
     """Hit rates against counting rows by hand, stages against the clock, bytes against the engine."""
-    content = tiny(tmp_path, report=True, epochs=1, batch_size=32, eval_every=0, checkpoint={"every_steps": 0})
-    content["data"]["source"] |= {"samples": 20_000, "scale": 0.003}
-    content["memory"] = {"precision": "int8", "cache": {"fraction": 0.3, "ways": 8}, "lookahead": 1}
-    recipe = Recipe.from_dict(content)
+    found = content(tmp_path, report=True, epochs=2, eval_every=0)
+    found["memory"] = {"precision": "int8", "cache": {"fraction": 0.3, "ways": 8}, "lookahead": 1}
+    recipe = Recipe.from_dict(found)
     prepared(recipe.data)
     trainer = train(recipe)
     assert trainer.plan is not None
@@ -75,8 +75,8 @@ def test_a_run_in_tiers_tells_what_it_measured(tmp_path: Path) -> None:
     for each in result["caches"]:
         assert each["distinct"] == pytest.approx(np.mean(sizes[each["table"]]), rel=0.25)
         assert 0 <= each["missed"] <= each["distinct"]
-    found = levels(trainer.plan.to_dict(), result["parts"], result["caches"])
-    assert sum(level.used or 0 for level in found) == pytest.approx(result["table_bytes"], rel=0.01)
+    shown = levels(trainer.plan.to_dict(), result["parts"], result["caches"])
+    assert sum(level.used or 0 for level in shown) == pytest.approx(result["table_bytes"], rel=0.01)
     assert len(cached_tables(trainer.plan.to_dict(), result["caches"]).rows) == len(result["caches"])
     text = (tmp_path / "run" / "report.html").read_text()
     for words in (
@@ -88,4 +88,11 @@ def test_a_run_in_tiers_tells_what_it_measured(tmp_path: Path) -> None:
     ):
         assert words in text.replace("Where a step's", "Where a step&#39;s"), words
     assert "were in level 0" in text
-    assert re.search(r"What differs from the defaults.*train\.eval_every.*The whole recipe", text, re.DOTALL)
+    assert re.search(r"What differs from the defaults.*train\.batch_size.*The whole recipe", text, re.DOTALL)
+
+
+def test_what_a_notebook_shows_is_escaped(tmp_path: Path) -> None:
+    shown = Recipe.from_dict({**tiny(tmp_path), "name": "<b>1"})._repr_html_()
+    assert "&lt;b&gt;1" in shown
+    assert "<b>1" not in shown
+    assert "<th>train.batch_size</th><td>128</td>" in shown

@@ -20,6 +20,7 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import ConfigError, DatasetError, ExportError
+from stratarec.io.names import as_html
 from stratarec.io.tensors import Spec
 from stratarec.kernels.runtime.threads import within_cores
 from stratarec.models import build_network
@@ -71,6 +72,12 @@ class Scorer:
         vocabularies = {name: _vocabulary(folder, manifest, name) for name in manifest.vocabularies}
         encoder = FeatureEncoder(manifest.columns, manifest.moments, vocabularies)
         return cls(manifest, encoder, _tables(folder, manifest, network.sequence_keys), network)
+
+    def _repr_html_(self) -> str:
+        columns = self.manifest.columns
+        features = ", ".join(each.name for each in (*columns.dense, *columns.sparse))
+        rows = [("model", self.manifest.model.kind), ("scores of", ", ".join(self.labels)), ("features", features)]
+        return as_html("Scorer", rows)
 
     def score(self, frame: Any) -> NDArray[np.float32]:
         """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding; ``[N, T]``
