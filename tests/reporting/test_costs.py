@@ -79,14 +79,8 @@ def test_a_run_in_tiers_tells_what_it_measured(tmp_path: Path) -> None:
     assert sum(level.used or 0 for level in shown) == pytest.approx(result["table_bytes"], rel=0.01)
     assert len(cached_tables(trainer.plan.to_dict(), result["caches"]).rows) == len(result["caches"])
     text = (tmp_path / "run" / "report.html").read_text()
-    for words in (
-        "Where rows live",
-        "Home, in DRAM",
-        "Where a step&#39;s time goes",
-        "network, backward",
-        "memory.cache.fraction",
-    ):
-        assert words in text.replace("Where a step's", "Where a step&#39;s"), words
+    for words in ("Where rows live", "Home, in DRAM", "Where a step's time goes", "network, backward"):
+        assert words in text, words
     assert "were in level 0" in text
     assert re.search(r"What differs from the defaults.*train\.batch_size.*The whole recipe", text, re.DOTALL)
 

@@ -123,21 +123,20 @@ def _sum(parts: Mapping[str, int], names: Iterable[str]) -> int:
 def _flow(plan: Content, caches: Sequence[Content]) -> str:
     """Rows and bytes of a step between level 0 and homes."""
     cached = [table for table in plan["tables"] if table["tier"] != "level0"]
-    expected = sum(table["misses"] for table in cached)
-    planned = f"{_hits(sum(table['distinct'] for table in cached), expected)} planned"
-    if not caches:
-        size = sum(table["misses"] * record_bytes(table) for table in cached)
-        return (
-            f"of a batch's rows {planned} are in level 0; {expected:,.0f} rows ({readable(round(size))}) come in "
-            "a step, as many go home"
-        )
     record = {table["table"]: record_bytes(table) for table in cached}
-    missed = sum(each["missed"] for each in caches)
+    asked, came = (sum(table[name] for table in cached) for name in ("distinct", "misses"))
+    if not caches:
+        size = sum(table["misses"] * record[table["table"]] for table in cached)
+        return (
+            f"of the {asked:,.0f} rows of a batch {_hits(asked, came)} are in level 0 as planned; {came:,.0f} "
+            f"({readable(round(size))}) come in a step, and victims go home"
+        )
+    distinct, missed = (sum(each[name] for each in caches) for name in ("distinct", "missed"))
     size = sum(each["missed"] * record.get(each["table"], 0) for each in caches)
-    hits = _hits(sum(each["distinct"] for each in caches), missed)
     return (
-        f"of a batch's rows {hits} were in level 0 ({planned}); {missed:,.0f} rows ({readable(round(size))}) came in a "
-        f"step, as many went home ({expected:,.0f} planned)"
+        f"of the {distinct:,.0f} rows of a batch {_hits(distinct, missed)} were in level 0; {missed:,.0f} "
+        f"({readable(round(size))}) came in a step, and victims went home (planned: {asked:,.0f} rows, "
+        f"{_hits(asked, came)}, {came:,.0f} in)"
     )
 
 

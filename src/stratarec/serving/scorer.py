@@ -75,7 +75,7 @@ class Scorer:
 
     def _repr_html_(self) -> str:
         columns = self.manifest.columns
-        features = ", ".join(each.name for each in (*columns.dense, *columns.sparse))
+        features = ", ".join([each.name for each in columns.dense] + [each.name for each in columns.sparse])
         rows = [("model", self.manifest.model.kind), ("scores of", ", ".join(self.labels)), ("features", features)]
         return as_html("Scorer", rows)
 
