@@ -40,7 +40,7 @@ data:
       time: time
       time_format: "%Y-%m-%dT%H:%M:%S%.f"
       user: user
-      dense: [{name: price, transform: log}]
+      dense: [{name: price, transform: log1p}]
       sparse: [{name: user}, {name: item}, {name: country}, {name: device}]
   split: {by: time, valid: 1d, test: 1d}
 model: {kind: deepfm, embedding_dim: 8}

@@ -6,7 +6,7 @@
 
     curl localhost:8000/score -H 'content-type: application/json' \
         -d '{"columns": {"user": ["u1", "u1"], "item": ["i1", "i2"], "country": ["de", "de"],
-                         "device": ["phone", "phone"], "price": [9.5, 20]}}'
+                         "device": ["phone", "phone"], "price": [9.5, 20], "item_history": [["i7"], ["i7"]]}}'
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def run(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ran(code: str, folder: Path) -> str:
-    found = forked.python(f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n{code}", cwd=folder)
+def ran(code: str, folder: Path, before: str = f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n") -> str:
+    found = forked.python(before + code, cwd=folder)
     assert found.returncode == 0, found.stderr[-2000:]
     return found.stdout
 
@@ -84,7 +84,7 @@ def execute(page: Path, folder: Path) -> None:
             for line in commands(text):
                 command(line, folder)
         elif language == "python":
-            ran(text, folder)
+            ran(text, folder, "")
         else:
             name = re.match(r"# ([\w.-]+\.yaml)\n", text)
             if name:
@@ -153,10 +153,10 @@ import service
 from stratarec import Scorer
 client = TestClient(service.app)
 frame = pl.read_csv("tomorrow.csv").head(20)
-columns = {name: frame[name].to_list() for name in frame.columns}
+columns = {name: frame[name].to_list() for name in frame.columns} | {"item_history": [["i1"]] * len(frame)}
 found = client.post("/score", json={"columns": columns})
 assert found.status_code == 200, found.text
-assert found.json()["scores"] == [float(x) for x in Scorer.open("exported").score(frame)]
+assert found.json()["scores"] == [float(x) for x in Scorer.open("exported").score(columns)]
 refused = client.post("/score", json={"columns": {"user": ["u1"]}})
 assert refused.status_code == 422 and "item" in refused.text, refused.text
 assert client.get("/health").json()["labels"] == ["clicked"]
