@@ -1,9 +1,10 @@
-"""Which id a value has: by frequency, the most frequent value of a feature being 0, or by its hash alone.
+"""Which id a value has: by frequency, the most frequent value of a feature first, or by its hash alone.
 
 A vocabulary with a base begins with the values of an earlier one, whose ids they keep; those that are new follow by
 frequency. So only the ids behind the base's are ranked, and counts rise where a value of the base is rare by now.
 Counts are lookups of the training split, those by histories included; ties go by value. Rare and unseen values share
-the tail's rows behind all others, and a missing value is an empty bag.
+the rows of the tail, which are the first ones, so that no row moves when there are more values; and a missing value is
+an empty bag.
 """
 
 from __future__ import annotations
@@ -138,19 +139,17 @@ StoredType = Literal["String", "Int64", "UInt64"]
 
 
 class TailRule(HashRule):
-    """The id of a value that has no row of its own: ``first + hash % buckets``. A missing value has no id."""
+    """The id of a value that has no row of its own: ``hash % buckets``. A missing value has no id."""
 
     hashed: Literal["values that are not in the vocabulary", "every value"]
-    first: Rows
     buckets: Rows
 
     @classmethod
-    def tail_of(cls, kind: VocabularyKind, stored: StoredType, values: int, buckets: int) -> TailRule:
-        """Of a vocabulary with so many values and tail buckets."""
+    def tail_of(cls, kind: VocabularyKind, stored: StoredType, buckets: int) -> TailRule:
+        """Of a vocabulary with so many tail buckets."""
         return cls(
             **vars(HashRule.of(stored)),
             hashed="every value" if kind == "hash" else "values that are not in the vocabulary",
-            first=values,
             buckets=buckets,
         )
 
@@ -167,7 +166,7 @@ class Ids(Model):
     """Values, the first ones, that keep the ids of the data set that this one is based on; behind them ids are ranked
     by falling count."""
     tail_buckets: Annotated[Rows, pydantic.Field(ge=1)]
-    """Rows behind those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
+    """Rows before those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
     digest: Hash
     """xxh3_128 of the values in order of id."""
     tail: TailRule
@@ -176,7 +175,7 @@ class Ids(Model):
     def _check_ids(self) -> Ids:
         if self.inherited > self.values or (self.kind == "hash" and self.values):
             raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of them of its base")
-        if self.tail != TailRule.tail_of(self.kind, self.type, self.values, self.tail_buckets):
+        if self.tail != TailRule.tail_of(self.kind, self.type, self.tail_buckets):
             raise ValueError("tail is not the rule that StrataRec gives ids by")
         return self
 
@@ -186,9 +185,9 @@ class Vocabulary:
     """Values in order of id, and their training counts."""
 
     values: pl.Series
-    """``[V]`` String, Int64 or UInt64; the place is the id."""
+    """``[V]`` String, Int64 or UInt64; the id is the place behind the tail buckets."""
     counts: NDArray[np.int64]
-    """``[V + tail_buckets]`` lookups in the training split; falling over the first V that are not of the base."""
+    """``[tail_buckets + V]`` lookups in the training split; falling over the values that are not of the base."""
     tail_buckets: int
     kind: VocabularyKind = "count"
     inherited: int = 0
@@ -213,7 +212,7 @@ class Vocabulary:
         rest = counted.slice(len(kept))
         tail = np.zeros(limits.tail_buckets, dtype=np.int64)
         np.add.at(tail, _buckets(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
-        counts = [old["count"].fill_null(0).to_numpy(), kept["count"].to_numpy(), tail]
+        counts = [tail, old["count"].fill_null(0).to_numpy(), kept["count"].to_numpy()]
         return cls(
             values=pl.concat([known, kept["value"]]).rename("value"),
             counts=np.concatenate([part.astype(np.int64) for part in counts]),
@@ -254,7 +253,7 @@ class Vocabulary:
         """``[N]`` ids; null becomes `MISSING`."""
         if values.dtype != self.values.dtype:
             values = values.cast(self.values.dtype)
-        table = pl.DataFrame({"value": self.values, "id": np.arange(len(self.values), dtype=np.int32)})
+        table = pl.DataFrame({"value": self.values, "id": np.arange(self.tail_buckets, self.rows, dtype=np.int32)})
         joined = values.to_frame("value").join(table, on="value", how="left", maintain_order="left")
         ids = joined["id"].fill_null(MISSING).to_numpy().copy()
         unknown = np.flatnonzero((ids == MISSING) & values.is_not_null().to_numpy())
@@ -264,7 +263,7 @@ class Vocabulary:
 
     def tail_ids(self, values: pl.Series) -> NDArray[np.int64]:
         """``[N]`` ids of values that have no row of their own."""
-        return len(self.values) + _buckets(values, self.tail_buckets)
+        return _buckets(values, self.tail_buckets)
 
     @property
     def ids(self) -> Ids:
@@ -277,12 +276,12 @@ class Vocabulary:
             inherited=self.inherited,
             tail_buckets=self.tail_buckets,
             digest=self.digest,
-            tail=TailRule.tail_of(self.kind, stored, len(self.values), self.tail_buckets),
+            tail=TailRule.tail_of(self.kind, stored, self.tail_buckets),
         )
 
     def frame(self) -> pl.DataFrame:
         """What is stored: value, id, count; the tail buckets have no value."""
-        values = self.values.extend_constant(None, self.tail_buckets)
+        values = pl.concat([self.values.clear().extend_constant(None, self.tail_buckets), self.values])
         return pl.DataFrame({"value": values, "id": np.arange(self.rows, dtype=np.int32), "count": self.counts})
 
 
@@ -312,7 +311,7 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
     for part in table["value"].chunks:
         if pa.types.is_dictionary(part.type) and len(part.dictionary) < len(part) - part.null_count:
             raise ValueError("its values are not distinct")
-    values = pl.from_arrow(_plain(table["value"].slice(0, expected.values)))
+    values = pl.from_arrow(_plain(table["value"].slice(expected.tail_buckets)))
     assert isinstance(values, pl.Series)
     counts = table["count"].to_numpy()
     vocabulary = Vocabulary(
@@ -322,15 +321,16 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
         kind=expected.kind,
         inherited=expected.inherited,
     )
-    if table["value"].slice(expected.values).null_count != expected.tail_buckets or values.null_count():
-        raise ValueError(f"expected {expected.values} values and {expected.tail_buckets} rows without one")
+    if table["value"].slice(0, expected.tail_buckets).null_count != expected.tail_buckets or values.null_count():
+        raise ValueError(f"expected {expected.tail_buckets} rows without a value and {expected.values} with one")
     if str(values.dtype) != expected.type:
         raise ValueError(f"its values are {values.dtype}, expected {expected.type}")
     if values.n_unique() != len(values):
         raise ValueError("its values are not distinct")
     if not np.array_equal(table["id"].to_numpy(), np.arange(rows)):
         raise ValueError("its ids do not count up from 0")
-    if counts.min(initial=0) < 0 or (np.diff(counts[expected.inherited : expected.values]) > 0).any():
+    ranked = counts[expected.tail_buckets + expected.inherited :]
+    if counts.min(initial=0) < 0 or (np.diff(ranked) > 0).any():
         raise ValueError("its counts are negative, or rise behind the values of the base")
     if vocabulary.digest != expected.digest:
         raise ValueError("it has other values than its manifest says")

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.checkpoint.tables_manifest import TablesManifest
-from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_file import verify_file
 from stratarec.errors import CheckpointError, StorageError
@@ -242,11 +241,11 @@ class Checkpoint:
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
-    def begin(self, model: CTRModel, moved: Mapping[str, Renumbering], seed: int, rows: RowOptimizerConfig) -> None:
+    def begin(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
         """Give network and tables to a `model` that begins with them; see `LookupEngine.begin_with`."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
-        model.embeddings.engine.begin_with(self.path / "tables", self.state["tables"], moved, seed, rows)
+        model.embeddings.engine.begin_with(self.path / "tables", self.state["tables"], rows)
 
 
 def load(path: Path) -> Checkpoint:

@@ -22,7 +22,7 @@ from stratarec.errors import DatasetError
 from stratarec.io.owned_directory import Kind
 from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
 
-FORMAT: Literal[7] = 7
+FORMAT: Literal[8] = 8
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
@@ -83,7 +83,7 @@ class VocabularyInfo(StoredFile, Ids):
 
     path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/\d{4,}(-[A-Za-z0-9_-]+)?\.parquet$")]
     rows: Rows
-    """Rows that a table needs: values and tail buckets."""
+    """Rows that a table needs: tail buckets and values."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> VocabularyInfo:
@@ -167,7 +167,7 @@ class DatasetManifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[7] = FORMAT
+    format: Literal[8] = FORMAT
     name: str
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     groups: dict[str, tuple[str, ...]] | None

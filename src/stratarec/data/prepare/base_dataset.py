@@ -1,8 +1,8 @@
 """The earlier data set that a new one is based on: it keeps its ids and moments, so that a model goes on with it.
 
 A data set and its base differ in their samples alone: features, kinds and tail buckets are the same. A base may have a
-base of its own; nothing but the last one is needed. Only the tail's ids move, all by the number of new values. Counts
-are of the new log alone, so whoever wants popularity reads counts and not ids.
+base of its own; nothing but the last one is needed. No id moves: new values follow the earlier ones. Counts are of the
+new log alone, so whoever wants popularity reads counts and not ids.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class CacheShape(Model):
     ways: _Small
     policy: str
     sets: tuple[tuple[Count, Count], ...]
-    hot: tuple[tuple[Count, Count], ...] = ()
+    hot: tuple[Count, ...] = ()
 
 
 class Codec(Model):
