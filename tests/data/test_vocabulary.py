@@ -16,7 +16,8 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.synthetic import SyntheticConfig
-from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride, bounded
+from stratarec.data.value_counts import bounded
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer

@@ -10,7 +10,7 @@ an empty bag.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,7 +30,6 @@ from stratarec.io.atomic import reading
 from stratarec.io.sealed import Hash, Model
 
 MISSING = -1
-_BUCKET = "@bucket"
 # Values that are hashed at a time.
 _PIECE = 1 << 16
 # Of one value on average, in a file that is read back; what a log may have is less.
@@ -39,7 +38,10 @@ _VALUE_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.int64(), pa
 # Characters of a list of columns that a message repeats.
 _LONGEST = 200
 # Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
-_RANGES = {"min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "buckets": (1, 10**8)}
+_RANGES = {
+    "min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "candidates": (0, 1 << 40),
+    "buckets": (1, 10**8),
+}  # fmt: skip
 
 VocabularyKind = Literal["count", "hash"]
 
@@ -54,6 +56,8 @@ class VocabularyOverride:
     """Rows shared by rare and unseen values."""
     max_rows: int | None = None
     """Keep at most this many values; 0 for no limit."""
+    candidates: int | None = None
+    """Values without a row whose counts are kept."""
     kind: VocabularyKind | None = None
     """``count`` or ``hash``."""
     buckets: int | None = None
@@ -61,7 +65,7 @@ class VocabularyOverride:
 
     def check_kind(self, where: str, kind: VocabularyKind) -> None:
         """Refuse what vocabularies of `kind` make no use of."""
-        for name in ("min_count", "tail_buckets", "max_rows") if kind == "hash" else ("buckets",):
+        for name in ("min_count", "tail_buckets", "max_rows", "candidates") if kind == "hash" else ("buckets",):
             if getattr(self, name) is not None:
                 raise ConfigError(
                     f"{where}.{name} is {getattr(self, name)}, which kind {kind} makes no use of; remove it"
@@ -78,6 +82,9 @@ class VocabularyLimits:
     """Rows shared by rare and unseen values, by a hash of the value."""
     max_rows: int = 0
     """Keep at most this many values; 0 for no limit."""
+    candidates: int = 10_000_000
+    """Keep the counts of at most this many values that have no row, for a data set that goes on from this one and may
+    give them one; the rarest are forgotten."""
     kind: VocabularyKind = "count"
     """``count`` gives frequent values rows of their own; ``hash`` gives every value one of `buckets` rows by its hash
     alone, so that memory does not grow with the values and new ones are like old ones."""
@@ -192,6 +199,8 @@ class Vocabulary:
     kind: VocabularyKind = "count"
     inherited: int = 0
     """How many values, the first ones, have the ids that they have in the base."""
+    rest: pl.DataFrame | None = None
+    """Columns `value` and `count` of those that have no row of their own, by falling count; where they are known."""
 
     @property
     def rows(self) -> int:
@@ -200,10 +209,10 @@ class Vocabulary:
 
     @classmethod
     def rank(
-        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: pl.Series | None = None
+        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None
     ) -> Vocabulary:  # fmt: skip
-        """From the columns `value` and `count`: the values `base` first, then by falling count, ties by value."""
-        known = counted["value"].clear() if base is None else base
+        """From the columns `value` and `count`: the values of `base` first, then by falling count, ties by value."""
+        known = counted["value"].clear() if base is None else base.values
         old = known.to_frame("value").join(counted, on="value", how="left", maintain_order="left")
         counted = counted.join(known.to_frame("value"), on="value", how="anti")
         counted = counted.sort(["count", "value"], descending=[True, False])
@@ -211,26 +220,29 @@ class Vocabulary:
         kept = kept.head(max(limits.max_rows - len(known), 0)) if limits.max_rows else kept
         rest = counted.slice(len(kept))
         tail = np.zeros(limits.tail_buckets, dtype=np.int64)
-        np.add.at(tail, _buckets(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
+        np.add.at(tail, buckets_of(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
         counts = [tail, old["count"].fill_null(0).to_numpy(), kept["count"].to_numpy()]
         return cls(
             values=pl.concat([known, kept["value"]]).rename("value"),
             counts=np.concatenate([part.astype(np.int64) for part in counts]),
             tail_buckets=limits.tail_buckets,
             inherited=len(known),
+            rest=rest,
         )
 
     @classmethod
-    def hashed(cls, counted: pl.DataFrame, buckets: int) -> Vocabulary:
-        """Without a row of any value's own, from the columns `value` and `count`."""
-        counts = np.zeros(buckets, dtype=np.int64)
-        np.add.at(counts, _buckets(counted["value"], buckets), counted["count"].to_numpy())
+    def hashed(cls, counted: pl.DataFrame, buckets: int, base: Vocabulary | None = None) -> Vocabulary:
+        """Without a row of any value's own, from the columns `value` and `count`; counts of `base` are added."""
+        counts = np.zeros(buckets, dtype=np.int64) if base is None else base.counts.copy()
+        np.add.at(counts, buckets_of(counted["value"], buckets), counted["count"].to_numpy())
         return cls(values=counted["value"].clear(), counts=counts, tail_buckets=buckets, kind="hash")
 
     @classmethod
-    def of(cls, counted: pl.DataFrame, limits: VocabularyLimits, base: pl.Series | None = None) -> Vocabulary:
-        """By the kind that `limits` ask for; the values `base` keep their ids, which are their places."""
-        return cls.hashed(counted, limits.buckets) if limits.kind == "hash" else cls.rank(counted, limits, base)
+    def of(cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None) -> Vocabulary:
+        """By the kind that `limits` ask for; the values of `base` keep their ids."""
+        if limits.kind == "hash":
+            return cls.hashed(counted, limits.buckets, base)
+        return cls.rank(counted, limits, base)
 
     @property
     def digest(self) -> str:
@@ -263,7 +275,7 @@ class Vocabulary:
 
     def tail_ids(self, values: pl.Series) -> NDArray[np.int64]:
         """``[N]`` ids of values that have no row of their own."""
-        return _buckets(values, self.tail_buckets)
+        return buckets_of(values, self.tail_buckets)
 
     @property
     def ids(self) -> Ids:
@@ -370,28 +382,8 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Columns `value` and `count` of all parts, a value once, in ascending order.
-
-    Values of unlike types (text and numbers, numbers with a sign and without, which no integer type holds) become text.
-    """
-    kinds = {part["value"].dtype for part in parts}
-    common = kinds.pop() if len(kinds) == 1 else pl.String()
-    alike = [part.select(pl.col("value").cast(common), pl.col("count").cast(pl.Int64)) for part in parts]
-    return pl.concat(alike).group_by("value").agg(pl.col("count").sum()).sort("value")
-
-
-def bounded(counted: pl.DataFrame, limits: VocabularyLimits) -> pl.DataFrame:
-    """Counts as small as a vocabulary of `limits` lets them be: one value for each bucket of a hash, with the counts of
-    all that share it."""
-    if limits.kind == "count":
-        return counted
-    bucket = pl.Series(_BUCKET, _buckets(counted["value"], limits.buckets))
-    found = counted.with_columns(bucket).group_by(_BUCKET).agg(pl.col("value").min(), pl.col("count").sum())
-    return found.select("value", "count").sort("value")
-
-
-def _buckets(values: pl.Series, buckets: int) -> NDArray[np.int64]:
+def buckets_of(values: pl.Series, buckets: int) -> NDArray[np.int64]:
+    """``[N]`` the bucket of each value."""
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     return (stable_hash(values) % np.uint64(buckets)).astype(np.int64)

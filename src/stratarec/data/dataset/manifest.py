@@ -25,7 +25,7 @@ from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_s
 FORMAT: Literal[8] = 8
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
-DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", *SPLITS))
+DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", "carried", *SPLITS))
 ADVICE = "prepare the data again"
 
 _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
@@ -150,6 +150,23 @@ class RepeatsInfo(Model):
         return self
 
 
+class CarriedFile(StoredFile):
+    """Counts of values without a row, or events of users."""
+
+    path: Annotated[str, pydantic.Field(pattern=r"^carried/(events-\d{5,}|\d{4,}(-[A-Za-z0-9_-]+)?)\.parquet$")]
+
+
+class Carried(Model):
+    """What a data set that goes on from this one needs of its log, and those before it, beside the samples."""
+
+    counts: dict[str, CarriedFile]
+    """Vocabulary -> its values that have no row of their own, with their counts."""
+    events: tuple[CarriedFile, ...]
+    """The last positive events of each user, as many as histories hold: user, time and what histories are of."""
+    last_time: int | None
+    """Of the log; None where it has no times."""
+
+
 class Provenance(Model):
     """How a data set was made."""
 
@@ -178,6 +195,7 @@ class DatasetManifest(Model):
     labels: dict[str, dict[str, LabelCount]] = pydantic.Field(default_factory=dict)
     """Split -> label -> its samples; empty where there is one label, which every sample has."""
     vocabularies: dict[str, VocabularyInfo]
+    carried: Carried
     about: Provenance
 
     @pydantic.model_validator(mode="after")
@@ -223,6 +241,10 @@ class DatasetManifest(Model):
         expected = {
             "vocabularies": (set(self.vocabularies), set(self.columns.vocabularies())),
             "moments": (set(self.about.moments), {feature.name for feature in self.columns.dense}),
+            "carried counts": (
+                set(self.carried.counts),
+                {name for name, info in self.vocabularies.items() if info.kind == "count"},
+            ),
         }
         for what, (found, names) in expected.items():
             if found != names:
@@ -260,7 +282,8 @@ class DatasetManifest(Model):
         chosen = SPLITS if split is None else (split,)
         shards = [shard for name, shards in self.splits.items() if name in chosen for shard in shards]
         tables = [shard.tables for shard in shards if shard.tables is not None]
-        return [*shards, *tables, *(self.vocabularies.values() if split is None else ())]
+        others = [*self.vocabularies.values(), *self.carried.counts.values(), *self.carried.events]
+        return [*shards, *tables, *(others if split is None else ())]
 
     @property
     def fingerprint(self) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from stratarec.data.dataset.manifest import (
+    Carried,
     DatasetManifest,
     LabelCount,
     MomentsInfo,
@@ -16,7 +17,7 @@ from stratarec.data.dataset.manifest import (
     Shard,
     VocabularyInfo,
 )
-from stratarec.data.dataset.writer import write_vocabulary
+from stratarec.data.dataset.writer import write_counts, write_events, write_vocabulary
 from stratarec.data.dedup_groups import Repeats, choose_groups, describe
 from stratarec.data.prepare.base_dataset import Base
 from stratarec.data.prepare.config import PrepareConfig
@@ -24,7 +25,7 @@ from stratarec.data.prepare.count import Counts
 from stratarec.data.prepare.deal import Dealing, shares_of
 from stratarec.data.prepare.encode import Shards, encode_shards
 from stratarec.data.prepare.executor import Executor
-from stratarec.data.prepare.partition import Partitions
+from stratarec.data.prepare.partitions import Partitions
 from stratarec.data.prepare.spill import SpilledChunk
 from stratarec.data.prepare.workspace import Workspace
 from stratarec.data.sources import Source
@@ -74,6 +75,7 @@ class Making:
         counts = Counts(workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session)
         counts.count(partitions, self._executor, self._progress)
         vocabularies, infos = self._vocabularies(counts)
+        carried = self._carried(vocabularies, counts, partitions)
         moments = counts.moments() if self._base is None else self._base.moments()
         repeats = counts.repeats()
         groups = choose_groups(config.groups, self._schema, repeats)
@@ -99,6 +101,7 @@ class Making:
             positives={split: found[self._schema.label_column].positives for split, found in labels.items()},
             labels=labels if self._schema.labels else {},
             vocabularies=infos,
+            carried=carried,
             about=self._about(origin, partitions.chunks, moments, repeats),
         )
 
@@ -120,7 +123,9 @@ class Making:
 
     def _partitions(self) -> Partitions:
         workspace, config = self._workspace, self._config
-        partitions = Partitions(workspace.spill, self._spill(), self._schema, self._splitter, config.shard_samples)
+        events = None if self._base is None else self._base.events()
+        spilled = self._spill()
+        partitions = Partitions(workspace.spill, spilled, self._schema, self._splitter, config.shard_samples, events)
         if partitions.span is not None:
             self._progress.say(f"times span {partitions.span}")
             partitions.span.check_split(config.split)
@@ -148,11 +153,37 @@ class Making:
         ranked, infos = {}, {}
         for place, name in enumerate(self._schema.vocabularies()):
             counted, limits = counts.values(place, name), self._config.vocabulary.limits(name)
-            known = None if self._base is None else self._base.values(name, counted)
+            known = None
+            if self._base is not None:
+                known, counted = self._base.vocabulary(name, counted)
             vocabulary = Vocabulary.of(counted, limits, known)
             ranked[name] = vocabulary
             infos[name] = write_vocabulary(self._workspace.output, place, name, vocabulary)
         return ranked, infos
+
+    def _carried(
+        self, vocabularies: Mapping[str, Vocabulary], counts: Counts, partitions: Partitions
+    ) -> Carried:  # fmt: skip
+        """Write what a data set that goes on from this one needs beside the samples."""
+        output, found = self._workspace.output, {}
+        for place, (name, vocabulary) in enumerate(vocabularies.items()):
+            if vocabulary.rest is None:
+                continue
+            most = self._config.vocabulary.limits(name).candidates
+            if len(vocabulary.rest) > most:
+                self._progress.say(
+                    f"vocabulary {name!r}: the counts of {len(vocabulary.rest) - most:,} rare values are forgotten, as "
+                    f"data.vocabulary.candidates is {most:,}"
+                )
+            found[name] = write_counts(output, place, name, vocabulary.rest.head(most))
+        frames = [*counts.events(), *([] if partitions.other_events is None else [partitions.other_events])]
+        span, before = partitions.span, None if self._base is None else self._base.last_time
+        times = [time for time in (before, None if span is None else span.last) if time is not None]
+        return Carried(
+            counts=found,
+            events=tuple(write_events(output, number, frame) for number, frame in enumerate(frames)),
+            last_time=max(times, default=None),
+        )
 
     def _check_splits(
         self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], labels: Mapping[str, LabelCount]
