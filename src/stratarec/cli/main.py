@@ -22,6 +22,7 @@ from importlib.metadata import version
 from stratarec.cli import (
     check_command,
     compare_command,
+    continue_command,
     evaluate_command,
     export_command,
     init_command,
@@ -38,8 +39,8 @@ from stratarec.io.names import visible
 
 # In the order of --help.
 _MODULES = (
-    init_command, prepare_command, plan_command, profile_command, train_command, evaluate_command, predict_command,
-    tune_command, compare_command, check_command, export_command,
+    init_command, prepare_command, plan_command, profile_command, train_command, continue_command, evaluate_command,
+    predict_command, tune_command, compare_command, check_command, export_command,
 )  # fmt: skip
 
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.

@@ -46,7 +46,7 @@ from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
 from stratarec.models.metrics import WATCHED
 
-FORMAT: Literal[7] = 7
+FORMAT: Literal[8] = 8
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
@@ -139,7 +139,7 @@ class PositionState(Model):
 class TrainingState(Model):
     """All of ``state.json`` but its seal."""
 
-    format: Literal[7]
+    format: Literal[8]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest
@@ -329,10 +329,11 @@ def prune(folder: Path, keep: int, protected: set[Path]) -> None:
     """Remove all but the last `keep` checkpoints and those `protected`; one that is being read stays for now."""
     for path in steps(folder)[:-keep]:
         if path not in protected:
-            _remove(path)
+            remove(path)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a checkpoint unless somebody reads it."""
     with suppress(OSError), open_regular(path / STATE) as file:
         if lock(file):
             # Gone at once: half of it would still look like a checkpoint.

@@ -163,8 +163,8 @@ class Carried(Model):
     """Vocabulary -> its values that have no row of their own, with their counts."""
     events: tuple[CarriedFile, ...]
     """The last positive events of each user, as many as histories hold: user, time and what histories are of."""
-    last_time: int | None
-    """Of the log; None where it has no times."""
+    times: tuple[int, int] | None
+    """The first of this log, and the last of all so far; None where there are none."""
 
 
 class Provenance(Model):

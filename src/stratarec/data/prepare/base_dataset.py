@@ -93,9 +93,9 @@ class Base:
         return self._dataset.events()
 
     @property
-    def last_time(self) -> int | None:
-        """Of the logs so far."""
-        return self._dataset.manifest.carried.last_time
+    def times(self) -> tuple[int, int] | None:
+        """See `Carried.times`."""
+        return self._dataset.manifest.carried.times
 
     def moments(self) -> dict[str, Moments]:
         """Of each dense feature."""

@@ -177,12 +177,11 @@ class Making:
                 )
             found[name] = write_counts(output, place, name, vocabulary.rest.head(most))
         frames = [*counts.events(), *([] if partitions.other_events is None else [partitions.other_events])]
-        span, before = partitions.span, None if self._base is None else self._base.last_time
-        times = [time for time in (before, None if span is None else span.last) if time is not None]
+        span, before = partitions.span, None if self._base is None else self._base.times
         return Carried(
             counts=found,
             events=tuple(write_events(output, number, frame) for number, frame in enumerate(frames)),
-            last_time=max(times, default=None),
+            times=None if span is None else (span.first, max(span.last, before[1] if before else span.last)),
         )
 
     def _check_splits(

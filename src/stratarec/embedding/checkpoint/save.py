@@ -126,10 +126,27 @@ def begin_tables(
     """
     _check_tables(groups, manifests, growing=True)
     try:
-        begin_with(groups, directory, manifests, seed, missed)
+        if missed is None and _have_grown(groups, manifests):
+            for group, manifest in zip(groups, manifests, strict=True):
+                group.restore(directory / manifest["name"], manifest, 0)
+        else:
+            begin_with(groups, directory, manifests, seed, missed)
     except BaseException:
         health.fail(f"taking rows from {directory} did not finish")
         raise
+
+
+def _have_grown(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the groups are those of a checkpoint but for rows behind those that tables had there."""
+    if [manifest["name"] for manifest in manifests] != _names(len(groups), 0):
+        return False
+    for group, manifest in zip(groups, manifests, strict=True):
+        alike = group.grows and group.codec.identity == manifest["codec"] and group.fits(manifest)
+        names = [table.name for table in group.configs]
+        whole = all(part[1] == part[4] for part in (*_parts(group), *manifest["tables"]))
+        if not alike or not whole or names != [name for name, *_ in manifest["tables"]]:
+            return False
+    return True
 
 
 def _same_layout(group: TableGroup, manifest: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log.segments import SegmentEntry
 from stratarec.embedding.stores.row_file import read_rows, verify_file
 from stratarec.embedding.tables.base import TableGroup
+from stratarec.embedding.tables.numbering import TableNumbers
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.kernels.bit_rows import set_bits, test_bits
@@ -143,7 +144,10 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
     codec = RecordCodec.from_identity(manifest["codec"])
     home = manifest["home"]
     pieces = _log_records if home["layout"] == "log" else _chain_records
-    for rows, records in pieces(directory / "home", home):
+    spread = TableNumbers([rows for _, rows, *_ in manifest["tables"]]) if home["layout"] == "tables" else None
+    home = home if spread is None else {**home, "rows": spread.end}
+    for numbers, records in pieces(directory / "home", home):
+        rows = numbers if spread is None else spread.to_group(numbers)
         found = FloatRows.allocate(len(rows), codec.width, **codec.layout.kept)
         order = np.arange(len(rows), dtype=np.int64)
         codec.decode(records, order, found, order)
@@ -151,7 +155,7 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
     if "slots" in manifest:
         shape = manifest["cache"]
         slots = shape["ways"] * sum(own + extra for own, extra in shape["sets"]) + sum(shape.get("hot", ()))
-        yield from saved_slots(directory, manifest["slots"], codec, slots=slots, rows=home["rows"])
+        yield from saved_slots(directory, manifest["slots"], codec, slots=slots, rows=manifest["home"]["rows"])
 
 
 def saved_files(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:

@@ -17,6 +17,7 @@ from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
 from stratarec.embedding.tables.base import BatchClock, TableGroup
+from stratarec.embedding.tables.numbering import TableNumbers
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
 from stratarec.io.atomic import make_directory
@@ -48,7 +49,7 @@ class ResidentTables(TableGroup):
         super().__init__(configs, columns, memory, first[:-1], rows, course)
         self.codec = RecordCodec.of(CodecConfig(), memory.width, course.optimizer)
         self._changed, self._trained = allocate_bits(self.rows), allocate_bits(self.rows)
-        self._chain, self._seed = Chain(), seed
+        self._chain, self._seed, self._numbers = Chain(), seed, TableNumbers(rows)
         self._viewed, self._fresh = False, True
         self._initialize()
 
@@ -118,13 +119,13 @@ class ResidentTables(TableGroup):
         files = self._chain.save(
             home,
             None if previous is None or self._viewed else previous / "home",
-            _Records(self),
-            lambda: set_rows(self._trained),
-            lambda: set_rows(self._changed),
+            _Records(self, self._numbers),
+            lambda: map(self._numbers.to_files, set_rows(self._trained)),
+            lambda: map(self._numbers.to_files, set_rows(self._changed)),
         )
         clear_bits(self._changed)
         record = self.codec.record_bytes
-        return {"home": {"format": 1, "layout": "rows", "rows": self.rows, "record_bytes": record, "files": files}}
+        return {"home": {"format": 1, "layout": "tables", "rows": self.rows, "record_bytes": record, "files": files}}
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
         """See `TableGroup.restore`."""
@@ -136,12 +137,17 @@ class ResidentTables(TableGroup):
         self._fresh = False
         for bits in (self._trained, self._changed):
             clear_bits(bits)
-        for rows in self._chain.load(directory / "home", files, _Records(self)):
-            set_bits(self._trained, rows)
+        for numbers in self._chain.load(directory / "home", files, _Records(self, self._numbers)):
+            set_bits(self._trained, self._numbers.to_group(numbers))
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
         """See `TableGroup.fits`."""
         return "cache" not in manifest
+
+    @property
+    def grows(self) -> bool:
+        """See `TableGroup.grows`: files number the rows of each table by itself."""
+        return True
 
     def shift(self, by: int) -> None:
         """Nothing to do: rows that never leave have no stamps."""
@@ -156,13 +162,14 @@ class ResidentTables(TableGroup):
 
 
 class _Records:
-    """The slots as float32 records, piece by piece."""
+    """The slots as float32 records, piece by piece, by their numbers in files."""
 
-    def __init__(self, tables: ResidentTables) -> None:
+    def __init__(self, tables: ResidentTables, numbers: TableNumbers) -> None:
         self._memory, self._codec, self._width = tables.memory, tables.codec, tables.width
-        self.shape = (tables.rows, tables.codec.record_bytes)
+        self._numbers, self.shape = numbers, (numbers.end, tables.codec.record_bytes)
 
-    def __getitem__(self, rows: Indices, /) -> NDArray[np.uint8]:
+    def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
+        rows = self._numbers.to_group(numbers)
         records = np.empty((len(rows), self._codec.record_bytes), dtype=np.uint8)
         places = np.arange(len(rows), dtype=np.int64)
         # float32 records are not rounded, so there is no noise whose key or number would matter.
@@ -171,5 +178,6 @@ class _Records:
             raise TrainingError(f"row {rows[bad]} of the tables of width {self._width} is not finite")
         return records
 
-    def __setitem__(self, rows: Indices, records: NDArray[np.uint8], /) -> None:
+    def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
+        rows = self._numbers.to_group(numbers)
         self._memory.decode(self._codec, records, np.arange(len(rows), dtype=np.int64), rows)
