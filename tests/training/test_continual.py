@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -25,10 +26,11 @@ from stratarec.data.dataset.row_group import FILE_BITS
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SplitConfig
 from stratarec.io.lock import held
-from stratarec.models.metrics import figures
+from stratarec.models.metrics import auc, figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
+from stratarec.training.continual.drift import auc_drift
 from stratarec.training.raw_logs import FreshLogs, evaluate_logs
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
@@ -390,3 +392,27 @@ def test_what_is_done_with_a_run_is_done_with_its_last_period(
     # By the export, which knows users' histories as they are given to it.
     frame = pl.read_parquet(log).with_columns(pl.lit(None, pl.List(pl.Int64)).alias("seen"))
     assert Scorer.open(tmp_path / "export").score(frame).shape == (900,)
+
+
+def test_drift_is_told_against_the_first_log_and_the_periods_before(home: Path) -> None:
+    told = [periods.read(path) for path in periods.paths(home / "whole")]
+    numbers = np.concatenate([*Dataset.open(home / "data").row_numbers("train")])
+    first = np.log1p(pl.read_parquet(home / "day-0.parquet")["age"].to_numpy()[numbers - 1])
+    areas = [period.scores["all"]["auc"] for period in told]
+    for day, period in enumerate(told, start=1):
+        now = np.log1p(pl.read_parquet(home / f"day-{day}.parquet")["age"].to_numpy())
+        assert period.dense["age"].shift == pytest.approx((now.mean() - first.mean()) / first.std(), rel=1e-6)
+        assert period.dense["age"].spread == pytest.approx(now.std() / first.std(), rel=1e-6)
+        assert period.dense["age"].known == 1
+        assert period.auc.before == (None if day == 1 else pytest.approx(np.mean(areas[: day - 1])))
+
+
+def test_the_interval_of_an_auc_holds_it_as_often_as_it_says() -> None:
+    random, held = np.random.default_rng(0), 0
+    area = 0.5 * (1 + math.erf(1 / 2))  # of two normal distributions whose means are one deviation apart
+    for _ in range(300):
+        label = np.arange(400) % 4 == 0
+        score = random.normal(size=400) + label
+        found = auc_drift({"auc": auc(label, score), "positives": 100, "samples": 400}, [])
+        held += found["low"] <= area <= found["high"]  # type: ignore[operator]
+    assert 0.92 < held / 300 < 0.98

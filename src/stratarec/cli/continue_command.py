@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from stratarec.training.run.periods import Period
 
 
+# Deviations by which the mean of a feature has moved that are worth a line.
+_MOVED = 0.5
+
+
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help="directory that `train` wrote, of a run that has ended")
     command.add_argument("files", nargs="+", metavar="FILE", help="logs that follow, each a period, in their order")
@@ -62,6 +66,12 @@ def _told(run: str, period: Period) -> list[str]:
             f"  {name}: {found.tail / total:.1%} of the lookups are of rare values, {found.new / total:.1%} of new "
             f"ones; {found.admitted:,} values got a row, of {found.rows:,}"
         )
+    moved = {name: found.shift for name, found in period.dense.items() if abs(found.shift) > _MOVED}
+    for name, shift in moved.items():
+        lines.append(f"  {name}: its mean has moved by {shift:+.1f} deviations since the run's first log")
+    before, low, high = period.auc.before, period.auc.low, period.auc.high
+    if before is not None and low is not None and high is not None and not low <= before <= high:
+        lines.append(f"  AUC was {before:.5f} in the periods before; by chance it is {low:.5f} to {high:.5f} here")
     return [*lines, f"model  {Path(run) / 'periods' / f'period-{period.number:05d}'}"]
 
 

@@ -176,6 +176,9 @@ class Provenance(Model):
     bad_examples: tuple[str, ...]
     repeats: RepeatsInfo
     moments: dict[str, MomentsInfo]
+    """Of dense features, which numbers are standardised by."""
+    observed: dict[str, MomentsInfo]
+    """Those of this log's training split alone, where the others are of an earlier data set."""
     rows: RowsInfo
 
 
@@ -241,6 +244,7 @@ class DatasetManifest(Model):
         expected = {
             "vocabularies": (set(self.vocabularies), set(self.columns.vocabularies())),
             "moments": (set(self.about.moments), {feature.name for feature in self.columns.dense}),
+            "observed moments": (set(self.about.observed), {feature.name for feature in self.columns.dense}),
             "carried counts": (
                 set(self.carried.counts),
                 {name for name, info in self.vocabularies.items() if info.kind == "count"},

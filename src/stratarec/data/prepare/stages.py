@@ -76,7 +76,8 @@ class Making:
         counts.count(partitions, self._executor, self._progress)
         vocabularies, infos = self._vocabularies(counts)
         carried = self._carried(vocabularies, counts, partitions)
-        moments = counts.moments() if self._base is None else self._base.moments()
+        observed = counts.moments()
+        moments = observed if self._base is None else self._base.moments()
         repeats = counts.repeats()
         groups = choose_groups(config.groups, self._schema, repeats)
         for line in describe(groups or {}, self._schema, repeats):
@@ -102,19 +103,21 @@ class Making:
             labels=labels if self._schema.labels else {},
             vocabularies=infos,
             carried=carried,
-            about=self._about(origin, partitions.chunks, moments, repeats),
+            about=self._about(origin, partitions.chunks, (moments, observed), repeats),
         )
 
     def _about(
-        self, origin: Origin, chunks: Sequence[SpilledChunk], moments: Mapping[str, Moments], repeats: Repeats
+        self, origin: Origin, chunks: Sequence[SpilledChunk], moments: Sequence[Mapping[str, Moments]], repeats: Repeats
     ) -> Provenance:
+        used, observed = ({name: MomentsInfo.of(found) for name, found in each.items()} for each in moments)
         return Provenance(
             origin=origin,
             paths=tuple(getattr(self._config.source, "paths", ())),
             bad_rows=sum(chunk.bad_rows for chunk in chunks),
             bad_examples=tuple([text for chunk in chunks for text in chunk.bad_examples][:5]),
             repeats=RepeatsInfo.model_validate_json(json.dumps(repeats.to_dict())),
-            moments={feature: MomentsInfo.of(found) for feature, found in moments.items()},
+            moments=used,
+            observed=observed,
             rows=RowsInfo(
                 kept=self._config.keep_rows,
                 files=tuple(self._source.files) if all(chunk.by_file for chunk in chunks) else (),

@@ -41,6 +41,7 @@ from stratarec.models.metrics import figures
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
+from stratarec.training.continual.drift import auc_drift, dense_drift
 from stratarec.training.continual.novelty import KINDS, Novelty
 from stratarec.training.continual.train_period import Before, period_recipe, train_period
 from stratarec.training.evaluation.evaluate import Scored, measured
@@ -118,6 +119,8 @@ class _Step:
                 "scores": scored.scores,
                 "calibration": [each.to_dict() for each in scored.calibration],
                 "lookups": _admitted(scored.lookups, dataset),
+                "dense": dense_drift(dataset),
+                "auc": auc_drift(scored.scores["all"], self._earlier_aucs()),
             }
             found = validated(Period, content, self._file, periods.ADVICE, CheckpointError)
             write_sealed(work / periods.PERIOD, found.to_dict())
@@ -181,6 +184,9 @@ class _Step:
             number=len(found) + 1, checkpoint=trained.checkpoint, rows=rows, steps=steps, rate_factor=factor
         )
         return before, parent
+
+    def _earlier_aucs(self) -> list[Any]:
+        return [periods.read(path).scores["all"]["auc"] for path in periods.paths(self._run)]
 
     def _ended(self) -> Path:
         """The checkpoint that the run ended with."""

@@ -53,6 +53,22 @@ class Lookups(Model):
     """Of the table, from then on."""
 
 
+class DenseDrift(Model):
+    """See `continual.drift.dense_drift`."""
+
+    shift: float
+    spread: Annotated[float, pydantic.Field(gt=0)]
+    known: Annotated[float, pydantic.Field(ge=0, le=1)]
+
+
+class AucDrift(Model):
+    """See `continual.drift.auc_drift`."""
+
+    low: float | None
+    high: float | None
+    before: float | None
+
+
 class Period(Model):
     """All of ``period.json`` but its seal."""
 
@@ -79,6 +95,10 @@ class Period(Model):
     """The correction of each label that was fitted to these scores; none by default."""
     lookups: dict[str, Lookups]
     """Of each vocabulary that counts values."""
+    dense: dict[str, DenseDrift]
+    """Of each dense feature, against the first log."""
+    auc: AucDrift
+    """Against the periods before."""
 
 
 def paths(run: Path) -> list[Path]:
