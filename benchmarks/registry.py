@@ -40,6 +40,7 @@ BENCHMARKS = {
     "simulator": "benchmarks.simulator",
     "scorer": "benchmarks.scorer",
     "sizes": "benchmarks.sizes",
+    "slates": "benchmarks.slates",
     "tiers": "benchmarks.tiers",
     "tower_quality": "benchmarks.tower_quality",
     "towers": "benchmarks.towers",

@@ -2,8 +2,9 @@
 
 Both are made of the same samples: clicks with L = 50 and 4 negatives (Globo), and real impressions (Trivago). The
 recipe of Globo adds 17 numbers about each candidate, counted from earlier clicks, none of which repeats;
-``globo_bare`` is what the log itself has. Rows of the log are not stored (``data.keep_rows``): what is compared is what
-training reads. They are kept in ``data/benchmarks`` and used again while logs and settings are the same.
+``globo_bare`` is what the log itself has; sessions of ``trivago_slates`` are its slates. Rows of the log are not
+stored (``data.keep_rows``): what is compared is what training reads. They are kept in ``data/benchmarks`` and used
+again while logs and settings are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from stratarec.recipe import Recipe
 ROOT = Path(__file__).parents[1]
 LOGS = Path(os.environ.get("STRATAREC_TEST_DATA", ROOT.parent / "shared" / "data"))
 FILES = {"globo": "globo_clicks.parquet", "trivago": "trivago_impressions.parquet"}
-VARIANTS = {"globo_bare": ("globo", ["data.source.dense=[]"])}
+VARIANTS = {
+    "globo_bare": ("globo", ["data.source.dense=[]"]),
+    "trivago_slates": ("trivago", ["data.source.schema.session=slate_id"]),
+}
 
 
 def recipe(name: str, groups: GroupMode, *overrides: str) -> Recipe:
@@ -41,9 +45,9 @@ def recipe(name: str, groups: GroupMode, *overrides: str) -> Recipe:
     return Recipe.load(ROOT / "src" / "stratarec" / "recipes" / f"{base}.yaml", [*fields, *overrides])
 
 
-def prepared(name: str, groups: GroupMode) -> Dataset:
+def prepared(name: str, groups: GroupMode, *overrides: str) -> Dataset:
     """The prepared log; made anew where it is of other logs or settings."""
-    config = recipe(name, groups).data
+    config = recipe(name, groups, *overrides).data
     try:
         return prepare(config, name=name)
     except DatasetError:

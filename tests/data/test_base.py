@@ -26,6 +26,7 @@ from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig, VocabularyOverride
 from stratarec.errors import ConfigError, DataError, DatasetError
+from stratarec.progress import SilentProgress
 
 SCHEMA = Schema(
     sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"), SparseFeature(name="place")),
@@ -188,6 +189,31 @@ def test_max_rows_leaves_the_values_of_the_base(days: Path, tmp_path: Path) -> N
     shutil.copytree(days / "day-0", tmp_path / "day-0")
     made = prepare(day_config(tmp_path, 1, "day-0", max_rows=2))
     assert values_of(made, "item") == values_of(Dataset.open(days / "day-0"), "item")
+
+
+def test_counts_that_a_limit_on_memory_forgets_are_told(tmp_path: Path) -> None:
+    for limit in (10_000, 2):
+        lines = Lines()
+        made = prepare(day_config(tmp_path, 0, candidates=limit), overwrite=True, progress=lines)
+        rest, every = made.carried_counts("item"), training(tmp_path, 0, "item")
+        rare = sorted((count, value) for value, count in every.items() if count < 3)
+        kept = sorted(rest.select("count", "value").iter_rows())
+        if limit == 2:
+            assert f"the counts of {len(rare) - 2:,} rare values are forgotten" in " ".join(lines.said)
+            assert kept == sorted(sorted(rare, key=lambda pair: (-pair[0], pair[1]))[:2])
+        else:
+            assert kept == rare
+            assert not any("forgotten" in line for line in lines.said)
+
+
+class Lines(SilentProgress):
+    """Keeps what people are told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
 
 
 def other_schema(**changes: Any) -> Schema:

@@ -24,7 +24,7 @@ NAME = 'a <b>run & "more"'
 FEATURE = "<u>item"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (400, 640, 900, 1200)
-PAGES = ("run", "short", "plan", "towers", "profile")
+PAGES = ("run", "short", "explain", "plan", "towers", "profile")
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium here to look at the reports with")
 
@@ -46,12 +46,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ["plan", recipe, "--towers", "2", "--steps", "2", "--report", str(root / "towers.html")],
             ["prepare", short],
             ["train", short],
+            ["explain", str(root / "short"), "-o", str(root / "explain.html")],
             ["prepare", short, "data.source.schema.session=visit", f"data.path={root / 'visits'}"],
             ["profile", str(root / "visits"), "--batch-size", "64", "-o", str(root / "profile.html")],
         ):
             assert main([command[0], "-q", *command[1:]]) == 0
     found = {"run": root / "run" / "report.html", "short": root / "short" / "report.html"}
-    return found | {name: root / f"{name}.html" for name in ("plan", "towers", "profile")}
+    return found | {name: root / f"{name}.html" for name in ("explain", "plan", "towers", "profile")}
 
 
 def write(path: Path, recipe: dict[str, Any]) -> Path:
@@ -100,6 +101,11 @@ def test_what_a_user_wrote_is_escaped(pages: dict[str, Path], name: str) -> None
     assert "<b>run" not in text
     assert "<u>" not in text
     assert html.escape(FEATURE if name == "profile" else NAME).replace("&quot;", "&#34;") in text
+
+
+def test_features_are_named_as_they_are_called(pages: dict[str, Path]) -> None:
+    for name in ("short", "explain"):
+        assert f">{html.escape(FEATURE)}<" in pages[name].read_text()
 
 
 def test_a_short_run_says_what_its_page_lacks(pages: dict[str, Path]) -> None:
@@ -159,7 +165,7 @@ def test_a_page_fits_windows_of_any_width(pages: dict[str, Path], tmp_path: Path
         assert float(look["padding"].removesuffix("px")) > 5
         assert look["numbers"] == "right"
         assert all(left >= 0 and right <= look["width"] for left, right, _, _ in look["blocks"])
-        assert len(look["figures"]) == {"run": 3, "plan": 1, "towers": 1}.get(name, 0)
+        assert len(look["figures"]) == {"run": 3, "explain": 1, "plan": 1, "towers": 1}.get(name, 0)
         assert all(width > 250 and height > 80 for _, _, width, height in look["figures"])
         least = 5 if name == "towers" else 7  # two sides of a matrix have the names of all features
         assert all(least < size < 18 for size in look["letters"])
@@ -172,6 +178,7 @@ def test_a_page_fits_windows_of_any_width(pages: dict[str, Path], tmp_path: Path
         ("run", "light"),
         ("run", "dark"),
         ("short", "light"),
+        ("explain", "dark"),
         ("plan", "dark"),
         ("towers", "light"),
         ("profile", "light"),
@@ -189,7 +196,7 @@ def test_a_page_is_drawn(pages: dict[str, Path], tmp_path: Path, name: str, sche
     empty = (pixels == ground).all(axis=2)
     assert empty[0].all(), "the page's ground is not of its colour"
     assert 0.5 < empty.mean() < 0.97
-    if name in ("run", "profile"):
+    if name in ("run", "explain", "profile"):
         assert (np.abs(pixels - accent).sum(axis=2) < 12).sum() > 500, "no curve or bar is to be seen"
     if name == "towers":
         for colour in ((68, 1, 84), (253, 231, 37)):  # the least and the greatest of its picture

@@ -31,6 +31,8 @@ class Batch:
         ``[B]`` int64, the user (else the session) of each sample, for grouped AUC.
     weight : Tensor or None
         ``[B]`` float32, how much each sample counts; None where all count alike.
+    slates : Tensor or None
+        ``[S]`` int64, the samples of each slate, slate after slate, where slates are kept whole; they add up to B.
     """
 
     label: Tensor
@@ -39,6 +41,7 @@ class Batch:
     groups: tuple[InverseJagged, ...] = ()
     user: Tensor | None = None
     weight: Tensor | None = None
+    slates: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -53,6 +56,7 @@ class Batch:
             groups=tuple(group.to(device) for group in self.groups),
             user=to_device(self.user, device),
             weight=to_device(self.weight, device),
+            slates=to_device(self.slates, device),
         )
 
     def expanded(self, keys: Sequence[str] | None = None) -> Batch:
@@ -69,6 +73,7 @@ class Batch:
         """The samples of all parts, which have the same features and groups; distinct values of parts stay apart."""
         users = [part.user for part in parts if part.user is not None]
         weights = [part.weight for part in parts if part.weight is not None]
+        slates = [part.slates for part in parts if part.slates is not None]
         groups = zip(*(part.groups for part in parts), strict=True)
         return cls(
             label=torch.cat([part.label for part in parts]),
@@ -77,6 +82,7 @@ class Batch:
             groups=tuple(InverseJagged.concatenate(group) for group in groups),
             user=torch.cat(users) if users else None,
             weight=torch.cat(weights) if weights else None,
+            slates=torch.cat(slates) if slates else None,
         )
 
     def replace(self, **changes: object) -> Batch:

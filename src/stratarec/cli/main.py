@@ -24,6 +24,7 @@ from stratarec.cli import (
     compare_command,
     continue_command,
     evaluate_command,
+    explain_command,
     export_command,
     init_command,
     plan_command,
@@ -40,7 +41,7 @@ from stratarec.io.names import visible
 # In the order of --help.
 _MODULES = (
     init_command, prepare_command, plan_command, profile_command, train_command, continue_command, evaluate_command,
-    predict_command, tune_command, compare_command, check_command, export_command,
+    predict_command, explain_command, tune_command, compare_command, check_command, export_command,
 )  # fmt: skip
 
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.
@@ -95,13 +96,15 @@ def make_parser() -> Parser:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse, with overrides allowed behind options."""
+    """Parse, with overrides, or logs, allowed behind options."""
     parser = make_parser()
     args, rest = parser.parse_known_args(arguments)
-    if rest and (not hasattr(args, "overrides") or any(item.startswith("-") or "=" not in item for item in rest)):
+    several = next((name for name in ("overrides", "data") if isinstance(getattr(args, name, None), list)), "")
+    strange = (item for item in rest if item.startswith("-") or (several == "overrides" and "=" not in item))
+    if rest and (not several or any(strange)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
-        args.overrides = [*args.overrides, *rest]
+        setattr(args, several, [*getattr(args, several), *rest])
     return args
 
 

@@ -194,7 +194,8 @@ class Vocabulary:
     values: pl.Series
     """``[V]`` String, Int64 or UInt64; the id is the place behind the tail buckets."""
     counts: NDArray[np.int64]
-    """``[tail_buckets + V]`` lookups in the training split; falling over the values that are not of the base."""
+    """``[tail_buckets + V]`` lookups in the training split, and in those that it goes on from; falling over the
+    values that are not of the base."""
     tail_buckets: int
     kind: VocabularyKind = "count"
     inherited: int = 0

@@ -24,14 +24,14 @@ def describe_tables(
     batch_size: int,
     hot: Mapping[str, int] | None = None,
 ) -> list[TableSpec]:
-    """The tables of a model on `dataset`, with the training split's counts.
+    """The tables of a model on `dataset`, with the counts of its training split, and of those that it goes on from.
 
     `hot` are tables whose so many first rows no cache is asked for.
 
     A table's name is its vocabulary's. Where a vocabulary has no counts (ids that came from outside), every row is
     taken to be as popular as the next, and a bag to be as long as it may be.
     """
-    samples = dataset.samples("train")
+    samples = dataset.manifest.carried.samples
     features = dataset.schema.vocabularies()
     found = []
     for table in tables:

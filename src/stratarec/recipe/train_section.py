@@ -106,6 +106,27 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What training makes smaller. ``softmax`` and ``pairwise`` look at the order within slates alone: their scores
+    have no level, so that probabilities need `train.calibration`."""
+
+    kind: Literal["log_loss", "softmax", "pairwise"] = "log_loss"
+    """``log_loss``: the cross-entropy of each sample; ``softmax``: of each click among the samples of its slate, such
+    as the list that was shown; ``pairwise``: of each click against each sample of its slate without one. Slates without
+    a click, and those of clicks alone, count nothing."""
+    by: str = ""
+    """What the samples of a slate have in common: ``session``, ``user``, or the column that one of them is."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "log_loss" and self.by:
+            raise ConfigError(f"train.loss.by is {self.by}, and kind log_loss is of single samples: leave it out")
+        if self.kind != "log_loss" and not self.by:
+            raise ConfigError(
+                f"train.loss.kind is {self.kind}, which is of slates: say what they are, such as by: session"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How a model is trained."""
 
@@ -156,6 +177,8 @@ class TrainConfig:
     """What is shuffled within them: ``run`` keeps neighbouring samples of a session together that share their groups
     and histories, ``session`` all samples of a session, ``sample`` none. ``auto``: runs where the data set has groups,
     else samples."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    """What training makes smaller."""
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Label -> factor on its loss, where there are several; by default 1."""
     calibration: Literal["none", "platt", "isotonic"] = "none"
@@ -179,6 +202,8 @@ class TrainConfig:
                 f"train.portions is {self.portions}, expected at most train.batch_size, which is {self.batch_size}: "
                 "every batch has samples of each"
             )
+        if self.loss.by:
+            self._check_slates()
         if self.threads > _MOST_THREADS:
             raise ConfigError(f"train.threads is {self.threads}, expected at most {_MOST_THREADS}")
         check_seed(self.seed, "train.seed")
@@ -187,6 +212,15 @@ class TrainConfig:
                 raise ConfigError(f"train.loss_weights.{label} is {factor}, expected 0 or more")
         if self.run:
             check_directory(self.run, "train.run")
+
+    def _check_slates(self) -> None:
+        """Refuse what would cut slates."""
+        for name, fits in (("portions", self.portions == 1), ("shuffle", self.shuffle in ("auto", "session"))):
+            if not fits:
+                raise ConfigError(
+                    f"train.{name} is {getattr(self, name)}, and train.loss.kind {self.loss.kind} keeps slates whole: "
+                    f"leave train.{name} out"
+                )
 
     def steps(self, epoch_steps: int) -> int:
         """Of the whole run, unless it stops early, where an epoch has so many."""

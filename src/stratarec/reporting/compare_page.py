@@ -43,7 +43,7 @@ def write_contest(path: Path, content: Content, losses: Courses, validations: Co
     """Write the tables and the courses of training loss and validation AUC as HTML."""
     heads = _heads(content)
     charts = [
-        _courses("Training loss", "log loss, smoothed", losses),
+        _courses("Training loss", "smoothed", losses),
         _courses("Validation AUC", "", validations),
     ]
     write_html(

@@ -15,6 +15,7 @@ from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.reporting import reliability_chart
+from stratarec.reporting.explain_page import importance_sections
 from stratarec.reporting.html import ACCENT, MUTED, SECOND, Chart, ShownTable, new_course, write_html
 from stratarec.reporting.metric_names import by_label, show, shown
 from stratarec.reporting.plan_page import COMPARED, comparison_rows
@@ -31,6 +32,7 @@ def write_report(
     position: Mapping[str, Any],
     result: Mapping[str, Any],
     planned: Sequence[str] = (),
+    importance: Mapping[str, Any] | str = "",
 ) -> None:
     """Write the report of a finished run.
 
@@ -42,9 +44,15 @@ def write_report(
         What ``result.json`` holds.
     planned : sequence of str
         What its plan says of the tables.
+    importance : mapping or str
+        Of its features, as `stratarec explain --json` tells it; or why there is none.
     """
     splits, metric = _splits(position, result), recipe["train"]["early_stopping"]["metric"]
-    courses = (_loss(position), _validation(position, metric, _tested(result)), _kinds(position))
+    courses = (
+        _loss(position, recipe["train"]["loss"]["kind"]),
+        _validation(position, metric, _tested(result)),
+        _kinds(position),
+    )
     made = [*courses, *reliability_chart.charts(splits)]
     charts = [chart for chart in made if chart is not None]
     write_html(
@@ -55,9 +63,10 @@ def write_report(
         verdict=verdict(position["evaluations"], result, metric),
         cards=_cards(result.get("test"), result),
         charts=charts,
-        notes=[*_notes(recipe, position, result), *planned],
+        notes=[*_notes(recipe, position, result), *_without(importance), *planned],
         evaluations=_evaluations(position, result),
         reliability=reliability_chart.table(splits),
+        importance=[] if isinstance(importance, str) else importance_sections(importance),
         splits=ShownTable(
             heads=("split", "samples", " and ".join(_rates(dataset)), "shards"),
             rows=[_split(dataset, n) for n in dataset.splits],
@@ -98,6 +107,12 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
             f"Probabilities are corrected (train.calibration = {recipe['train']['calibration']}), as fitted on the "
             "validation split: what is said of that split, corrected, is of the very samples that it was fitted to."
         )
+
+
+def _without(importance: Mapping[str, Any] | str) -> list[str]:
+    if not isinstance(importance, str) or not importance:
+        return []
+    return [f"No importance of features, as {importance}: `stratarec explain` finds it."]
 
 
 def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
@@ -146,11 +161,11 @@ def _split(dataset: Dataset, name: str) -> tuple[str, ...]:
     return (name, f"{samples:,}", rate, str(len(dataset.shards(name))))
 
 
-def _loss(position: Mapping[str, Any]) -> Chart | None:
+def _loss(position: Mapping[str, Any], kind: str) -> Chart | None:
     if len(position["losses"]) < 2:
         return None
     steps, losses = np.array(position["losses"], dtype=np.float64).T
-    return _course("Training loss", "log loss, smoothed", steps, losses, ACCENT)
+    return _course("Training loss", f"{kind.replace('_', ' ')}, smoothed", steps, losses, ACCENT)
 
 
 def _kinds(position: Mapping[str, Any]) -> Chart | None:

@@ -54,9 +54,13 @@ def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any],
     """A copy of a recipe's content with the values that it leaves out, and what they are, in words; empty where there
     are none."""
     samples, recipe, named = dataset.samples("train"), Recipe.from_dict(dict(content)), leaves(content)
-    known = dataset.label_counts("valid")[dataset.schema.label_column].known
+    valid = dataset.label_counts("valid")[dataset.schema.label_column]
     batch_size = recipe.train.batch_size if "train.batch_size" in named else 0
-    values = chosen(samples, validated=known > 0, batch_size=batch_size)
+    values = chosen(samples, validated=valid.known > 0, batch_size=batch_size)
+    if recipe.train.loss.by and 0 < valid.positives < valid.known:
+        # By order, as it is trained; scores have no level before they are calibrated.
+        values["train.early_stopping.metric"] = "grouped_auc"
+        values["train.calibration"] = "platt"
     if recipe.towers:  # on hosts of their own they have no average
         del values["train.average.decay"]
     values = {field: value for field, value in values.items() if field not in named}

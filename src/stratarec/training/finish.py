@@ -5,7 +5,7 @@ The test split is evaluated once, on the weights that were best by validation; o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import Interrupted
 from stratarec.models import CTRModel
+from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.models.metrics import figures
 from stratarec.planning.bytes import MEMORIES, Memory
 from stratarec.planning.comparison import compare_totals
@@ -22,6 +23,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
+from stratarec.training.explain.explain import for_report
 from stratarec.training.run.run_directory import REPORT, write_result
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Position
@@ -65,7 +67,9 @@ class Ending:
         }
         if self.mesh.ranks > 1:
             result["ranks"] = self.figures()
-        result |= self._outcome(path)
+        outcome, maps = self._outcome(path)
+        result |= outcome
+        importance = self._importance(maps) if self.recipe.train.report else ""
         result["peak_rss_bytes"] = peak_rss_bytes()
 
         def write() -> None:
@@ -78,26 +82,40 @@ class Ending:
             from stratarec.reporting.run_page import write_report
 
             notes = () if self.plan is None else self.plan.notes
-            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result, notes)
+            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result, notes, importance)
 
         self.mesh.first(write)
         return result
 
-    def _outcome(self, path: Path) -> dict[str, Any]:
-        """Metrics of the test split; with a correction, of validation too, and of both without it."""
+    def _outcome(self, path: Path) -> tuple[dict[str, Any], tuple[LogitMap, ...]]:
+        """Metrics of the test split; with a correction, of validation too, and both without it; and the correction."""
         kind = self.recipe.train.calibration
         test = self._evaluated("test", path) if self.dataset.samples("test") else None
         if kind == "none":
-            return {} if test is None else {"test": self._figures(test)}
+            return ({} if test is None else {"test": self._figures(test)}), ()
         valid = self._evaluated("valid", path)
         maps = fit(kind, valid)
         found = {"valid": valid, **({} if test is None else {"test": test})}
         corrected = {split: corrected_by(maps, scored) for split, scored in found.items()}
-        return {
-            **{split: self._figures(scored) for split, scored in corrected.items()},
-            "uncalibrated": {split: self._figures(scored) for split, scored in found.items()},
-            "calibration": [each.to_dict() for each in maps],
-        }
+        told = {split: self._figures(scored) for split, scored in corrected.items()}
+        uncalibrated = {split: self._figures(scored) for split, scored in found.items()}
+        return {**told, "uncalibrated": uncalibrated, "calibration": [each.to_dict() for each in maps]}, maps
+
+    def _importance(self, maps: Sequence[LogitMap]) -> dict[str, Any] | str:
+        """Of features, with the correction of logits; or why there is none."""
+        split = next((each for each in ("test", "valid") if self.dataset.samples(each)), "")
+        if not split:
+            return "the data set has neither a test nor a validation split"
+        if self.mesh.ranks > 1:
+            return "several ranks trained it"
+        network = self.model.network
+        network.calibration = Calibration(maps) if maps else None
+        try:
+            return for_report(self.model, self.dataset, split, self.recipe.train.precision, self.check)
+        except Stopped:
+            return "it was stopped"
+        finally:
+            network.calibration = None
 
     def _figures(self, found: Scored) -> dict[str, Any]:
         return figures(measured(self.dataset.schema.label_columns, found))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import SlateKey
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models.metrics import METRICS
@@ -43,6 +47,70 @@ def check_average(config: TrainConfig, mesh: Mesh) -> None:
             f"train.average.decay is {config.average.decay}, but each host trains a tower of its own: set it to 0, or "
             "distributed.exchange to flat"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slates:
+    """What the loss of a run is of."""
+
+    by: SlateKey
+    told: str
+
+
+def slates_of(recipe: Recipe, dataset: Dataset, ranks: int) -> Slates | None:
+    """The slates of a loss of slates, of which all training samples are counted; None for one of single samples.
+
+    Raises
+    ------
+    ConfigError
+        Where samples are of no such slates, or slates cannot be kept whole.
+    """
+    loss, schema = recipe.train.loss, dataset.schema
+    if not loss.by:
+        return None
+    keys: dict[str, SlateKey] = {"user": "user", schema.user: "user", "session": "session", schema.session: "session"}
+    by, where = keys.get(loss.by), f"train.loss.by is {loss.by}"
+    if by is None or not getattr(schema, by):
+        raise ConfigError(
+            f"{where}, and samples are kept together by schema.session and schema.user alone: name the column of "
+            "slates in schema.session and prepare again"
+        )
+    if by == "user" and schema.shard_key != schema.user:
+        raise ConfigError(
+            f"{where}, and without histories samples are kept together by schema.session, {schema.session}: name that, "
+            "or leave out schema.session and prepare again"
+        )
+    if schema.labels:
+        raise ConfigError(f"train.loss.kind is {loss.kind}, which is of one label, and there are {len(schema.labels)}")
+    if ranks > 1 or recipe.hot.apart:
+        cut = "ranks share batches: train in one process" if ranks > 1 else "hot.batches deals samples: set it to none"
+        raise ConfigError(f"train.loss.kind is {loss.kind}, which needs whole slates in a batch, and {cut}")
+    return Slates(by=by, told=_counted(recipe.train, dataset, by))
+
+
+def _counted(train: TrainConfig, dataset: Dataset, by: SlateKey) -> str:
+    """How many slates there are, and how many of them teach nothing."""
+    slates = silent = single = largest = 0
+    for label, starts in dataset.slates("train", by):
+        sizes, clicks = np.diff(starts, append=len(label)), np.add.reduceat(label.astype(np.int64), starts)
+        slates, largest = slates + len(sizes), max(largest, int(sizes.max()))
+        single += int((sizes == 1).sum())
+        silent += int(((sizes > 1) & ((clicks == 0) | (clicks == sizes))).sum())
+    if largest > train.batch_size:
+        raise ConfigError(
+            f"train.batch_size is {train.batch_size}, and a slate (train.loss.by {train.loss.by}) has {largest} "
+            "samples: make batches that large, or slates by another column"
+        )
+    if silent + single == slates:
+        raise ConfigError(
+            f"train.loss.by is {train.loss.by}: of {slates:,} slates none has both a click and a sample without one: "
+            "nothing would be trained"
+        )
+    level = "" if train.calibration != "none" else "; scores have no level: train.calibration makes them probabilities"
+    return (
+        f"train.loss {train.loss.kind}: {slates:,} slates, of which {silent:,} without a click or of clicks alone, and "
+        f"{single:,} of one sample, count nothing{level}"
+    )
 
 
 def _check_calibration(config: TrainConfig, dataset: Dataset) -> None:

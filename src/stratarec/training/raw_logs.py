@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, Schema
@@ -40,6 +41,8 @@ from stratarec.training.evaluation.rank_within import groups_of_values, rank_wit
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192
+# Files that a message names.
+_NAMED = 5
 # Of histories the last values are kept, and of other lists the first.
 _WHOLE = 1 << 62
 _Source = CsvSource | ParquetSource
@@ -220,13 +223,40 @@ class FreshLogs:
             label = pl.lit(None, pl.UInt8).alias(schema.label_column)
             yield self._carried.filter(pl.col(schema.time) < first).with_columns(label)
 
-    def _score(self, chunk: Chunk, encoder: FeatureEncoder, events: Events | None) -> FreshRows:
-        frame, path = chunk.frame, self._source.files[int(chunk.file)]
+    def sample(self, file: str, row: int) -> Batch:
+        """The features of one row of one of the files, the label NaN where it is not known; `DataError` where there is
+        none. Without a `file` there must be one."""
+        files = enumerate(self._source.files)
+        chosen = [place for place, name in files if not file or f"/{name}".endswith(f"/{file}")]
+        if len(chosen) != 1:
+            known = f"they are {', '.join(self._source.files[:_NAMED])}"
+            raise ConfigError(
+                f"--row {file and f'{file}:'}{row}: expected one of the logs, as in --row FILE:ROW; {known}"
+            )
+        path, events = self._source.files[chosen[0]], self._events() if self._made else None
+        for chunk in self._chunks(self._source):
+            assert chunk.rows is not None
+            place = np.flatnonzero((chunk.rows == row) & (np.asarray(chunk.file) == chosen[0]))
+            if len(place):
+                frame = chunk.frame[int(place[0]) : int(place[0]) + 1]
+                dense, sparse = self._features(frame, path, make_encoder(self._trained.dataset), events)
+                unknown = np.full((1, len(self.labels)) if len(self.labels) > 1 else 1, np.nan, dtype=np.float32)
+                label = self._label(frame) if self.labelled else unknown
+                return Batch(label=torch.from_numpy(label), dense=dense, sparse=sparse)
+        raise DataError(f"{path}: no sample was made of row {row}; rows are counted from 1, lines in text files")
+
+    def _features(
+        self, frame: pl.DataFrame, path: str, encoder: FeatureEncoder, events: Events | None
+    ) -> tuple[torch.Tensor, KeyedJagged]:
         columns = {name: frame[name] for name in frame.columns}
         if events is not None:
             columns |= events.histories(frame)
         columns |= {name: pl.Series([None] * len(frame), dtype=pl.List(pl.String)) for name in self._empty}
-        dense, sparse = encoder.encode_columns(columns, path)
+        return encoder.encode_columns(columns, path)
+
+    def _score(self, chunk: Chunk, encoder: FeatureEncoder, events: Events | None) -> FreshRows:
+        frame, path = chunk.frame, self._source.files[int(chunk.file)]
+        dense, sparse = self._features(frame, path, encoder, events)
         assert chunk.rows is not None
         assert chunk.kept is not None or not (self.keep or self._user)
         kept = chunk.kept if chunk.kept is not None else pl.DataFrame()
@@ -250,12 +280,12 @@ class FreshLogs:
         label[label == UNKNOWN] = np.nan
         return label
 
-    def _logits(self, dense: torch.Tensor, sparse: object) -> NDArray[np.float32]:
+    def _logits(self, dense: torch.Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
         model, parts = self._trained.model.eval(), []
         with torch.no_grad(), autocast(self._trained.recipe.train.precision):
             for first in range(0, len(dense), _BATCH):
                 chosen = torch.arange(first, min(first + _BATCH, len(dense)))
-                batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))  # type: ignore[attr-defined]
+                batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))
                 parts.append(score(model, batch))
         return (
             np.concatenate(parts)

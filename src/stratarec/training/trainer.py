@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import SlateKey
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.loading.portions import BatchShare
 from stratarec.distributed.mesh import Mesh
@@ -38,7 +39,14 @@ from stratarec.training.distributed import SharedStages, Together
 from stratarec.training.evaluation.validation import Curves, Validation, Watch, nobody
 from stratarec.training.finish import Ending
 from stratarec.training.loop import Loop
-from stratarec.training.preflight import check_average, check_validation, exchange_remarks, remarks, take_up
+from stratarec.training.preflight import (
+    check_average,
+    check_validation,
+    exchange_remarks,
+    remarks,
+    slates_of,
+    take_up,
+)
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, with_length
 from stratarec.training.run.run_directory import (
@@ -113,6 +121,7 @@ class Trainer:
         self._uncompared = check_prepared(recipe.data, dataset)
         check_validation(self.config, dataset)
         check_average(self.config, self.mesh)
+        self._slates = slates_of(recipe, dataset, self.mesh.ranks)
         self.position = Position()
         self.run = named_directory(recipe.run)
         state(self.run, RUN)  # what it cannot be written into is refused before anything is built
@@ -156,7 +165,7 @@ class Trainer:
         return None if content is None else Plan.from_dict(content)
 
     def _new_loader(self, share: BatchShare) -> Loader:
-        config = loader_config(self.config)
+        config = loader_config(self.config, self._slates.by if self._slates else None)
         if share.ranks > 1 or not self.recipe.hot.apart:
             return Loader(self.dataset, "train", config, share)
         return hot_loader(
@@ -303,7 +312,7 @@ class Trainer:
         """Write down and tell what is going to be trained."""
         self.mesh.first(lambda: write_recipe(self.run, self.recipe))
         self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
-        for line in filter(None, (self._remark, self._uncompared)):
+        for line in filter(None, (self._remark, self._uncompared, self._slates.told if self._slates else "")):
             self.progress.say(line)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
             self.progress.say(line)
@@ -377,7 +386,7 @@ class Trainer:
         return result
 
 
-def loader_config(config: TrainConfig) -> LoaderConfig:
+def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
     """How the samples of an epoch are dealt to batches."""
     return LoaderConfig(
         batch_size=config.batch_size,
@@ -385,5 +394,6 @@ def loader_config(config: TrainConfig) -> LoaderConfig:
         shuffle_row_groups=config.shuffle_row_groups,
         portions=config.portions,
         unit=config.shuffle,
+        slate=slate,
         expand=not config.deduplicate,
     )

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.column_names import ROW, SESSION, TIME, USER, WEIGHT, label_names, weights_of
 from stratarec.data.dataset.manifest import ADVICE, DATASET, MANIFEST, DatasetManifest, Shard, StoredFile
-from stratarec.data.dataset.row_group import RowGroup
+from stratarec.data.dataset.row_group import RowGroup, SlateKey
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.dataset.stored_columns import ShardLayout
 from stratarec.data.splits import SPLITS
@@ -243,6 +243,13 @@ class Dataset:
             for number, shard in enumerate(self.shards(split)):
                 for group in range(len(shard.row_groups)):
                     yield reader.sessions(number, group)
+
+    def slates(self, split: str, by: SlateKey) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+        """The first label of each sample, and where slates begin, row group by row group."""
+        with self.reader(split) as reader:
+            for number, shard in enumerate(self.shards(split)):
+                for group in range(len(shard.row_groups)):
+                    yield reader.slates(number, group, by)
 
     @property
     def windows(self) -> tuple[str, ...]:

@@ -163,6 +163,8 @@ class Carried(Model):
     """Vocabulary -> its values that have no row of their own, with their counts."""
     events: tuple[CarriedFile, ...]
     """The last positive events of each user, as many as histories hold: user, time and what histories are of."""
+    samples: Count
+    """Of the training splits of all logs so far: those that counts are of."""
     times: tuple[int, int] | None
     """The first of this log, and the last of all so far; None where there are none."""
 

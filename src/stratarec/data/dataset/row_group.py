@@ -17,16 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import ROW, SESSION_KEYS, SESSIONS, events, pointer
+from stratarec.data.column_names import ROW, SESSION, SESSION_KEYS, SESSIONS, USER, events, pointer
 
 FILE_BITS = 40
 """The low bits of a row's number are its row in the file, the others the file's index."""
+SlateKey: TypeAlias = Literal["session", "user"]
+"""What the samples of a slate have in common."""
 # Lists that are cut at a time.
 _PIECE = 1 << 14
 
@@ -57,6 +59,24 @@ class RowGroup:
             start, length = (self.tables[name][part].to_numpy()[rows] for part in ("start", "length"))
             found[name] = slices(start, length, self.tables[events(name)]["id"].to_numpy())
         return {**found, **(sample_keys(self.tables[SESSIONS]) if SESSIONS in self.tables else {})}
+
+
+def slate_starts(row_group: RowGroup, by: SlateKey) -> NDArray[np.int64]:
+    """Where sessions, or users, begin among the samples, of which those of one stand together."""
+    if SESSIONS in row_group.tables:
+        sessions = row_group.tables[SESSIONS]
+        sizes = sessions["samples"].to_numpy()
+        starts: NDArray[np.int64] = sizes.cumsum(dtype=np.int64) - sizes
+        return starts if by == "session" else starts[_others(sessions["user"])]
+    samples = row_group.samples
+    others = _others(samples[USER])
+    return np.flatnonzero(others if by == "user" else others | _others(samples[SESSION]))
+
+
+def _others(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Which values are not the one before them."""
+    values = column.to_numpy()
+    return np.concatenate([[True], values[1:] != values[:-1]])[: len(values)]
 
 
 def sample_keys(sessions: pa.Table) -> dict[str, pa.Array]:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import ROW, SESSION, SESSIONS, TIME, from_stored, stored_name
+from stratarec.data.column_names import LABEL, ROW, SESSION, SESSIONS, TIME, USER, from_stored, stored_name
 from stratarec.data.dataset.manifest import ADVICE, Shard
-from stratarec.data.dataset.row_group import RowGroup, row_numbers
+from stratarec.data.dataset.row_group import RowGroup, SlateKey, row_numbers, slate_starts
 from stratarec.data.dataset.stored_columns import ShardLayout, file_faults
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reading
@@ -86,6 +86,17 @@ class RowGroupReader:
         wanted = [stored_name(SESSIONS, name) for name in ("session", "samples")]
         sessions = _split_row(self._table(shard, group, tables=True, wanted=wanted))[SESSIONS]
         return np.repeat(sessions["session"].to_numpy(), sessions["samples"].to_numpy())
+
+    def slates(self, shard: int, group: int, by: SlateKey) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The first label of each sample of one row group, and where its slates begin, likewise."""
+        if self._shards[shard].tables is None:
+            keys = [USER] if by == "user" else [USER, SESSION]
+            row_group = RowGroup(samples=self._table(shard, group, wanted=[LABEL, *keys]), tables={})
+        else:
+            wanted = [stored_name(SESSIONS, name) for name in ("samples", "user")]
+            row = self._table(shard, group, tables=True, wanted=wanted)
+            row_group = RowGroup(samples=self._table(shard, group, wanted=[LABEL]), tables=_split_row(row))
+        return row_group.samples[LABEL].to_numpy(), slate_starts(row_group, by)
 
     def _table(self, shard: int, group: int, *, tables: bool = False, wanted: list[str] | None = None) -> pa.Table:
         part = self._shards[shard].tables if tables else self._shards[shard]

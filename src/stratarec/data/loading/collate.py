@@ -74,7 +74,13 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
         groups=(*groups, *(_history(name, buffer.tables[name], tables[name]) for name in dataset.windows)),
         user=torch.from_numpy(words[:front].view(np.int64)) if buffer.users else None,
         weight=torch.from_numpy(columns[labels].view(np.float32)) if weighted else None,
+        slates=None if buffer.slates is None else torch.from_numpy(_run_lengths(buffer.slates[rows])),
     )
+
+
+def _run_lengths(numbers: NDArray[np.int32]) -> NDArray[np.int64]:
+    """How many neighbours have one number."""
+    return np.diff(np.flatnonzero(np.diff(numbers, prepend=-1)), append=len(numbers))
 
 
 def _label(columns: NDArray[np.int32]) -> Tensor:

@@ -19,6 +19,7 @@ import numpy as np
 from stratarec.batch.batch import Batch
 from stratarec.config.validate import check_seed
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import SlateKey
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.loading.collate import assemble, empty
 from stratarec.data.loading.portions import BatchShare, RowGroupSlice, Rows, batches, between, bounds, count, cut, parts
@@ -41,6 +42,9 @@ class LoaderConfig:
     together; or ``run``, neighbouring samples of a session together that agree in every group with ids and every
     history, so that batches repeat values and stay deduplicated. ``auto``: runs where the data set has groups, else
     samples."""
+    slate: SlateKey | None = None
+    """Keep the samples of a session, or of a user, in one batch, and permute these. A batch that would end within one
+    ends before it, and the last of an epoch has what is left; a slate must not be larger than a batch."""
     expand: bool = False
     """Give batches without groups: every feature with a bag for each sample."""
     shuffle_row_groups: int = 8
@@ -98,6 +102,10 @@ class Loader:
                 f"{dataset.path} has no sessions to shuffle by {config.unit}; shuffle by sample, or name "
                 "schema.session and prepare again with groups"
             )
+        if config.slate and (config.portions > 1 or not getattr(dataset.schema, config.slate)):
+            raise ConfigError(
+                f"loader.slate is {config.slate}, which {dataset.path} was prepared without, or portions are several"
+            )
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -114,7 +122,7 @@ class Loader:
         """As `epoch`, made when they are asked for instead of ahead; shuffle buffers are read ahead all the same."""
         portions, row_groups = self.config.portions, self.row_groups(epoch)
         with (
-            self.dataset.reader(self.split, unused=False) as files,
+            self.dataset.reader(self.split, unused=self.config.slate == "session") as files,
             ThreadPoolExecutor(1, thread_name_prefix="stratarec-shuffle") as thread,
         ):
             read = {
@@ -154,7 +162,7 @@ class Loader:
         self, files: RowGroupReader, pieces: Sequence[RowGroupSlice], draws: np.random.Generator | None
     ) -> ShuffleBuffer:
         row_groups = [files.read(piece.shard, piece.row_group) for piece in pieces]
-        whole = ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit)
+        whole = ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit, self.config.slate)
         return whole.only(
             [(piece.first, piece.last) for piece in pieces], [group.samples.num_rows for group in row_groups]
         )

@@ -84,7 +84,8 @@ def parts(
     size: int,
     start: int,
 ) -> Iterator[Rows]:
-    """`size` rows at a time, the last time what is left; parts before number `start` are left out.
+    """`size` rows at a time, the last time what is left; parts before number `start` are left out. Slates are whole:
+    one that goes beyond the last row is of the next part.
 
     Parameters
     ----------
@@ -103,11 +104,14 @@ def parts(
     for number in range(first, len(buffers)):
         buffer = (ahead or thread.submit(read, number)).result()
         ahead = thread.submit(read, number + 1) if number + 1 < len(buffers) else None
-        begin = position - (int(ends[number]) - len(buffer.order)) if number == first else 0
-        held.append((buffer, buffer.order[begin:]))
-        while count(held) >= size:
-            yield take(held, size)
-        held = [(buffer, rows) for buffer, rows in held if len(rows)]
+        begin = int(ends[number]) - len(buffer.order)
+        done = buffer.cut(max(position - begin, 0))
+        for bound in range(max(start, begin // size) * size + size, int(ends[number]) + 1, size):
+            last = buffer.cut(bound - begin)
+            yield [*held, *([(buffer, buffer.order[done:last])] if last > done else [])]
+            held, done = [], last
+        if done < len(buffer.order):
+            held.append((buffer, buffer.order[done:]))
     if held:
         yield held
 

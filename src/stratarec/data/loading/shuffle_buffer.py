@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from stratarec.batch.inverse import LEAST_RUN
 from stratarec.data.column_names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import RowGroup
+from stratarec.data.dataset.row_group import RowGroup, SlateKey, slate_starts
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.kernels.collate import Lists, fill_runs, order_runs
 
@@ -100,12 +101,20 @@ class ShuffleBuffer:
     tables: dict[str, GroupValues]
     """Groups, then histories: tables of one list column, whose rows may overlap."""
     order: NDArray[np.int32]
+    slates: NDArray[np.int32] | None = None
+    """``[N]`` the number of each sample's slate, where slates stay whole."""
 
     @classmethod
     def of(
-        cls, row_groups: Sequence[RowGroup], dataset: Dataset, draws: np.random.Generator | None, unit: Unit
+        cls,
+        row_groups: Sequence[RowGroup],
+        dataset: Dataset,
+        draws: np.random.Generator | None,
+        unit: Unit,
+        slate: SlateKey | None = None,
     ) -> ShuffleBuffer:
-        """Join row groups; `draws` permutes their units, None leaves samples as they are stored."""
+        """Join row groups; `draws` permutes their units, None leaves samples as they are stored. Where samples have a
+        `slate`, that is the unit."""
         parts, columns = [row_group.samples for row_group in row_groups], _tables(row_groups, dataset)
         users = SESSIONS in row_groups[0].tables or USER in parts[0].column_names
         marks = [*label_names(len(dataset.schema.label_columns)), *([WEIGHT] if dataset.schema.weight else [])]
@@ -120,11 +129,29 @@ class ShuffleBuffer:
             name: _table(name, row_groups, found, samples.ids, column)
             for column, (name, found) in enumerate(columns.items(), 2 * users + len(marks))
         }
+        size = len(samples.ids)
+        if slate:
+            starts = _slate_starts(row_groups, slate)
+            order = np.arange(size, dtype=np.int32)
+            if draws is not None:
+                order = order_runs(starts, draws.permutation(len(starts)), size)
+            slates = np.repeat(np.arange(len(starts), dtype=np.int32), np.diff(starts, append=size))
+            return cls(samples=samples, users=users, tables=tables, order=order, slates=slates)
         sessions = _starts(_session_sizes(row_groups)) if SESSIONS in row_groups[0].tables else None
         runs = [table.runs for table in tables.values() if table.columns.sparse]
-        return cls(
-            samples=samples, users=users, tables=tables, order=_order(len(samples.ids), sessions, runs, draws, unit)
-        )  # fmt: skip
+        return cls(samples=samples, users=users, tables=tables, order=_order(size, sessions, runs, draws, unit))
+
+    @cached_property
+    def _begins(self) -> NDArray[np.int64]:
+        """Where slates begin in the order."""
+        assert self.slates is not None
+        return np.flatnonzero(np.diff(self.slates[self.order], prepend=-1, append=-1))
+
+    def cut(self, place: int) -> int:
+        """Where to cut the order at a place: there, or where the slate begins that lies across it."""
+        if self.slates is None:
+            return place
+        return int(self._begins[np.searchsorted(self._begins, place, side="right") - 1])
 
     def only(self, wanted: Sequence[tuple[int, int]], sizes: Sequence[int]) -> ShuffleBuffer:
         """As it is, but for samples outside of `wanted` (first, last) of each row group of that many samples."""
@@ -151,6 +178,11 @@ def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, Packe
         for name, keys in dataset.groups.items()
     }
     return {**groups, **{name: _histories(name, row_groups) for name in dataset.windows}}
+
+
+def _slate_starts(row_groups: Sequence[RowGroup], slate: SlateKey) -> NDArray[np.int64]:
+    shift = np.cumsum([0, *(row_group.samples.num_rows for row_group in row_groups)])
+    return np.concatenate([slate_starts(each, slate) + first for each, first in zip(row_groups, shift, strict=False)])
 
 
 def _set_users(words: NDArray[np.int32], row_groups: Sequence[RowGroup]) -> None:

@@ -15,6 +15,7 @@ import polars as pl
 
 from stratarec.config.difference import first_difference
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import Carried
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.schema import Schema
 from stratarec.data.transforms import Moments
@@ -93,9 +94,9 @@ class Base:
         return self._dataset.events()
 
     @property
-    def times(self) -> tuple[int, int] | None:
-        """See `Carried.times`."""
-        return self._dataset.manifest.carried.times
+    def carried(self) -> Carried:
+        """What it keeps of its log, and those before."""
+        return self._dataset.manifest.carried
 
     def moments(self) -> dict[str, Moments]:
         """Of each dense feature."""

@@ -75,7 +75,6 @@ class Making:
         counts = Counts(workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session)
         counts.count(partitions, self._executor, self._progress)
         vocabularies, infos = self._vocabularies(counts)
-        carried = self._carried(vocabularies, counts, partitions)
         observed = counts.moments()
         moments = observed if self._base is None else self._base.moments()
         repeats = counts.repeats()
@@ -90,6 +89,7 @@ class Making:
             keep_rows=config.keep_rows,
         )
         shards = encode_shards(workspace.folder("encoded"), partitions, wanted, self._executor, self._progress)
+        carried = self._carried(vocabularies, counts, partitions, sum(shard.samples for shard in shards["train"]))
         labels = counts.labels()
         self._check_splits(partitions, shards, labels["train"])
         if not counts.weight():
@@ -165,8 +165,8 @@ class Making:
         return ranked, infos
 
     def _carried(
-        self, vocabularies: Mapping[str, Vocabulary], counts: Counts, partitions: Partitions
-    ) -> Carried:  # fmt: skip
+        self, vocabularies: Mapping[str, Vocabulary], counts: Counts, partitions: Partitions, samples: int
+    ) -> Carried:
         """Write what a data set that goes on from this one needs beside the samples."""
         output, found = self._workspace.output, {}
         for place, (name, vocabulary) in enumerate(vocabularies.items()):
@@ -180,10 +180,12 @@ class Making:
                 )
             found[name] = write_counts(output, place, name, vocabulary.rest.head(most))
         frames = [*counts.events(), *([] if partitions.other_events is None else [partitions.other_events])]
-        span, before = partitions.span, None if self._base is None else self._base.times
+        span, earlier = partitions.span, None if self._base is None else self._base.carried
+        before = None if earlier is None else earlier.times
         return Carried(
             counts=found,
             events=tuple(write_events(output, number, frame) for number, frame in enumerate(frames)),
+            samples=samples + (0 if earlier is None else earlier.samples),
             times=None if span is None else (span.first, max(span.last, before[1] if before else span.last)),
         )
 

@@ -96,11 +96,13 @@ class _Step:
     def run(self) -> Period:
         """Do all of it."""
         self._log = self._check_file()
-        with self._work() as work, open_run(self._run) as trained:
-            before, parent = self._before(trained)
-            recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset.path)
-            dataset = self._prepare(recipe, trained.dataset)
-            scored = self._score(trained)
+        with self._work() as work:
+            with open_run(self._run) as trained:
+                before, parent = self._before(trained)
+                recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset.path)
+                dataset = self._prepare(recipe, trained.dataset)
+                scored = self._score(trained)
+            # The model that scored is closed: tables are in memory once.
             recipe, position = train_period(recipe, dataset, before, work / "checkpoints", self._progress)
             final = periods.of_number(self._run, before.number)
             written = replace(recipe, data=replace(recipe.data, path=str(final / periods.DATA)))

@@ -13,6 +13,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.checkpoint import OPTIMIZER
+from stratarec.training.preflight import slates_of
 from stratarec.training.raw_logs import of_file
 from stratarec.training.run.open_run import identity, new_model, new_plan, run_steps
 from stratarec.training.steps.position import Position
@@ -67,7 +68,9 @@ def train_period(
         model = new_model(recipe, dataset, plan, f"{recipe.place}-period-{uuid.uuid4().hex[:12]}")
         try:
             optimizer = build_optimizer(train.dense, model.network)
-            stages = Stages(model, optimizer, train, Loader(dataset, "train", loader_config(train)))
+            slates = slates_of(recipe, dataset, 1)
+            loader = Loader(dataset, "train", loader_config(train, slates.by if slates else None))
+            stages = Stages(model, optimizer, train, loader)
             loaded = checkpoint.load(before.checkpoint)
             loaded.begin(model, before.rows)
             checkpoint.restore_optimizer(before.checkpoint, optimizer, loaded.optimizer)

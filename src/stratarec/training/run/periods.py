@@ -107,8 +107,10 @@ def paths(run: Path) -> list[Path]:
     Raises
     ------
     CheckpointError
-        Where one is missing among them.
+        Where one is missing among them, or is elsewhere.
     """
+    if (run / PERIODS).is_symlink():
+        raise CheckpointError(f"{run / PERIODS} is a link, expected a directory; {ADVICE}")
     found = sorted(path for path in (run / PERIODS).glob("period-*") if _NAME.fullmatch(path.name))
     for number, path in enumerate(found, start=1):
         if path != of_number(run, number) or path.is_symlink():

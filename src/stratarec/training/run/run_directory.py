@@ -44,7 +44,8 @@ RUN = Kind(
     name="run",
     field="train.run",
     content=(
-        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, FILES, "predictions-*.parquet", "export", "periods",
+        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, FILES, "predictions-*.parquet", "explanation.html",
+        "export", "periods",
     ),
 )  # fmt: skip
 

@@ -7,18 +7,54 @@ sample's weight (1 where samples have none), m 1 where the label is known and el
 ``train.loss_weights``. The unit of weights does not matter, weights that are all 1 give the bits of none, and a label
 that nothing is known of adds nothing. A batch that knows a label of few samples gives each of them more weight.
 
-Shapes: B samples of a batch, of this process; T labels.
+Of one label L may be of slates instead, ``train.loss``: the mean of a loss over the clicks of slates that have a sample
+without a click, too; clicks weigh w. With scores z, of a click b in slate s
+
+    softmax   log sum_{j in s} e^z_j - z_b                      McFadden 1974; ListNet, Cao et al. 2007
+    pairwise  mean_{j in s, no click} log(1 + e^(z_j - z_b))    RankNet, Burges et al. 2005
+
+A number added to all scores of a slate changes nothing: they have no level.
+
+Shapes: B samples of a batch, of this process; T labels; S slates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import offsets_of, slice_places
+
+SlateLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Logits and labels ``[B]``, sizes of slates ``[S]`` -> the loss of each sample, ``[B]``, were it a click."""
+
+
+def softmax(logits: Tensor, label: Tensor, sizes: Tensor) -> Tensor:
+    """See above."""
+    slate = torch.repeat_interleave(sizes)
+    most = torch.full((len(sizes),), -torch.inf).scatter_reduce(0, slate, logits.detach(), "amax")
+    total = torch.zeros(len(sizes)).index_add(0, slate, (logits - most[slate]).exp())
+    return (total.log() + most)[slate] - logits
+
+
+def pairwise(logits: Tensor, label: Tensor, sizes: Tensor) -> Tensor:
+    """See above."""
+    slate, clicks = torch.repeat_interleave(sizes), label.nonzero().squeeze(1)
+    mine = sizes[slate[clicks]]
+    others, _ = slice_places(offsets_of(sizes)[slate[clicks]], mine)
+    click = torch.repeat_interleave(clicks, mine)
+    click, others = click[label[others] == 0], others[label[others] == 0]
+    losses = functional.softplus(logits[others] - logits[click])
+    return torch.zeros_like(logits).index_add(0, click, losses) / torch.bincount(click, minlength=len(logits)).clamp(1)
+
+
+SLATE_LOSSES: Mapping[str, SlateLoss] = {"softmax": softmax, "pairwise": pairwise}
+"""Those that a recipe may name beside the log loss."""
 
 
 class Objective:
@@ -28,14 +64,16 @@ class Objective:
     ----------
     factors : sequence of float
         Of each label.
+    kind : str
+        ``log_loss``, or one of `SLATE_LOSSES`.
     """
 
-    def __init__(self, factors: Sequence[float] = (1.0,)) -> None:
-        self._factors = tuple(factors)
+    def __init__(self, factors: Sequence[float] = (1.0,), kind: str = "log_loss") -> None:
+        self._factors, self._slate_loss = tuple(factors), SLATE_LOSSES.get(kind)
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
         """L of the batch of one process, a scalar, from its logits ``[B]`` or ``[B, T]``."""
-        if len(self._factors) > 1:
+        if len(self._factors) > 1 or self._slate_loss:
             return self.joined(self.sums(logits, batch), self.weights(batch))
         loss = functional.binary_cross_entropy_with_logits(logits, batch.label, weight=batch.weight)
         if batch.weight is not None:
@@ -46,6 +84,9 @@ class Objective:
 
     def sums(self, logits: Tensor, batch: Batch) -> Tensor:
         """``[T]`` sums over this process's samples, the numerators of L_t."""
+        if self._slate_loss:
+            assert batch.slates is not None
+            return (_clicks(batch) * self._slate_loss(logits, batch.label, batch.slates)).sum().unsqueeze(0)
         if len(self._factors) == 1:
             loss = functional.binary_cross_entropy_with_logits(
                 logits, batch.label, weight=batch.weight, reduction="sum"
@@ -57,6 +98,8 @@ class Objective:
 
     def weights(self, batch: Batch) -> list[float]:
         """The denominators of L_t, of this process's samples."""
+        if self._slate_loss:
+            return [float(_clicks(batch).double().sum())]
         if len(self._factors) > 1:
             return _scale(batch).double().sum(0).tolist()
         return [float(batch.size) if batch.weight is None else float(batch.weight.double().sum())]
@@ -65,6 +108,15 @@ class Objective:
         """L, a scalar: numerators of this process over denominators of all."""
         losses = sums / torch.tensor([_or_infinity(weight) for weight in weights], dtype=sums.dtype)
         return (losses * torch.tensor(self._factors, dtype=sums.dtype)).sum()
+
+
+def _clicks(batch: Batch) -> Tensor:
+    """``[B]`` weight of each click of a slate that has other samples, too; 0 of all else."""
+    assert batch.slates is not None
+    slate = torch.repeat_interleave(batch.slates)
+    missed = torch.zeros(len(batch.slates)).index_add(0, slate, 1 - batch.label)
+    found = batch.label * (missed > 0)[slate]
+    return found if batch.weight is None else found * batch.weight
 
 
 def _scale(batch: Batch) -> Tensor:

@@ -103,7 +103,13 @@ def _data_set(path: Path, read: set[Path]) -> Iterator[str]:
 def _content(path: Path, dataset: Dataset) -> Iterator[str]:
     for name, info in dataset.vocabularies.items():
         dataset.vocabulary(name)
-        yield f"vocabulary {name}: {info.values:,} values, each once"
+        rest = len(dataset.carried_counts(name)) if info.kind == "count" else 0
+        yield f"vocabulary {name}: {info.values:,} values, each once" + (
+            f", and {rest:,} without a row" if rest else ""
+        )
+    events = dataset.events()
+    if events is not None:
+        yield f"events: the last {len(events):,} of users"
     for split in dataset.splits:
         found = np.zeros((len(dataset.schema.label_columns), 2), dtype=np.int64)
         for number in range(len(dataset.shards(split))):

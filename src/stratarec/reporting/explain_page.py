@@ -1,0 +1,188 @@
+"""What a model goes by, for people: tables on the terminal, sections of pages, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratarec.io.names import visible
+from stratarec.reporting.terminal_tables import make_console, print_table
+
+Content = Mapping[str, Any]
+"""What ``stratarec explain --json`` prints."""
+# Rows of a table on the terminal and in a run's report, curves on a page, and characters of a name or a value.
+_ROWS, _FEW_ROWS, _CURVES, _WIDEST = 30, 15, 40, 30
+_CAVEAT = "each feature is permuted by itself: features that tell the same share what either is worth"
+
+
+def print_explanation(content: Content) -> None:
+    """Print importance and the ends of curves."""
+    console = make_console()
+    for line in _about(content):
+        console.print(line)
+    for label, found in content["labels"].items():
+        console.print("")
+        if len(content["labels"]) > 1:
+            console.print(_short(label))
+        console.print(_measured(found))
+        rows = [(_short(each["feature"]), *_figures(each)) for each in found["columns"]]
+        print_table(console, ("feature", "AUC drop", "log loss rise"), rows[:_ROWS], text=("feature",))
+        if len(rows) > _ROWS:
+            console.print(f"and {len(rows) - _ROWS:,} more: --json has all")
+        numbers = [row for curve in content["numbers"] for row in _ends(curve, label)]
+        if numbers:
+            heads = ("number", "where", "lowest", "where", "highest", "at median")
+            console.print("")
+            console.print("mean prediction where all samples have one value of a number")
+            print_table(console, heads, numbers, text=heads[:1])
+    console.print("")
+    console.print(f"({_CAVEAT})")
+
+
+def print_row(content: Content) -> None:
+    """Print what one score comes from."""
+    console = make_console()
+    console.print(f"model: {content['model']}")
+    for name, found in content["labels"].items():
+        console.print("")
+        of = f"{_short(name)} of row {content['row']}" if len(content["labels"]) > 1 else f"row {content['row']}"
+        known = "" if found["label"] is None else f"; the label is {found['label']:.0f}"
+        console.print(f"{of}: score {_probability(found['logit'])}, logit {found['logit']:+.4f}{known}")
+        rows = [
+            (_short(each), _short(content["values"][each]), f"{part:+.4f}") for each, part in found["parts"].items()
+        ]
+        rows += [
+            ("(together)", "what acts only together", f"{found['together']:+.4f}"),
+            ("(base)", f"nothing known: {_probability(found['base'])}", f"{found['base']:+.4f}"),
+        ]
+        print_table(console, ("feature", "value", "logit"), rows, text=("feature", "value"))
+
+
+def _probability(logit: float) -> str:
+    return f"{1 / (1 + np.exp(-np.clip(logit, -700, 700))):.5f}"
+
+
+def write_explanation(path: Path, title: str, content: Content) -> None:
+    """Write importance of every feature, and the curves of numbers."""
+    # The drawing library is loaded for who asks for a page.
+    from stratarec.reporting.html import write_html
+
+    several = len(content["labels"]) > 1
+    write_html(
+        path,
+        "explain.html.jinja",
+        title=title,
+        lead=f"What it goes by: {content['model']}",
+        notes=[*_about(content)[1:], f"{_CAVEAT[0].upper()}{_CAVEAT[1:]}."],
+        sections=[
+            (f"Importance, {label}" if several else "Importance", importance_rows(found), _measured(found))
+            for label, found in content["labels"].items()
+        ],
+        charts=list(_charts(content)),
+    )
+
+
+def importance_sections(content: Content) -> list[tuple[str, list[tuple[str, ...]], str]]:
+    """For the report of a run: of each label a head, the first rows of `importance_rows`, and a note."""
+    several = len(content["labels"]) > 1
+    found = []
+    for label, each in content["labels"].items():
+        rows, columns = importance_rows(each)[:_FEW_ROWS], len(each["columns"])
+        left_out = f"; {columns - len(rows):,} features are less important" if columns > len(rows) else ""
+        note = (
+            f"Of {each['samples']:,} samples of the split {content['split']}, permuted {content['repeats']} times: "
+            f"{_CAVEAT}{left_out}. `stratarec explain` tells more."
+        )
+        found.append((f"Importance, {label}" if several else "Importance", rows, note))
+    return found
+
+
+def importance_rows(found: Content) -> list[tuple[str, ...]]:
+    """Name, per cent of the largest drop, drop of AUC and rise of log loss of each feature."""
+    drops = [each["auc_drop"]["value"] or 0.0 for each in found["columns"]]
+    most = max([*drops, 1e-12])
+    return [
+        (_short(each["feature"]), f"{max(100 * drop / most, 0):.1f}", *_figures(each))
+        for each, drop in zip(found["columns"], drops, strict=True)
+    ]
+
+
+def _about(content: Content) -> list[str]:
+    return [
+        f"model: {content['model']}",
+        f"{content['samples']:,} of {content['of']:,} samples of the split {content['split']}, each feature permuted "
+        f"{content['repeats']} times among them",
+    ]
+
+
+def _measured(found: Content) -> str:
+    auc, loss = (_or_dash(found[name], ".6f") for name in ("auc", "log_loss"))
+    return f"AUC {auc} and log loss {loss} of {found['samples']:,} samples; intervals of 95 %"
+
+
+def _figures(each: Content) -> tuple[str, str]:
+    found = []
+    for name in ("auc_drop", "log_loss_rise"):
+        value, margin = each[name]["value"], each[name]["margin"]
+        found.append("-" if value is None else f"{value:.5f} ±{margin:.5f}")
+    return found[0], found[1]
+
+
+def _ends(curve: Content, label: str) -> Iterator[tuple[str, ...]]:
+    """Where a curve is lowest, highest, and what it is in the middle."""
+    values, found = curve["values"], curve["predictions"][label]
+    low, high = int(np.argmin(found)), int(np.argmax(found))
+    ends = [text for place in (low, high) for text in (_number(values[place]), f"{found[place]:.4f}")]
+    yield (_short(curve["feature"]), *ends, f"{found[len(found) // 2]:.4f}")
+
+
+def _charts(content: Content) -> Iterator[Any]:
+    """The curves of the numbers that predictions differ most by, label by label."""
+    from stratarec.reporting.html import ACCENT, LINE, Chart, new_axes
+
+    several = len(content["labels"]) > 1
+    for label in content["labels"]:
+        curves = [curve for curve in content["numbers"] if _drawable(curve)]
+        curves = sorted(curves, key=lambda curve: -float(np.ptp(curve["predictions"][label])))
+        for curve in curves[: _CURVES // len(content["labels"]) or 1]:
+            figure, axes = new_axes(3.6, 2.3)
+            spread = axes.twinx()
+            spread.stairs(curve["shares"], curve["edges"], fill=True, color=LINE)
+            spread.set_ylim(0, 2.5 * max(curve["shares"]))
+            spread.set_axis_off()
+            axes.set_zorder(spread.get_zorder() + 1)
+            axes.plot(
+                curve["values"], curve["predictions"][label], color=ACCENT, marker="o", markersize=2, linewidth=1.5
+            )
+            if curve["log_scale"]:
+                axes.set_xscale("symlog", linthresh=1.0)
+                axes.xaxis.set_major_formatter("{x:g}")
+            axes.set_ylabel("mean prediction")
+            name = _short(curve["feature"])
+            yield Chart(
+                title=f"{name}, {_short(label)}" if several else name,
+                note="over its quantiles; shaded: how its values are spread",
+                figure=figure,
+            )
+
+
+def _drawable(curve: Content) -> bool:
+    """Whether there are two values, and all are numbers that a drawing holds."""
+    numbers: Sequence[float | None] = [*curve["values"], *curve["edges"]]
+    return len(curve["values"]) > 1 and all(each is not None and abs(each) < 1e30 for each in numbers)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def _number(value: float | None) -> str:
+    return _or_dash(value, ".5g")
+
+
+def _short(text: str) -> str:
+    text = visible(text)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."

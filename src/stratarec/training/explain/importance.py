@@ -1,0 +1,157 @@
+"""Permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): how much worse scores are where the values of
+one column stand with other samples.
+
+Of each sample the loss is averaged over the repeats, and so is its part of the AUC, the share of the other class that
+it is on the right side of. The drop is the mean of differences of the same samples, so its interval is that of a paired
+mean, of the AUC as DeLong et al. (1988) have it: what another draw of as many samples, and of permutations, would give.
+Columns that tell the same share what either is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.progress import Progress
+from stratarec.training.explain.probe import Column, Probe
+
+Doubles = NDArray[np.float64]
+_QUANTILE = 1.959964
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A mean, between `value - margin` and `value + margin` with 95 %; NaN where it is not defined."""
+
+    value: float
+    margin: float
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Doubles, Doubles]]) -> Change:
+        """The weighted mean of values, which is the same one in each part; parts vary by themselves."""
+        if not parts or any(weight.sum() <= 0 for _, weight in parts):
+            return cls(value=math.nan, margin=math.nan)
+        means = [float(np.average(values, weights=weight)) for values, weight in parts]
+        shares = [weight / weight.sum() for _, weight in parts]
+        variance = sum(
+            float((share**2 * (values - mean) ** 2).sum())
+            for share, mean, (values, _) in zip(shares, means, parts, strict=True)
+        )
+        return cls(value=means[0], margin=_QUANTILE * math.sqrt(variance))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance:
+    """What one column is worth to one label."""
+
+    feature: str
+    auc_drop: Change
+    log_loss_rise: Change
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelImportance:
+    """Of one label, the most important column first."""
+
+    samples: int
+    auc: float
+    log_loss: float
+    columns: tuple[Importance, ...]
+
+
+class _Truth:
+    """The samples that know a label."""
+
+    def __init__(self, label: NDArray[np.float32], weight: NDArray[np.float32] | None) -> None:
+        known = ~np.isnan(label) & (True if weight is None else weight > 0)
+        self.rows = np.flatnonzero(known)
+        self.label = label[self.rows] > 0
+        self.weight = np.ones(len(self.rows)) if weight is None else weight[self.rows].astype(np.float64)
+
+    def losses(self, logit: Doubles) -> Doubles:
+        """``[N]`` cross-entropy of each sample."""
+        losses: Doubles = np.logaddexp(0, logit) - self.label * logit
+        return losses
+
+    def sides(self, logit: Doubles) -> Doubles:
+        """``[N]`` share of the other class that each sample is on the right side of, ties half: means are the AUC."""
+        _, tie = np.unique(logit, return_inverse=True)
+        found = np.zeros(len(logit))
+        for mine in (True, False):
+            other = np.bincount(tie, self.weight * (self.label != mine), minlength=int(tie.max(initial=-1)) + 1)
+            below = other.cumsum() - other / 2
+            total = other.sum() or math.nan
+            chosen = self.label == mine
+            found[chosen] = (below if mine else total - below)[tie[chosen]] / total
+        return found
+
+    def split(self, values: Doubles) -> list[tuple[Doubles, Doubles]]:
+        """Values and weights of each class; nothing where there is one alone."""
+        parts = [(values[self.label == each], self.weight[self.label == each]) for each in (True, False)]
+        return parts if all(len(part) for part, _ in parts) else []
+
+
+def importance(
+    probe: Probe,
+    columns: Sequence[Column],
+    *,
+    repeats: int,
+    seed: int,
+    progress: Progress,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, LabelImportance]:
+    """What each column is worth to each label, by so many permutations of it; `check` is called before each and may
+    raise. The same numbers for the same seed."""
+    batch, names = probe.batch, probe.dataset.schema.label_columns
+    labels = batch.label.cpu().numpy().reshape(batch.size, -1).T
+    weight = None if batch.weight is None else batch.weight.cpu().numpy()
+    truths = [_Truth(label, weight) for label in labels]
+    before = _figures(truths, probe.scores())
+    found: list[list[Importance]] = [[] for _ in names]
+    progress.start("permute", len(columns) * repeats, "times")
+    try:
+        for place, column in enumerate(columns):
+            totals = [(np.zeros_like(losses), np.zeros_like(sides)) for losses, sides in before]
+            for repeat in range(repeats):
+                check()
+                order = np.random.default_rng([seed, place, repeat]).permutation(batch.size)
+                for total, after in zip(
+                    totals, _figures(truths, probe.scores(probe.permuted(column, order))), strict=True
+                ):
+                    for sums, values in zip(total, after, strict=True):
+                        sums += values / repeats
+                progress.advance(1)
+            for truth, own, (losses, sides), (more, fewer) in zip(truths, found, before, totals, strict=True):
+                own.append(
+                    Importance(
+                        feature=column.name,
+                        auc_drop=Change.of(truth.split(sides - fewer)),
+                        log_loss_rise=Change.of([(more - losses, truth.weight)]),
+                    )
+                )
+    finally:
+        progress.finish()
+    return {
+        name: LabelImportance(
+            samples=len(truth.rows),
+            auc=Change.of(truth.split(sides)).value,
+            log_loss=Change.of([(losses, truth.weight)]).value,
+            columns=tuple(sorted(own, key=_worth)),
+        )
+        for name, truth, (losses, sides), own in zip(names, truths, before, found, strict=True)
+    }
+
+
+def _worth(each: Importance) -> tuple[float, str]:
+    value = each.log_loss_rise.value if math.isnan(each.auc_drop.value) else each.auc_drop.value
+    return -value, each.feature
+
+
+def _figures(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[tuple[Doubles, Doubles]]:
+    """Losses and sides of the samples of each label."""
+    each = [logits[truth.rows, place].astype(np.float64) for place, truth in enumerate(truths)]
+    return [(truth.losses(logit), truth.sides(logit)) for truth, logit in zip(truths, each, strict=True)]

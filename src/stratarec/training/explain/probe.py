@@ -1,0 +1,207 @@
+"""Some samples that a model scores again and again, each time with other values of a feature.
+
+A *column* is what is changed together: a number, a sparse feature, or a history or sequence with the columns beside it.
+What is not known of a column is what a missing value is: no ids, and the mean of a number.
+
+Shapes: N samples; T labels.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import split_rows
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.schema import Schema
+from stratarec.errors import ConfigError, DatasetError
+from stratarec.models import CTRModel
+from stratarec.models.base import autocast
+from stratarec.training.evaluation.evaluate import score
+
+_BATCH = 8192
+# Samples that are read to find one of them.
+_NEAR = 256
+# Names, or files, that a message repeats.
+_NAMED = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What is changed together."""
+
+    name: str
+    dense: int | None = None
+    """Place among the numbers, of one of these."""
+    sparse: tuple[str, ...] = ()
+    """Features, of others."""
+
+
+def columns_of(schema: Schema, names: Sequence[str] = ()) -> tuple[Column, ...]:
+    """All columns, or those of these names; `ConfigError` for one that there is not."""
+    beside = {main: tuple(each.name for each in columns) for main, columns in schema.behaviours.items()}
+    others = {name for features in beside.values() for name in features[1:]}
+    found = [Column(name=feature.name, dense=place) for place, feature in enumerate(schema.dense)]
+    found += [
+        Column(name=feature.name, sparse=beside.get(feature.name, (feature.name,)))
+        for feature in schema.sparse
+        if feature.name not in others
+    ]
+    known = {column.name: column for column in found}
+    for name in names:
+        if name not in known:
+            main = next((each for each, features in beside.items() if name in features), "")
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"it is explained with {main}" if main else f"did you mean {close[0]}?" if close else _some(known)
+            raise ConfigError(f"--feature {name}: the run has no such feature; {hint}")
+    return tuple(known[name] for name in dict.fromkeys(names)) if names else tuple(found)
+
+
+def _some(names: Sequence[str] | dict[str, Column]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"there are {', '.join(list(names)[:_NAMED])}{more}"
+
+
+class Probe:
+    """Samples, and what a model says of them with other values.
+
+    Parameters
+    ----------
+    model : CTRModel
+    dataset : Dataset
+        What the model was trained on, or one of the same features.
+    batch : Batch
+        N samples without groups.
+    precision : str
+        Of the network.
+    """
+
+    def __init__(self, model: CTRModel, dataset: Dataset, batch: Batch, precision: str) -> None:
+        self.dataset, self.batch = dataset, batch
+        self._model, self._precision = model, precision
+        self._bags = {key: batch.sparse[key] for key in batch.sparse.keys}
+        moments = dataset.about.moments
+        self._means = [0.0 if each.standardize else moments[each.name].mean for each in dataset.schema.dense]
+
+    def of(self, batch: Batch) -> Probe:
+        """The same of other samples."""
+        return Probe(self._model, self.dataset, batch, self._precision)
+
+    def scores(self, batch: Batch | None = None) -> NDArray[np.float32]:
+        """``[N, T]`` logits, of the samples as they are by default."""
+        batch, training, parts = batch or self.batch, self._model.training, []
+        self._model.eval()
+        try:
+            with torch.no_grad(), autocast(self._precision):
+                for first in range(0, batch.size, _BATCH):
+                    whole = batch.size <= _BATCH
+                    rows = torch.arange(first, min(first + _BATCH, batch.size))
+                    parts.append(score(self._model, batch if whole else rows_of(batch, rows)))
+        finally:
+            self._model.train(training)
+        return np.concatenate(parts).reshape(batch.size, -1)
+
+    def permuted(self, column: Column, order: NDArray[np.int64]) -> Batch:
+        """Sample i has the values of the column of sample ``order[i]``."""
+        rows = torch.from_numpy(order)
+        if column.dense is not None:
+            return self.with_numbers(column, self.batch.dense[rows, column.dense])
+        return self._with(self.batch.sparse.select(column.sparse).take(rows))
+
+    def with_numbers(self, column: Column, values: torch.Tensor | float) -> Batch:
+        """The numbers of a column are these, or all are this one."""
+        assert column.dense is not None
+        dense = self.batch.dense.clone()
+        dense[:, column.dense] = values
+        return self.batch.replace(dense=dense)
+
+    def without(self, columns: Sequence[Column]) -> Batch:
+        """Nothing is known of these columns."""
+        dense, names = self.batch.dense.clone(), [name for column in columns for name in column.sparse]
+        for place in (column.dense for column in columns if column.dense is not None):
+            dense[:, place] = self._means[place]
+        found = self.batch.replace(dense=dense)
+        if not names:
+            return found
+        sparse, size = self.batch.sparse, self.batch.size
+        weights = None if sparse.weights is None else sparse.weights[:0]
+        offsets = torch.zeros(len(names) * size + 1, dtype=torch.int64)
+        nothing = KeyedJagged(
+            keys=tuple(names), values=sparse.values[:0], offsets=offsets, batch_size=size, weights=weights
+        )
+        return found.replace(sparse=self._with(nothing).sparse)
+
+    def _with(self, features: KeyedJagged) -> Batch:
+        """Other bags of some features."""
+        changed: dict[str, JaggedTensor] = {key: features[key] for key in features.keys}
+        return self.batch.replace(sparse=KeyedJagged.from_features({**self._bags, **changed}))
+
+
+def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
+    """Some samples of a batch without groups."""
+    user, weight = (None if each is None else each[rows] for each in (batch.user, batch.weight))
+    return replace(
+        batch,
+        label=batch.label[rows],
+        dense=batch.dense[rows],
+        sparse=batch.sparse.take(rows),
+        user=user,
+        weight=weight,
+    )
+
+
+def drawn(dataset: Dataset, split: str, samples: int, seed: int) -> Batch:
+    """So many samples of a split, or all, without groups: drawn of up to eight row groups of it."""
+    config = LoaderConfig(batch_size=samples, unit="sample", expand=True, prefetch_batches=1, seed=seed)
+    with closing(Loader(dataset, split, config).batches(0)) as batches:  # type: ignore[type-var]
+        return next(batches)
+
+
+def row_of_split(dataset: Dataset, split: str, file: str, row: int) -> Batch:
+    """The sample of a split that was made of a row of the log, as predictions name it.
+
+    Raises
+    ------
+    ConfigError
+        Where there is none, or where several files have one of that number and none is named.
+    """
+    files = dataset.about.rows.files
+    chosen = [place for place, name in enumerate(files) if not file or f"/{name}".endswith(f"/{file}")]
+    if file and not chosen:
+        raise ConfigError(f"--row {file}:{row}: no such file; {_some(files) if files else 'rows are of no file'}")
+    of_file, of_row = split_rows(np.concatenate([np.zeros(0, dtype=np.int64), *dataset.row_numbers(split)]))
+    found = np.flatnonzero((of_row == row) & (np.isin(of_file, chosen) if files else True))
+    if not len(found):
+        raise ConfigError(
+            f"--row {f'{file}:' if file else ''}{row}: no sample of the split {split} was made of that row; `stratarec "
+            "predict` writes which rows it has"
+        )
+    if len(found) > 1:
+        raise ConfigError(
+            f"--row {row}: {len(found)} files have one in the split {split}; say which, as in --row "
+            f"{files[int(of_file[found[0]])]}:{row}"
+        )
+    place = int(found[0])
+    config = LoaderConfig(batch_size=_NEAR, shuffle=False, expand=True, prefetch_batches=1)
+    with closing(Loader(dataset, split, config).batches(0, place // _NEAR)) as batches:  # type: ignore[type-var]
+        return rows_of(next(batches), torch.tensor([place % _NEAR]))
+
+
+def chosen_split(dataset: Dataset, split: str | None) -> str:
+    """The split that is asked for, else that of tests, else that of validation; `DatasetError` where it is empty."""
+    found = split or next((each for each in ("test", "valid") if dataset.samples(each)), "test")
+    if not dataset.samples(found):
+        others = ", ".join(each for each in dataset.splits if dataset.samples(each))
+        raise DatasetError(
+            f"{dataset.path} has no samples in its split {found}; there are {others}: name one by --split"
+        )
+    return found

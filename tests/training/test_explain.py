@@ -1,0 +1,359 @@
+"""What a model goes by: against naive permutations, the raw log, and models whose parts are known."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import yaml
+from sklearn.metrics import log_loss, roc_auc_score
+
+from recipes import tiny
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
+from stratarec.cli import main
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.models.registry import SCORES
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training.explain.importance import importance
+from stratarec.training.explain.probe import Column, Probe, columns_of, drawn
+from stratarec.training.run.open_run import TrainedModel, open_run
+from stratarec.training.trainer import Trainer
+
+ROWS = 3000
+COLUMNS = ["x", "y", "item", "city", "tags", "last", "before"]
+
+
+def write_log(root: Path) -> pl.DataFrame:
+    """Clicks follow `x` and `item`; likes follow `y`, where they are known; `city` is noise."""
+    draws = np.random.default_rng(6)
+    x, y, item = draws.exponential(20, ROWS).round(), draws.normal(3, 2, ROWS), draws.integers(0, 20, ROWS)
+    click = draws.random(ROWS) < 1 / (1 + np.exp(-3 * (np.log1p(x) - 3.2 + (item % 4 == 0) * 2)))
+    like = np.where(draws.random(ROWS) < 0.7, draws.random(ROWS) < 1 / (1 + np.exp(-2 * (y - 3))), np.nan)
+    lists: list[list[int]] = [draws.integers(0, 12, size).tolist() for size in draws.integers(0, 5, ROWS)]
+    frame = pl.DataFrame(
+        {
+            "click": click.astype(int),
+            "like": pl.Series(like).fill_nan(None).cast(pl.Int64),
+            "who": np.arange(ROWS) // 6,
+            "at": np.arange(ROWS),
+            "worth": draws.integers(0, 3, ROWS).astype(float),
+            "x": x,
+            "y": y,
+            "item": item,
+            "city": [f"c{each}" for each in draws.integers(0, 9, ROWS)],
+            "tags": lists,
+            "shares": [[0.5 + each % 3 for each in values] for values in lists],
+            "last": lists[::-1],
+            "kinds": [[f"k{each % 3}" for each in values] for values in lists[::-1]],
+        },
+        schema_overrides={"tags": pl.List(pl.Int64), "shares": pl.List(pl.Float64), "last": pl.List(pl.Int64)}
+        | {"kinds": pl.List(pl.String)},
+    )
+    frame.write_parquet(root / "log.parquet")
+    return frame
+
+
+def content(root: Path, model: dict[str, Any], *, weights: bool = True, **train: Any) -> dict[str, Any]:
+    rates = {"dense": {"learning_rate": 0.03}, "embedding": {"learning_rate": 0.02}}
+    found = tiny(root, **{"epochs": 8, "eval_every": 0, "threads": 1, **rates, **train})
+    schema = {
+        "labels": ["click", "like"],
+        "user": "who",
+        "time": "at",
+        "weight": "worth",
+        "dense": [{"name": "x"}, {"name": "y", "transform": "none", "standardize": False}],
+        "sparse": [
+            {"name": "item"},
+            {"name": "city"},
+            {"name": "tags", "kind": "multi", **({"weights": "shares"} if weights else {})},
+            {"name": "last", "kind": "sequence", "of": "item"},
+            {"name": "kinds", "kind": "sequence", "beside": "last"},
+            {"name": "before", "kind": "history", "of": "item", "max_length": 3},
+        ],
+    }
+    source = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
+    found["data"] |= {"source": source, "split": {"by": "fraction", "valid": 0.1, "test": 0.4}}
+    return found | {"model": {"embedding_dim": 1 if model["kind"] == "lr" else 4, **model}}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two labels, and its log."""
+    found = tmp_path_factory.mktemp("explain")
+    write_log(found)
+    model = {"kind": "dlrm", "bottom_mlp": [8], "top_mlp": [16], "history": {"pooling": "target_attention"}}
+    made = content(found, model, report=True, calibration="platt")
+    (found / "r.yaml").write_text(yaml.safe_dump(made))
+    assert main(["prepare", str(found / "r.yaml"), "-q"]) == 0
+    assert main(["train", str(found / "r.yaml"), "-q"]) == 0
+    return found
+
+
+@pytest.fixture
+def trained(root: Path) -> Iterator[TrainedModel]:
+    with open_run(root / "run") as found:
+        yield found
+
+
+def probe_of(trained: TrainedModel, samples: int = 4096) -> Probe:
+    return Probe(trained.model, trained.dataset, drawn(trained.dataset, "test", samples, 1), "float32")
+
+
+def naively(trained: TrainedModel, batch: Batch, column: Column, order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Logits where sample i has a column's values of sample ``order[i]``, list by list."""
+    dense, bags = batch.dense.clone(), {}
+    for row, other in enumerate(order):
+        if column.dense is not None:
+            dense[row, column.dense] = batch.dense[int(other), column.dense]
+    for key in batch.sparse.keys:
+        bag = batch.sparse[key]
+        assert bag.weights is not None
+        ids, weights = bag.to_list(), JaggedTensor(values=bag.weights, offsets=bag.offsets).to_list()
+        if key in column.sparse:
+            ids, weights = [ids[each] for each in order], [weights[each] for each in order]
+        bags[key] = JaggedTensor(
+            values=torch.tensor([each for bag in ids for each in bag], dtype=torch.int32),
+            offsets=torch.tensor([0, *np.cumsum(list(map(len, ids)))]),
+            weights=torch.tensor([each for bag in weights for each in bag]),
+        )
+    with torch.no_grad():
+        found: np.ndarray[Any, Any] = trained.model.eval()(
+            batch.replace(dense=dense, sparse=KeyedJagged.from_features(bags))
+        ).numpy()
+    return found
+
+
+def components(label: np.ndarray[Any, Any], score: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]) -> Any:
+    """DeLong's structural components, pair by pair."""
+    wins = (score[:, None] > score[None, :]) + 0.5 * (score[:, None] == score[None, :])
+    positive, negative = np.flatnonzero(label == 1), np.flatnonzero(label == 0)
+    pairs = wins[np.ix_(positive, negative)]
+    return (
+        (pairs * weight[negative]).sum(1) / weight[negative].sum(),
+        (pairs * weight[positive][:, None]).sum(0) / weight[positive].sum(),
+        positive,
+        negative,
+    )
+
+
+def test_importance_is_that_of_naive_permutations(trained: TrainedModel) -> None:
+    probe = probe_of(trained, 300)
+    columns = columns_of(trained.dataset.schema)
+    assert [column.name for column in columns] == COLUMNS
+    assert next(column for column in columns if column.name == "last").sparse == ("last", "kinds")
+    found = importance(probe, columns, repeats=2, seed=4, progress=SilentProgress())
+    batch = probe.batch
+    assert batch.weight is not None
+    base = naively(trained, batch, Column(name=""), np.arange(batch.size))
+    for place, column in enumerate(columns):
+        orders = [np.random.default_rng([4, place, repeat]).permutation(batch.size) for repeat in range(2)]
+        permuted = [naively(trained, batch, column, order) for order in orders]
+        for number, name in enumerate(("click", "like")):
+            label, weight = batch.label[:, number].numpy(), batch.weight.numpy().astype(np.float64)
+            known = np.flatnonzero(~np.isnan(label) & (weight > 0))
+            label, weight = label[known], weight[known]
+
+            def auc(logit: np.ndarray[Any, Any]) -> float:
+                return float(roc_auc_score(label, logit[known, number], sample_weight=weight))  # noqa: B023
+
+            def loss(logit: np.ndarray[Any, Any]) -> float:
+                chance = 1 / (1 + np.exp(-logit[known, number].astype(np.float64)))  # noqa: B023
+                return float(log_loss(label, chance, sample_weight=weight))  # noqa: B023
+
+            mine = found[name]
+            one = next(each for each in mine.columns if each.feature == column.name)
+            assert mine.auc == pytest.approx(auc(base), abs=1e-9)
+            assert mine.log_loss == pytest.approx(loss(base), abs=1e-6)
+            assert one.auc_drop.value == pytest.approx(auc(base) - np.mean([auc(each) for each in permuted]), abs=1e-6)
+            assert one.log_loss_rise.value == pytest.approx(
+                np.mean([loss(each) for each in permuted]) - loss(base), abs=1e-6
+            )
+            before, *after = (components(label, each[known, number], weight) for each in (base, *permuted))
+            variance = 0.0
+            for side in range(2):
+                scale = weight[before[2 + side]] / weight[before[2 + side]].sum()
+                away = before[side] - np.mean([each[side] for each in after], axis=0)
+                variance += float((scale**2 * (away - (scale * away).sum()) ** 2).sum())
+            assert one.auc_drop.margin == pytest.approx(1.959964 * math.sqrt(variance), abs=1e-6)
+
+
+def test_what_matters_is_told_from_noise_with_the_same_numbers_for_the_same_seed(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = ["explain", str(root / "run"), "-q", "--json"]
+    assert main(ask) == 0
+    text = capsys.readouterr().out
+    found = json.loads(text)
+    order = {
+        label: {each["feature"]: each["auc_drop"] for each in of["columns"]} for label, of in found["labels"].items()
+    }
+    click, like = order["click"], order["like"]
+    assert list(click)[:2] in (["x", "item"], ["item", "x"])
+    assert next(iter(like)) == "y"
+    for drop in (click["x"], click["item"], like["y"]):
+        assert drop["value"] > 2 * drop["margin"]
+    assert abs(click["city"]["value"]) < 0.02
+    assert main(ask) == 0
+    assert capsys.readouterr().out == text
+    assert main([*ask, "--seed", "2", "--samples", "500", "--repeats", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 500
+    # On a terminal, and as pages.
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["explain", str(root / "run"), "-q", "-o", str(root / "e.html")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if "±" in line][:7] == list(click)
+    page, report = (root / "e.html").read_text(), (root / "run" / "report.html").read_text()
+    assert page.count("<svg") == 4
+    assert all("Importance, like" in each and each.count("±") == 28 for each in (page, report))
+
+
+def test_a_row_is_what_it_is_by_its_file_and_by_its_split(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = root / "scores.csv"
+    assert main(["predict", str(root / "run"), "-q", "-o", str(scores)]) == 0
+    scored = pl.read_csv(scores).row(7, named=True)
+    ask, row = ["explain", str(root / "run")], f"log.parquet:{scored['row']}"
+    capsys.readouterr()
+    told = []
+    log_file = str(root / "log.parquet")
+    # A log may stand behind options.
+    for more in (
+        ["--row", row],
+        [log_file, "--row", str(scored["row"])],
+        ["--row", f"{log_file}:{row[12:]}", log_file],
+    ):
+        assert main([*ask, *more, "-q", "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    log = pl.read_parquet(root / "log.parquet").row(scored["row"] - 1, named=True)
+    for found in told:
+        values = found["values"]
+        assert (float(values["x"]), values["item"]) == (log["x"], str(log["item"]))
+        assert float(values["y"]) == pytest.approx(log["y"], rel=1e-5)
+        assert values["tags"].split(" and ")[0] == (", ".join(map(str, log["tags"][:3])) or "(nothing)")
+        for name, parts in found["labels"].items():
+            assert 1 / (1 + math.exp(-parts["logit"])) == pytest.approx(scored[f"score_{name}"], rel=1e-5)
+            assert sum(parts["parts"].values()) + parts["together"] + parts["base"] == pytest.approx(parts["logit"])
+            assert parts["label"] == (None if scored[f"label_{name}"] is None else int(scored[f"label_{name}"]))
+            assert list(parts["parts"]) == sorted(parts["parts"], key=lambda name: -abs(parts["parts"][name]))
+    assert told[1]["labels"] == told[2]["labels"]
+    assert told[0]["labels"]["click"]["parts"] == pytest.approx(told[1]["labels"]["click"]["parts"], abs=1e-4)
+
+
+def test_a_sum_of_parts_is_told_as_it_is_and_curves_are_those_of_the_log(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_log(tmp_path)
+    made = content(tmp_path, {"kind": "lr"}, weights=False)
+    schema = made["data"]["source"]["schema"]
+    schema |= {"labels": [], "label": "click", "weight": "", "sparse": schema["sparse"][:3]}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
+    for command in ("prepare", "train"):
+        assert main([command, str(tmp_path / "r.yaml"), "-q"]) == 0
+    run = str(tmp_path / "run")
+    capsys.readouterr()
+    assert main(["explain", run, str(tmp_path / "log.parquet"), "--row", "5", "-q", "--json"]) == 0
+    parts = json.loads(capsys.readouterr().out)["labels"]["click"]
+    assert parts["together"] == pytest.approx(0, abs=1e-5)
+    # A log in which a row lacks a value, or all have one: another way to the same.
+    log = pl.read_parquet(tmp_path / "log.parquet")
+    other = log.with_columns(item=pl.when(pl.int_range(ROWS) == 4).then(None).otherwise(pl.col("item")))
+    logit = np.log(score := predicted(run, other, tmp_path)) - np.log1p(-score)
+    assert parts["logit"] - logit[4] == pytest.approx(parts["parts"]["item"], abs=1e-4)
+    capsys.readouterr()
+    assert main(["explain", run, "--feature", "x", "--feature", "y", "--samples", "100000", "-q", "--json"]) == 0
+    tested = np.concatenate(list(Dataset.open(tmp_path / "data").row_numbers("test"))) - 1
+    for curve in json.loads(capsys.readouterr().out)["numbers"]:
+        name, values, means = curve["feature"], curve["values"], curve["predictions"]["click"]
+        assert values == sorted(values)
+        assert sum(curve["shares"]) == pytest.approx(1)
+        for place in (0, len(values) // 2, -1):
+            scores = predicted(run, log.with_columns(pl.lit(float(values[place])).alias(name)), tmp_path)
+            assert means[place] == pytest.approx(scores[tested].mean(), rel=0.02 if len(tested) > 1024 else 1e-4)
+
+
+def predicted(run: str, log: pl.DataFrame, root: Path) -> np.ndarray[Any, Any]:
+    log.write_parquet(root / "other.parquet")
+    assert main(["predict", run, str(root / "other.parquet"), "-q", "-o", str(root / "other.csv")]) == 0
+    return pl.read_csv(root / "other.csv")["score"].to_numpy()
+
+
+TOWERS = {"plan": [["item", "last", "kinds", "before"], ["city", "tags"]], "compression": 2.0}
+MODELS = [{"kind": score.config.kind} for score in SCORES]
+MODELS += [{"kind": "dcnv2", "towers": TOWERS}, {"kind": "deepfm", "heads": {"kind": "mmoe"}}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS, ids="-".join)
+def test_every_model_is_explained(root: Path, tmp_path: Path, model: dict[str, Any]) -> None:
+    (tmp_path / "log.parquet").symlink_to(root / "log.parquet")
+    made = Recipe.from_dict(content(tmp_path, model, max_steps=2))
+    dataset = prepare(made.data)
+    Trainer(made, dataset).train()
+    with open_run(tmp_path / "run") as trained:
+        probe = probe_of(trained, 200)
+        columns = columns_of(trained.dataset.schema)
+        found = importance(probe, columns, repeats=1, seed=0, progress=SilentProgress())
+        assert all(math.isfinite(each.auc_drop.value) for label in found.values() for each in label.columns)
+        assert not np.array_equal(probe.scores(), probe.scores(probe.without(columns)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--row", "4:x"], "--row 4:x: expected the number of a row, or FILE:ROW"),
+        (["--row", "0"], "--row 0: expected the number of a row"),
+        (["--row", "99999"], "--row 99999: no sample of the split test was made of that row"),
+        (["--row", "other.csv:4"], "--row other.csv:4: no such file; there are"),
+        (["{log}", "--row", "99999"], "log.parquet: no sample was made of row 99999"),
+        (["{log}", "--row", "other:4"], "--row other:4: expected one of the logs"),
+        (["{log}"], "raw logs are explained a row at a time: name one by --row"),
+        (["--feature", "items"], "--feature items: the run has no such feature; did you mean item?"),
+        (["--feature", "kinds"], "--feature kinds: the run has no such feature; it is explained with last"),
+        (["--feature", "zzz"], "--feature zzz: the run has no such feature; there are x, y, item"),
+        (["--row", "3", "--samples", "5"], "--samples is of all samples, and --row of one"),
+        (["--samples", "0"], "'0' is no number of samples from 1"),
+        (["--json", "-o", "a.html"], "--json prints what --output draws"),
+        (["-o", "a.txt"], "a.txt"),
+        (["--history", "a.csv"], "--history is of raw logs"),
+        (["{nothing}", "--row", "4"], "nothing"),
+    ],
+)
+def test_a_mistake_is_one_line(root: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [each.format(log=root / "log.parquet", nothing=root / "nothing") for each in options]
+    try:
+        status = main(["explain", str(root / "run"), *given, "-q"])
+    except SystemExit as error:
+        status = int(error.code or 0)
+    error = capsys.readouterr().err
+    assert status == 2
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_without_its_data_and_a_split_of_one_class_are_told(
+    root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["explain", str(root), "-q"]) == 2
+    assert "is no run" in capsys.readouterr().err
+    (root / "data").rename(root / "moved")
+    try:
+        assert main(["explain", str(root / "run"), "-q"]) == 2
+        assert "which is not there" in capsys.readouterr().err
+    finally:
+        (root / "moved").rename(root / "data")
+    assert main(["explain", str(root / "run"), "-q", "--samples", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["labels"]["click"]
+    assert found["auc"] is None
+    assert found["columns"][0]["auc_drop"] == {"value": None, "margin": None}
+    assert main(["explain", str(root / "run"), "-q", "--samples", "1", "-o", str(tmp_path / "e.html")]) == 0
+    assert "nan" not in capsys.readouterr().out
