@@ -85,8 +85,8 @@ class ResidentTables(TableGroup):
         """See `TableGroup.update`."""
         super().update(bags, gradients, rule)
         self._fresh = False
-        # Before the first checkpoint rows are compared with what they began with: marking costs a tenth of a step.
-        # Where rows have clocks that would not do, as reading changes them, too.
+        # Marking takes time in every step: the first checkpoint compares rows with what they began with instead. Where
+        # rows have clocks that would not do, as reading changes them, too.
         if self._chain.started or self.course.optimizer.clocked:
             mark_rows(self.layout, bags, self._changed)
 
