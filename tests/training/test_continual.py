@@ -416,3 +416,22 @@ def test_the_interval_of_an_auc_holds_it_as_often_as_it_says() -> None:
         found = auc_drift({"auc": auc(label, score), "positives": 100, "samples": 400}, [])
         held += found["low"] <= area <= found["high"]  # type: ignore[operator]
     assert 0.92 < held / 300 < 0.98
+
+
+def test_encoded_rows_under_caches_go_on_to_the_same_bits_each_time(home: Path, tmp_path: Path) -> None:
+    """In float32 that is so by `test_growth`, and to the bits of rows in memory."""
+    for day in range(DAYS):
+        (tmp_path / f"day-{day}.parquet").symlink_to(home / f"day-{day}.parquet")
+    raw = content(tmp_path) | {"memory": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}}}
+    raw["data"]["vocabulary"] |= {"min_count": 1, "overrides": {"place": {"kind": "hash", "buckets": 2000}}}
+    raw["train"]["batch_size"] = 16
+    made = Recipe.from_dict(raw)
+    trainer = Trainer(made, prepare(made.data))
+    trainer.train()
+    assert any(not tables.resident for tables in trainer.model.embeddings.engine.tables)
+    run = Path(made.run)
+    shutil.copytree(run, tmp_path / "again")
+    go_on(run, tmp_path / "day-1.parquet", tmp_path / "day-2.parquet")
+    for day in (1, 2):
+        go_on(tmp_path / "again", tmp_path / f"day-{day}.parquet")
+    assert_same_period(periods.of_number(run, 2), periods.of_number(tmp_path / "again", 2))
