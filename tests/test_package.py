@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NEEDED = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-OWN = [Requirement(line) for name in ("onnx", "ray", "tune") for line in EXTRAS[name]]
+OWN = [Requirement(line) for name in ("baseline", "onnx", "ray", "tune") for line in EXTRAS[name]]
 """Of the extras that are parts of the project."""
 OTHERS = [Requirement(line) for lines in [PROJECT["build-system"]["requires"], *EXTRAS.values()] for line in lines]
 # Modules whose distribution has another name, and those that are imported only where they are installed.

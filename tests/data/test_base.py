@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 import xxhash
 
-from stratarec.cli.check import check
+from stratarec.cli.check.parts import check
 from stratarec.data.dataset.compatibility import check_prepared, feature_difference, input_difference
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig

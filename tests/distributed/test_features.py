@@ -45,6 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(home: Path, run: Path, **train: Any) -> Recipe:
     options = {"batch_size": 90, "max_steps": 12, "eval_every": 6, "portions": 2, "loss_weights": {"like": 0.3}}
+    options["class_weight"] = "balanced"
     made = tiny(home, **options | train, run=str(run))
     schema = {
         "labels": ["click", "like"],

@@ -18,7 +18,7 @@ from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
 from safetensors.torch import load_file, save_file
 
 from recipes import last, table_values
-from stratarec.cli.check import check
+from stratarec.cli.check.parts import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.optimizers import RowOptimizerConfig

@@ -41,6 +41,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from stratarec.models.metrics import figures
     from stratarec.reporting.metric_names import bins, lines, ranks, sliced
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.training.baseline.beside import beside
     from stratarec.training.evaluation.evaluate import evaluate_split
     from stratarec.training.evaluation.rank_within import check_kept, column_of, groups_of_split, rank_within
     from stratarec.training.raw_logs import FreshLogs, evaluate_logs
@@ -67,6 +68,7 @@ def evaluate(args: argparse.Namespace) -> None:
                 for label in whole:
                     head = name if len(whole) == 1 else f"{name} ({label})"
                     say(*sliced(head, [(value, each[label].to_dict()) for value, each in found]))
+            say(*trained.dataset.suspicions)
             return
         for name in args.rank_by:
             check_kept(trained.dataset.schema, name)
@@ -77,10 +79,12 @@ def evaluate(args: argparse.Namespace) -> None:
             )
             if mesh.is_first:
                 told = figures(found_split)
-                say(*lines(split, told), *bins(split, told))
+                say(*lines(split, told), *bins(split, told), *beside(trained.dataset, split, told))
                 for name in args.rank_by:
                     group = groups_of_split(trained.dataset, split, scored, name)
                     say(*ranks(split, name, rank_within(list(found_split), scored, group, at)))
+        if mesh.is_first:
+            say(*trained.dataset.suspicions)
 
 
 COMMAND = Subcommand(

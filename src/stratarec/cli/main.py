@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from stratarec.cli import (
-    check_command,
+    baseline_command,
     compare_command,
     continue_command,
     evaluate_command,
@@ -35,13 +35,14 @@ from stratarec.cli import (
     tune_command,
 )
 from stratarec.cli.arguments import Parser, Subcommand, shortened
+from stratarec.cli.check import check_command
 from stratarec.errors import ConfigError, Interrupted, StrataError
 from stratarec.io.names import visible
 
 # In the order of --help.
 _MODULES = (
     init_command, prepare_command, plan_command, profile_command, train_command, continue_command, evaluate_command,
-    predict_command, explain_command, tune_command, compare_command, check_command, export_command,
+    predict_command, explain_command, baseline_command, tune_command, compare_command, check_command, export_command,
 )  # fmt: skip
 
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.

@@ -31,8 +31,9 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.progress_bar import make_progress
-    from stratarec.reporting.verdict import verdict
+    from stratarec.reporting.verdict import tested, verdict
     from stratarec.training.auto_config import sized
+    from stratarec.training.baseline.beside import beside
     from stratarec.training.run.keeper import SETTLED
     from stratarec.training.trainer import Trainer
 
@@ -53,9 +54,11 @@ def train(args: argparse.Namespace) -> None:
         )
     if mesh.is_first:
         _print_result(trainer.run, result)
-        words = verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
+        words = dataset.suspicions + verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
         wrapped = [part for line in words for part in textwrap.wrap(line, 63)]
         say(*(f"{'' if number else 'verdict':17}{part}" for number, part in enumerate(wrapped)))
+        split, figures = tested(trainer.position.evaluations, result)
+        say(*beside(dataset, split, figures))
 
 
 def _print_result(run: Path, result: dict[str, object]) -> None:

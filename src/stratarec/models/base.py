@@ -177,8 +177,10 @@ class Network(nn.Module):
         )
         self.projections = Projections(schema, config.table_width, self.width, pooled_keys)
         self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
-        self.correction = 0.0
-        """Added to logits wherever the network is not trained: the logarithm of the share of negatives that it saw."""
+        self.correction: tuple[float, ...] = ()
+        """Added to the logit of each label wherever the network is not trained, none by default: the logarithm of the
+        share of negatives that it saw, over how many times a positive sample counted as one of these. So much larger
+        the odds are that it learned (Elkan 2001, theorem 2)."""
         self.calibration: Calibration | None = None
         """What becomes of them after that, where a correction was fitted."""
 
@@ -251,7 +253,8 @@ class Network(nn.Module):
         found = logits.float()
         if self.training:
             return found
-        found = found + self.correction if self.correction else found
+        if any(self.correction):
+            found = found + (self.correction[0] if found.ndim == 1 else torch.tensor(self.correction))
         return found if self.calibration is None else self.calibration(found)
 
 

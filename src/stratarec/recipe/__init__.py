@@ -56,7 +56,7 @@ class Recipe:
             raise ConfigError(f"name is {short(self.name)}, expected at most {_LONGEST} characters")
         schema = getattr(self.data.source, "schema", None)
         if schema is not None:  # others have theirs when their logs are opened
-            self.train.loss_factors(schema.label_columns)
+            self.train.check_labels(schema.label_columns)
             self.model.check_vocabularies(schema.vocabularies())
 
     @classmethod

@@ -14,6 +14,8 @@ from stratarec.models.metrics import MetricName
 
 # Beyond this starting them fails or takes the machine down.
 _MOST_THREADS = 1024
+# Beyond this float32 has no room for the loss of negatives beside that of positives.
+_MOST_CLASS_WEIGHT = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +183,10 @@ class TrainConfig:
     """What training makes smaller."""
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Label -> factor on its loss, where there are several; by default 1."""
+    class_weight: Literal["balanced"] | Mapping[str, float] = field(default_factory=dict)
+    """Label -> how many times the loss of a positive sample counts as that of a negative one; ``balanced`` lets the
+    two classes of the training split count alike, for every label. Scores are put back to the true rate: by the
+    logarithm of that number, and by what validation finds is left, unless `calibration` does that."""
     calibration: Literal["none", "platt", "isotonic"] = "none"
     """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a line of the
     logit, ``isotonic`` any increasing curve. It is in the final test, in predictions and in exports."""
@@ -210,6 +216,16 @@ class TrainConfig:
         for label, factor in self.loss_weights.items():
             if factor < 0:
                 raise ConfigError(f"train.loss_weights.{label} is {factor}, expected 0 or more")
+        for label, factor in () if isinstance(self.class_weight, str) else self.class_weight.items():
+            if not 0 < factor <= _MOST_CLASS_WEIGHT:
+                raise ConfigError(
+                    f"train.class_weight.{label} is {factor}, expected more than 0 and at most {_MOST_CLASS_WEIGHT:g}"
+                )
+        if self.class_weight and self.loss.kind != "log_loss":
+            raise ConfigError(
+                f"train.class_weight is of the log loss, and train.loss.kind is {self.loss.kind}, which is of clicks "
+                "alone: leave one of them out"
+            )
         if self.run:
             check_directory(self.run, "train.run")
 
@@ -227,11 +243,18 @@ class TrainConfig:
         steps = epoch_steps * self.epochs
         return min(steps, self.max_steps) if self.max_steps else steps
 
-    def of_run(self, steps: int) -> TrainConfig:
-        """The same with schedules that are told in steps, of a run that has so many."""
+    def of_run(self, steps: int, odds: Mapping[str, float]) -> TrainConfig:
+        """The same in numbers: schedules of a run that has so many steps, weights of classes by the odds of labels."""
         dense = replace(self.dense, schedule=self.dense.schedule.of_run(steps))
         rows = replace(self.embedding, schedule=self.embedding.schedule.of_run(steps))
-        return replace(self, dense=dense, embedding=rows)
+        balanced = self.class_weight == "balanced"
+        weight = {label: 1 / each for label, each in odds.items()} if balanced else self.class_weight
+        return replace(self, dense=dense, embedding=rows, class_weight=weight)
+
+    @property
+    def fitted(self) -> Literal["none", "shift", "platt", "isotonic"]:
+        """What is fitted to the validation split at the end: of weighted classes a shift at least."""
+        return "shift" if self.calibration == "none" and self.class_weight else self.calibration
 
     def loss_factors(self, labels: Sequence[str]) -> tuple[float, ...]:
         """Factor on the loss of each label; `ConfigError` for one that there is not, and where all are 0."""
@@ -242,3 +265,19 @@ class TrainConfig:
         if not any(factors):
             raise ConfigError("train.loss_weights: every label has a factor of 0, so that nothing would be trained")
         return factors
+
+    def class_weights(self, labels: Sequence[str]) -> tuple[float, ...]:
+        """Of each label how many times a positive sample counts as a negative one, of a run that knows the odds."""
+        if isinstance(self.class_weight, str):
+            raise ConfigError(
+                f"train.class_weight is {self.class_weight}, and a run's own recipe has numbers: train it anew"
+            )
+        return tuple(float(self.class_weight.get(label, 1.0)) for label in labels)
+
+    def check_labels(self, labels: Sequence[str]) -> None:
+        """Refuse factors and weights of labels that there are not."""
+        self.loss_factors(labels)
+        named = () if isinstance(self.class_weight, str) else self.class_weight
+        other = next((name for name in named if name not in labels), None)
+        if other is not None:
+            raise ConfigError(f"train.class_weight.{other}: no such label; there are {', '.join(labels)}")

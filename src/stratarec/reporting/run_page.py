@@ -33,6 +33,7 @@ def write_report(
     result: Mapping[str, Any],
     planned: Sequence[str] = (),
     importance: Mapping[str, Any] | str = "",
+    beside: Sequence[str] = (),
 ) -> None:
     """Write the report of a finished run.
 
@@ -46,6 +47,8 @@ def write_report(
         What its plan says of the tables.
     importance : mapping or str
         Of its features, as `stratarec explain --json` tells it; or why there is none.
+    beside : sequence of str
+        What other methods make of the same data.
     """
     splits, metric = _splits(position, result), recipe["train"]["early_stopping"]["metric"]
     courses = (
@@ -60,7 +63,7 @@ def write_report(
         "run.html.jinja",
         title=recipe["name"],
         lead=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
-        verdict=verdict(position["evaluations"], result, metric),
+        verdict=[*dataset.suspicions, *verdict(position["evaluations"], result, metric), *beside],
         cards=_cards(result.get("test"), result),
         charts=charts,
         notes=[*_notes(recipe, position, result), *_without(importance), *planned],
@@ -104,8 +107,8 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         yield "The data set has no test split."
     if "valid" in result:
         yield (
-            f"Probabilities are corrected (train.calibration = {recipe['train']['calibration']}), as fitted on the "
-            "validation split: what is said of that split, corrected, is of the very samples that it was fitted to."
+            f"Probabilities are corrected ({_correction(recipe['train'])}), as fitted on the validation split: what is "
+            "said of that split, corrected, is of the very samples that it was fitted to."
         )
 
 
@@ -113,6 +116,13 @@ def _without(importance: Mapping[str, Any] | str) -> list[str]:
     if not isinstance(importance, str) or not importance:
         return []
     return [f"No importance of features, as {importance}: `stratarec explain` finds it."]
+
+
+def _correction(train: Mapping[str, Any]) -> str:
+    """What asked for it."""
+    if train["calibration"] != "none":
+        return f"train.calibration = {train['calibration']}"
+    return "all logits moved alike, as train.class_weight asks for it"
 
 
 def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:

@@ -31,25 +31,35 @@ def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
     metric : str
         By which validation chose what was tested.
     """
-    tested = int(result["checkpoint"].removeprefix("step-"))
-    split, figures = "test", result.get("test")
-    if figures is None:
-        split, figures = "validation", next((each for each in evaluations if each["step"] == tested), None)
+    split, figures = tested(evaluations, result)
+    split = "validation" if split == "valid" else split
     advice = "; train.calibration=platt corrects that" if evaluations and "uncalibrated" not in result else ""
     found = []
     for name, each in by_label(split, figures) if figures else ():
         head = "" if name == split else f"{name.removeprefix(split).lstrip(', ')}: "
         found += [f"{head}{said}" for said in _fitness(each, advice)]
-    return [*found, *_course(evaluations, tested, result["steps"], metric)]
+    return [*found, *_course(evaluations, _step(result), result["steps"], metric)]
 
 
-def _course(evaluations: Sequence[Mapping[str, Any]], tested: int, steps: int, metric: str) -> Iterator[str]:
+def tested(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> tuple[str, Figures | None]:
+    """The split that tells how good a run is, and its figures there: of validation where there is no test."""
+    if result.get("test") is not None:
+        return "test", result["test"]
+    return "valid", next((each for each in evaluations if each["step"] == _step(result)), None)
+
+
+def _step(result: Mapping[str, Any]) -> int:
+    """Of the checkpoint that was tested."""
+    return int(result["checkpoint"].removeprefix("step-"))
+
+
+def _course(evaluations: Sequence[Mapping[str, Any]], chosen: int, steps: int, metric: str) -> Iterator[str]:
     known = [(entry["step"], entry[metric]) for entry in evaluations if entry[metric] is not None]
     if len(known) < 2:
         return
-    label, (_, last), value = METRICS[metric].label, known[-1], dict(known)[tested]
-    if tested < known[-1][0]:
-        yield f"past its best since step {tested:,} of {steps:,}: {label} {value:.4f} there, {last:.4f} at the end"
+    label, (_, last), value = METRICS[metric].label, known[-1], dict(known)[chosen]
+    if chosen < known[-1][0]:
+        yield f"past its best since step {chosen:,} of {steps:,}: {label} {value:.4f} there, {last:.4f} at the end"
         return
     before = max((each for _, each in known[:-1]), key=lambda each: goodness(metric, each))
     if goodness(metric, last) - goodness(metric, before) > _LEAST_GAIN * abs(before):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
@@ -21,6 +21,8 @@ from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
+from stratarec.reporting.verdict import tested
+from stratarec.training.baseline.beside import beside
 from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
 from stratarec.training.explain.explain import for_report
@@ -82,14 +84,15 @@ class Ending:
             from stratarec.reporting.run_page import write_report
 
             notes = () if self.plan is None else self.plan.notes
-            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result, notes, importance)
+            others = beside(self.dataset, *tested(position.evaluations, result))
+            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result, notes, importance, others)
 
         self.mesh.first(write)
         return result
 
     def _outcome(self, path: Path) -> tuple[dict[str, Any], tuple[LogitMap, ...]]:
         """Metrics of the test split; with a correction, of validation too, and both without it; and the correction."""
-        kind = self.recipe.train.calibration
+        kind = self._fitted
         test = self._evaluated("test", path) if self.dataset.samples("test") else None
         if kind == "none":
             return ({} if test is None else {"test": self._figures(test)}), ()
@@ -116,6 +119,12 @@ class Ending:
             return "it was stopped"
         finally:
             network.calibration = None
+
+    @property
+    def _fitted(self) -> Literal["none", "shift", "platt", "isotonic"]:
+        """The kind of correction; a shift alone is done without where nothing is known of validation."""
+        kind = self.recipe.train.fitted
+        return "none" if kind == "shift" and not self.dataset.samples("valid") else kind
 
     def _figures(self, found: Scored) -> dict[str, Any]:
         return figures(measured(self.dataset.schema.label_columns, found))

@@ -25,7 +25,7 @@ from stratarec.planning.towers.interaction import feature_keys, measure
 from stratarec.planning.towers.partitioner import TowerPlan, partition
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.run.open_run import new_plan, open_run, run_steps, temporary_model
+from stratarec.training.run.open_run import new_plan, of_data, open_run, run_steps, temporary_model
 from stratarec.training.steps.step import Stages
 from stratarec.training.torch_settings import build_optimizer, torch_settings
 
@@ -130,7 +130,7 @@ def asked_model(recipe: Recipe, dataset: Dataset, run: str, steps: int, progress
                 )
             yield trained.model
         return
-    bare = replace(recipe, model=replace(recipe.model, towers=None), train=recipe.train.of_run(steps))
+    bare = of_data(replace(recipe, model=replace(recipe.model, towers=None)), dataset, steps)
     with temporary_model(bare, dataset, new_plan(bare, dataset)) as model:
         _probe(bare, dataset, model, steps, progress)
         yield model

@@ -48,7 +48,7 @@ from stratarec.training.preflight import (
     take_up,
 )
 from stratarec.training.run.keeper import Keeper
-from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, with_length
+from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, of_data
 from stratarec.training.run.run_directory import (
     FILES,
     RUN,
@@ -113,7 +113,7 @@ class Trainer:
         remark: str = "",
     ) -> None:
         self._remark = remark
-        recipe = with_length(recipe, dataset)
+        recipe = of_data(recipe, dataset)
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.mesh = mesh or Mesh.alone()
         self.progress: Progress = progress if progress and self.mesh.is_first else SilentProgress()

@@ -13,11 +13,11 @@ import pytest
 
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
-from stratarec.cli.init.leaks import find_leak
 from stratarec.cli.init.numbers import amounts, typed
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.leaks import find_leak
 
 ROWS = 1200
 START = datetime(2023, 11, 1)
@@ -248,6 +248,7 @@ LABEL = np.random.default_rng(8).random(4000) < 0.1
         (np.where(LABEL, 5, 0) + np.arange(4000) % 3, "AUC 1.000 against click alone: tells the label by itself", True),
         (np.argsort(np.argsort(LABEL, kind="stable"), kind="stable"), "AUC 1.000 against click alone", True),
         (np.where(LABEL, "b", np.where(np.arange(4000) % 2, "a", "c")), "AUC 1.000 against click alone", True),
+        ([f"order-{at}" for at in np.argsort(np.argsort(LABEL, kind="stable"))], "AUC 1.000 against click alone", True),
         (np.random.default_rng(9).normal(LABEL * 2.6), "a leak, if it is not known before", False),
         (LABEL & (np.arange(4000) % 4 == 0), "True only where click is 1", True),
         (np.where(LABEL & (np.arange(4000) % 4 == 0), 1, 0), "1 only where click is 1", True),

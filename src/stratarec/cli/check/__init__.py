@@ -1,5 +1,1 @@
-"""What `stratarec check` reads, and says of it."""
-
-from stratarec.cli.check.artefacts import check
-
-__all__ = ["check"]
+"""All that can be checked of something that StrataRec wrote."""

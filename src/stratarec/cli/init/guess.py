@@ -9,12 +9,12 @@ from typing import Literal
 import polars as pl
 
 from stratarec.cli.init.label import find_label, positives
-from stratarec.cli.init.leaks import Leak, find_leak
 from stratarec.cli.init.numbers import amounts
 from stratarec.cli.init.sample import LogSample, growth
 from stratarec.cli.init.times import Times, as_times
 from stratarec.cli.init.words import AMOUNTS, BIRTHS, EARLIER, ITEMS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
 from stratarec.data.column_names import check_name
+from stratarec.data.leaks import Leak, find_leak
 from stratarec.data.schema import LabelRule
 from stratarec.errors import ConfigError, DataError
 

@@ -114,6 +114,11 @@ class Dataset:
             dataset._require(files, fresh=verify == "full")
         return dataset
 
+    @property
+    def suspicions(self) -> list[str]:
+        """Features that seem to know the label, and why, in a line each."""
+        return [f"a leak? {leak.feature}: {leak.text}" for leak in self.about.leaks]
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep the data set from being replaced while it is read.

@@ -25,7 +25,9 @@ from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_s
 FORMAT: Literal[8] = 8
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
-DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, "vocabulary", "carried", *SPLITS))
+BASELINE = "baseline.json"
+"""What `stratarec baseline` adds; of no part of the data set."""
+DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", "carried", *SPLITS))
 ADVICE = "prepare the data again"
 
 _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
@@ -169,6 +171,14 @@ class Carried(Model):
     """The first of this log, and the last of all so far; None where there are none."""
 
 
+class LeakInfo(Model):
+    """A feature that seems to know the label; see `leaks`."""
+
+    feature: str
+    text: str
+    """Why."""
+
+
 class Provenance(Model):
     """How a data set was made."""
 
@@ -182,6 +192,7 @@ class Provenance(Model):
     observed: dict[str, MomentsInfo]
     """Those of this log's training split alone, where the others are of an earlier data set."""
     rows: RowsInfo
+    leaks: tuple[LeakInfo, ...]
 
 
 class DatasetManifest(Model):
@@ -251,6 +262,7 @@ class DatasetManifest(Model):
                 set(self.carried.counts),
                 {name for name, info in self.vocabularies.items() if info.kind == "count"},
             ),
+            "leaks": ((known := set(self.columns.names)).union(leak.feature for leak in self.about.leaks), known),
         }
         for what, (found, names) in expected.items():
             if found != names:

@@ -6,6 +6,7 @@ numbers are the same however often work was interrupted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ import polars as pl
 
 from stratarec.data.dataset.manifest import LabelCount
 from stratarec.data.dedup_groups import Repeats
+from stratarec.data.leaks import Leak, find_leaks, looked_at, sample_rows
 from stratarec.data.prepare.executor import Executor
 from stratarec.data.prepare.partition import Partition
 from stratarec.data.prepare.partitions import EachPartition, Partitions, note_of
@@ -59,6 +61,8 @@ class Counts:
             write_atomic(self._values(number, place, name), counted.write_parquet)
         if self._schema.histories:
             write_atomic(self._events(number), part.events().write_parquet)
+        rows = math.ceil(sample_rows(self._schema) / self._shards)
+        write_atomic(self._sample(number), part.sample(looked_at(self._schema), rows).write_parquet)
         moments = {feature.name: asdict(part.moments(feature.name)) for feature in self._schema.dense}
         labels = [part.labels(split) for split in range(len(SPLITS))]
         repeats = self._repeats(part).to_dict()
@@ -79,6 +83,17 @@ class Counts:
     def _values(self, shard: int, place: int, name: str) -> Path:
         """Where the counts of a vocabulary in one partition lie."""
         return self._folder / f"{shard:05d}-{file_name(name, place)}.parquet"
+
+    def _sample(self, shard: int) -> Path:
+        return self._folder / f"{shard:05d}.sample.parquet"
+
+    def leaks(self) -> list[Leak]:
+        """Features that seem to know a label, in a sample of all training rows."""
+        frames = []
+        for number in range(self._shards):
+            with reading(self._sample(number)):
+                frames.append(read_frame(self._sample(number)))
+        return find_leaks(pl.concat(frames), self._schema)
 
     def values(self, place: int, name: str) -> pl.DataFrame:
         """Values of the vocabulary `name`, the one in that place, and how often they occur."""

@@ -117,6 +117,13 @@ class Partition:
         ordered = clicked.sort(column(schema.user), column(schema.time), column(ROW))
         return last_events(ordered.select(event_columns(schema)), schema)
 
+    def sample(self, names: Sequence[str], rows: int, training: int = 0) -> pl.DataFrame:
+        """Some columns of so many training rows, at random: logs have rhythms."""
+        chosen = np.flatnonzero(self.split == training)
+        if len(chosen) > rows:
+            chosen = np.sort(np.random.default_rng(len(chosen)).choice(chosen, rows, replace=False))
+        return self.frame[chosen].select(names)
+
     def repeats(self) -> Repeats:
         """How features repeat within sessions."""
         return Repeats.measure(self.frame, self._schema, as_before(self.frame, self._schema.session_keys))

@@ -9,6 +9,7 @@ from stratarec.data.dataset.manifest import (
     Carried,
     DatasetManifest,
     LabelCount,
+    LeakInfo,
     MomentsInfo,
     Origin,
     Provenance,
@@ -19,6 +20,7 @@ from stratarec.data.dataset.manifest import (
 )
 from stratarec.data.dataset.writer import write_counts, write_events, write_vocabulary
 from stratarec.data.dedup_groups import Repeats, choose_groups, describe
+from stratarec.data.leaks import Leak
 from stratarec.data.prepare.base_dataset import Base
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.count import Counts
@@ -103,11 +105,16 @@ class Making:
             labels=labels if self._schema.labels else {},
             vocabularies=infos,
             carried=carried,
-            about=self._about(origin, partitions.chunks, (moments, observed), repeats),
+            about=self._about(origin, partitions.chunks, (moments, observed), repeats, counts.leaks()),
         )
 
     def _about(
-        self, origin: Origin, chunks: Sequence[SpilledChunk], moments: Sequence[Mapping[str, Moments]], repeats: Repeats
+        self,
+        origin: Origin,
+        chunks: Sequence[SpilledChunk],
+        moments: Sequence[Mapping[str, Moments]],
+        repeats: Repeats,
+        leaks: Sequence[Leak],
     ) -> Provenance:
         used, observed = ({name: MomentsInfo.of(found) for name, found in each.items()} for each in moments)
         return Provenance(
@@ -118,6 +125,7 @@ class Making:
             repeats=RepeatsInfo.model_validate_json(json.dumps(repeats.to_dict())),
             moments=used,
             observed=observed,
+            leaks=tuple(LeakInfo(feature=leak.feature, text=leak.text) for leak in leaks),
             rows=RowsInfo(
                 kept=self._config.keep_rows,
                 files=tuple(self._source.files) if all(chunk.by_file for chunk in chunks) else (),

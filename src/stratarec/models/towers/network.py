@@ -67,7 +67,7 @@ class TowerNetwork(Network):
         assert plan is not None
         check_plan(plan, schema)
         _check_plain(config, schema)
-        self.width, self.correction, self.calibration = config.vector_width, 0.0, None
+        self.width, self.correction, self.calibration = config.vector_width, (), None
         module = Plain if plan.compression is None else build
         parts = [_part(schema, pooled_keys, features) for features in plan.plan]
         self.towers = nn.ModuleList(Tower(config, plan, part, keys, module) for part, keys in parts)

@@ -1,5 +1,9 @@
 """Fits the correction of a model's logits to a validation split: ``train.calibration``.
 
+*shift*: what is to be added to all logits so that on average they promise as many positives as there are. It follows
+the logarithm of the weight of a class, which is all that a model needs that fits its weighted samples; so it is drawn
+to 0 as if 100 positives said so, and a small split, whose rate is what chance made it, moves little.
+
 *platt*: one line, a x + b, by logistic regression on the logit x (Platt 1999), whose labels are drawn in a little,
 
     t = (P + 1) / (P + 2) of positives and 1 / (N + 2) of negatives, of which there are P and N,
@@ -28,11 +32,13 @@ from numpy.typing import NDArray
 from stratarec.models.calibration import LEAST_GAP, Calibration, LogitMap
 from stratarec.training.evaluation.evaluate import Scored
 
-Kind = Literal["platt", "isotonic"]
+Kind = Literal["shift", "platt", "isotonic"]
 Doubles = NDArray[np.float64]
 
 IDENTITY = LogitMap(knots=(0.0,), values=(0.0,), slopes=(1.0, 1.0))
 _MOST_STEPS, _LEAST_SLOPE = 100, 1e-3
+# Positives that a shift of 0 is worth.
+_DOUBT = 100.0
 # Isotonic regression of this many samples is by cells of logits, which bounds the knots.
 _CELLS_PER_LOGIT = 256
 
@@ -55,7 +61,12 @@ def _fit(kind: Kind, label: NDArray[np.float32], logit: NDArray[np.float32], wei
     truth, score, scale = (column[known].astype(np.float64) for column in (label, logit, weight))
     if not 0 < truth.sum() < len(truth):
         return IDENTITY
-    return (_platt if kind == "platt" else _isotonic)(truth, score, scale / scale.mean())
+    return _FITS[kind](truth, score, scale / scale.mean())
+
+
+def _shift(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
+    _, offset = _newton(score, truth, scale, free=False, doubt=_DOUBT)
+    return LogitMap(knots=(0.0,), values=(offset,), slopes=(1.0, 1.0))
 
 
 def _platt(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
@@ -68,20 +79,23 @@ def _platt(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
     return LogitMap(knots=(0.0,), values=(offset,), slopes=(slope, slope))
 
 
-def _newton(score: Doubles, target: Doubles, scale: Doubles, *, free: bool) -> tuple[float, float]:
-    """Slope and offset of least weighted cross-entropy; the slope is 1 unless it is `free`."""
+def _newton(score: Doubles, target: Doubles, scale: Doubles, *, free: bool, doubt: float = 0.0) -> tuple[float, float]:
+    """Slope and offset of least weighted cross-entropy; the slope is 1 unless it is `free`.
+
+    To that are added `doubt` halves of the squared offset.
+    """
     line = np.array([1.0, 0.0])
     columns = np.stack([score if free else np.zeros_like(score), np.ones_like(score)])
 
     def loss(at: Doubles) -> float:
         logit = at[0] * score + at[1]
-        return float((scale * (np.logaddexp(0, logit) - target * logit)).sum())
+        return float((scale * (np.logaddexp(0, logit) - target * logit)).sum() + doubt / 2 * at[1] ** 2)
 
     least = loss(line)
     for _ in range(_MOST_STEPS):
         probability = 1 / (1 + np.exp(-np.clip(line[0] * score + line[1], -80, 80)))
-        slope = columns @ (scale * (probability - target))
-        bend = (columns * (scale * probability * (1 - probability))) @ columns.T + 1e-9 * np.eye(2)
+        slope = columns @ (scale * (probability - target)) + doubt * line * (0, 1)
+        bend = (columns * (scale * probability * (1 - probability))) @ columns.T + np.diag([1e-9, doubt + 1e-9])
         step, length = np.linalg.solve(bend, slope), 1.0
         while length > 1e-9 and not loss(line - length * step) < least:
             length /= 2
@@ -118,3 +132,6 @@ def _inside(rate: Doubles, mass: Doubles) -> Doubles:
     if rate[-1] == 1:
         found[-1] = max(1 - 0.5 / (mass[-1] + 1), (1 + rate[-2]) / 2)
     return found
+
+
+_FITS = {"shift": _shift, "platt": _platt, "isotonic": _isotonic}

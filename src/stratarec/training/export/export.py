@@ -23,6 +23,8 @@ from stratarec.io.names import file_name
 from stratarec.io.opening import hold_directory, leftover_directories
 from stratarec.io.sealed import describe, own_file
 from stratarec.io.tensors import write_tensors
+from stratarec.models.base import Network, Score
+from stratarec.models.heads import last_biases
 from stratarec.serving.export_manifest import (
     MANIFEST,
     NETWORK,
@@ -95,9 +97,9 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False, onnx: 
 
 def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) -> None:
     collection, weights = trained.model.embeddings, trained.model.network.state_dict()
-    # Who scores by an export need not know that negatives were left out.
-    if trained.model.network.correction:
-        weights["score.out.bias"] = weights["score.out.bias"] + trained.model.network.correction
+    # Who scores by an export need not know that negatives were left out, or classes weighted.
+    for correction, name in zip(trained.model.network.correction, _last_biases(trained.model.network), strict=False):
+        weights[name] = weights[name] + correction if correction else weights[name]
     write_tensors(folder / NETWORK, {key: finite(value, key) for key, value in weights.items()})
     writers = {table.name: TableWriter(trained, table) for table in collection.tables}
     write_tensors(folder / TABLES, {name: each for table in writers.values() for name, each in table.tensors().items()})
@@ -113,6 +115,13 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) ->
     except pydantic.ValidationError as error:
         raise CheckpointError(f"{trained.checkpoint} cannot be exported: {describe(error)}") from error
     manifest.write(folder)
+
+
+def _last_biases(network: Network) -> list[str]:
+    """What the bias of each label's logit is called among the weights."""
+    assert isinstance(network.score, Score)
+    names = {id(weight): name for name, weight in network.named_parameters()}
+    return [names[id(bias)] for bias in last_biases(network.score.out)]
 
 
 def _files(folder: Path) -> dict[str, ExportedFile]:

@@ -64,9 +64,17 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def with_length(recipe: Recipe, dataset: Dataset) -> Recipe:
-    """The recipe as a run of it on this data is written down: schedules that follow its length are told in steps."""
-    return replace(recipe, train=recipe.train.of_run(run_steps(recipe.train, dataset)))
+def of_data(recipe: Recipe, dataset: Dataset, steps: int = 0) -> Recipe:
+    """The recipe as a run of it on this data is written down: what follows from length and classes is in numbers.
+
+    Of a run of so many steps; by default of as many as the recipe asks for.
+    """
+    odds = {
+        label: count.positives / (count.known - count.positives)
+        for label, count in dataset.label_counts("train").items()
+        if 0 < count.positives < count.known
+    }
+    return replace(recipe, train=recipe.train.of_run(steps or run_steps(recipe.train, dataset), odds))
 
 
 def run_steps(train: TrainConfig, dataset: Dataset) -> int:
@@ -130,7 +138,7 @@ def new_model(
     """
     if plan is not None:
         _check_plan(plan, recipe, dataset)
-    collection = None
+    collection, weights = None, recipe.train.class_weights(dataset.schema.label_columns)
     if mesh is not None and mesh.ranks > 1:
         collection = partial(shared_collection, recipe, dataset, plan, workspace, mesh)
     model = build_model(
@@ -139,11 +147,14 @@ def new_model(
         dataset.table_rows(),
         optimizer=recipe.train.embedding,
         seed=recipe.train.seed,
-        click_rates=[count.positives / max(count.known, 1) for count in dataset.label_counts("train").values()],
+        click_rates=[
+            weight * count.positives / max(count.known + (weight - 1) * count.positives, 1)
+            for weight, count in zip(weights, dataset.label_counts("train").values(), strict=True)
+        ],
         tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
         collection=collection,
     )
-    model.network.correction = math.log(recipe.data.split.negatives)
+    model.network.correction = tuple(math.log(recipe.data.split.negatives) - math.log(weight) for weight in weights)
     if mesh is not None and mesh.between is not None:
         return DisaggregatedModel(model, mesh, recipe.distributed, recipe.train.seed)
     return model

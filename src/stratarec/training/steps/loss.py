@@ -1,11 +1,17 @@
 """What training makes smaller: the cross-entropy of samples, weighted, of one label or of several.
 
-    L = sum_t f_t L_t,    L_t = sum_b w_b m_bt l_bt / sum_b w_b m_bt
+    L = sum_t f_t L_t,    L_t = sum_b w_b m_bt c_bt l_bt / sum_b w_b m_bt
 
 over the samples b of a batch, those of all processes together: l is the binary cross-entropy of a label's logit, w the
 sample's weight (1 where samples have none), m 1 where the label is known and else 0, f the label's factor,
-``train.loss_weights``. The unit of weights does not matter, weights that are all 1 give the bits of none, and a label
-that nothing is known of adds nothing. A batch that knows a label of few samples gives each of them more weight.
+``train.loss_weights``, and c the weight of its class, ``train.class_weight`` r,
+
+    c = (1 + r) / 2 of a positive sample, (1 + 1 / r) / 2 of a negative one,
+
+which is 1 on average where r balances the classes. The unit of w does not matter, weights that are all 1 give the bits
+of none, and a label that nothing is known of adds nothing. A batch that knows a label of few samples gives each of them
+more weight. Weights of classes are in no denominator: of a batch with few positives by chance these would count less
+than of others, and the shift that puts scores right afterwards (`models/base.py`) would be another one in each batch.
 
 Of one label L may be of slates instead, ``train.loss``: the mean of a loss over the clicks of slates that have a sample
 without a click, too; clicks weigh w. With scores z, of a click b in slate s
@@ -66,16 +72,21 @@ class Objective:
         Of each label.
     kind : str
         ``log_loss``, or one of `SLATE_LOSSES`.
+    class_weights : sequence of float
+        r of each label, of the log loss; by default 1.
     """
 
-    def __init__(self, factors: Sequence[float] = (1.0,), kind: str = "log_loss") -> None:
+    def __init__(
+        self, factors: Sequence[float] = (1.0,), kind: str = "log_loss", class_weights: Sequence[float] = ()
+    ) -> None:
         self._factors, self._slate_loss = tuple(factors), SLATE_LOSSES.get(kind)
+        self._class_weights = torch.tensor(class_weights) if any(each != 1 for each in class_weights) else None
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
         """L of the batch of one process, a scalar, from its logits ``[B]`` or ``[B, T]``."""
         if len(self._factors) > 1 or self._slate_loss:
             return self.joined(self.sums(logits, batch), self.weights(batch))
-        loss = functional.binary_cross_entropy_with_logits(logits, batch.label, weight=batch.weight)
+        loss = functional.binary_cross_entropy_with_logits(logits, batch.label, weight=self._weighted(batch))
         if batch.weight is not None:
             # torch divides by B, so that equal weights change no bit of the gradient: a sum over the sum of weights
             # gives (p - y) * (1 / B), which is not (p - y) / B.
@@ -89,12 +100,23 @@ class Objective:
             return (_clicks(batch) * self._slate_loss(logits, batch.label, batch.slates)).sum().unsqueeze(0)
         if len(self._factors) == 1:
             loss = functional.binary_cross_entropy_with_logits(
-                logits, batch.label, weight=batch.weight, reduction="sum"
+                logits, batch.label, weight=self._weighted(batch), reduction="sum"
             )  # fmt: skip
             return loss.unsqueeze(0)
         label = batch.label.nan_to_num()
-        losses = functional.binary_cross_entropy_with_logits(logits, label, weight=_scale(batch), reduction="none")
+        losses = functional.binary_cross_entropy_with_logits(
+            logits, label, weight=self._weighted(batch), reduction="none"
+        )
         return losses.sum(0)
+
+    def _weighted(self, batch: Batch) -> Tensor | None:
+        """What each loss is multiplied by, ``[B]`` or ``[B, T]``; None for 1."""
+        weight = batch.weight if len(self._factors) == 1 else _scale(batch)
+        if self._class_weights is None:
+            return weight
+        positive, negative = (1 + self._class_weights) / 2, (1 + 1 / self._class_weights) / 2
+        each = torch.where(batch.label > 0, positive, negative)
+        return each if weight is None else each * weight
 
     def weights(self, batch: Batch) -> list[float]:
         """The denominators of L_t, of this process's samples."""

@@ -106,7 +106,8 @@ class Stages:
     ) -> None:
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
-        self.objective = Objective(config.loss_factors(model.network.labels), config.loss.kind)
+        labels = model.network.labels
+        self.objective = Objective(config.loss_factors(labels), config.loss.kind, config.class_weights(labels))
         self.averaging = Averaging(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor = 1.0

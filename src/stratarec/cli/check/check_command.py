@@ -14,7 +14,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Everything that can be checked of what StrataRec wrote."""
-    from stratarec.cli.check import check as run
+    from stratarec.cli.check.parts import check as run
 
     for line in run(Path(args.path)):
         say(line)

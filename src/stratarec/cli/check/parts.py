@@ -13,7 +13,7 @@ from stratarec.cli.tune.study_record import FILE, STUDY, read_study, run_name
 from stratarec.config.difference import first_difference
 from stratarec.data.column_names import label_names
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.manifest import DATASET, MANIFEST
+from stratarec.data.dataset.manifest import BASELINE, DATASET, MANIFEST
 from stratarec.data.schema import UNKNOWN
 from stratarec.embedding.checkpoint.transfer import saved_files, saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
@@ -26,6 +26,7 @@ from stratarec.serving.export_files import check_files
 from stratarec.serving.export_manifest import MANIFEST as EXPORT
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
+from stratarec.training.baseline.beside import read_baselines
 from stratarec.training.checkpoint import NETWORK, OPTIMIZER, STATE
 from stratarec.training.run import periods
 from stratarec.training.run.periods import DATA, PERIOD
@@ -98,15 +99,18 @@ def _data_set(path: Path, read: set[Path]) -> Iterator[str]:
     with dataset.held():
         yield f"files: {len(dataset.manifest.files())} have the hashes that {MANIFEST} names"
         yield from _content(path, dataset)
+        beside = read_baselines(dataset)
+        if beside is not None:
+            read.add(path / BASELINE)
+            yield f"baseline: {len(beside.methods)} methods, of this data set"
 
 
 def _content(path: Path, dataset: Dataset) -> Iterator[str]:
     for name, info in dataset.vocabularies.items():
         dataset.vocabulary(name)
         rest = len(dataset.carried_counts(name)) if info.kind == "count" else 0
-        yield f"vocabulary {name}: {info.values:,} values, each once" + (
-            f", and {rest:,} without a row" if rest else ""
-        )
+        more = f", and {rest:,} without a row" if rest else ""
+        yield f"vocabulary {name}: {info.values:,} values, each once{more}"
     events = dataset.events()
     if events is not None:
         yield f"events: the last {len(events):,} of users"

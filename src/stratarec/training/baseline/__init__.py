@@ -1,0 +1,1 @@
+"""What other methods make of the same prepared splits."""

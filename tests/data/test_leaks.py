@@ -1,0 +1,119 @@
+"""Features that know the label: named by `prepare`, and by every report of a run on those data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from recipes import log_config, tiny
+from stratarec.cli import main
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.leaks import SAMPLE_ROWS, sample_rows
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.splits import SplitConfig
+from stratarec.errors import DatasetError
+from stratarec.io.sealed import read_object, write_sealed
+
+ROWS = 3000
+KNOWS = {
+    "paid": "filled only where click is 1: known only afterwards?",
+    "dwell": "AUC 1.000 against click alone: tells the label by itself",
+    "row": "AUC 1.000 against click alone: tells the label by itself",
+    "rank": "against click alone: a leak, if it is not known before",
+}
+
+
+def frame() -> pl.DataFrame:
+    """A log sorted by its label, with ids of rows, a duration, what was paid, and an honest item."""
+    draws = np.random.default_rng(1)
+    click = np.sort(draws.random(ROWS) < 0.1).astype(int)
+    return pl.DataFrame(
+        {
+            "click": click,
+            "like": draws.integers(0, 2, ROWS),
+            "item": draws.integers(0, 40, ROWS),
+            "price": draws.normal(size=ROWS),
+            "tags": [list(range(row % 3)) for row in range(ROWS)],
+            "paid": pl.Series(np.where(click & (draws.random(ROWS) < 0.6), 1.5, np.nan)).fill_nan(None),
+            "dwell": click * 10 + draws.random(ROWS),
+            "row": [f"r{row}" for row in range(ROWS)],
+            "rank": draws.normal(click * 2.7),
+        }
+    )
+
+
+def features(*left_out: str) -> dict[str, Any]:
+    dense = [{"name": name} for name in ("price", "paid", "dwell", "rank") if name not in left_out]
+    sparse = [{"name": "item"}, {"name": "tags", "kind": "multi"}, {"name": "row"}]
+    return {"dense": dense, "sparse": [each for each in sparse if each["name"] not in left_out]}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe of a log with leaks, and what its commands print."""
+    root = tmp_path_factory.mktemp("leaks")
+    frame().write_parquet(root / "log.parquet")
+    made = tiny(root, max_steps=5, report=True)
+    schema = {"label": "click", **features()}
+    made["data"]["source"] = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
+    (root / "r.yaml").write_text(yaml.safe_dump(made))
+    return root
+
+
+def test_prepare_and_every_report_names_them(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(home / "run")
+    for command in (
+        ["prepare", str(home / "r.yaml")],
+        ["train", str(home / "r.yaml")],
+        ["evaluate", run],
+        ["evaluate", run, str(home / "log.parquet")],
+    ):
+        assert main([*command, "-q"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.count("a leak? ") == len(KNOWS), command
+        assert all(f"a leak? {name}: " in said and text in said for name, text in KNOWS.items()), command
+    page = (home / "run" / "report.html").read_text()
+    assert page.count("a leak? ") == len(KNOWS)
+    assert main(["check", str(home / "data")]) == 0
+
+
+@pytest.mark.parametrize("shard_samples", [ROWS, 100])
+def test_they_are_looked_for_in_all_parts_of_a_log_and_for_every_label(tmp_path: Path, shard_samples: int) -> None:
+    schema = Schema(
+        labels=("like", "click"),
+        dense=(DenseFeature(name="price"), DenseFeature(name="dwell")),
+        sparse=(SparseFeature(name="item"),),
+    )
+    # The last tenth alone is positive: no part of the log knows both classes.
+    config = log_config(tmp_path, schema, frame(), shard_samples=shard_samples, split=SplitConfig(valid=0.2, test=0.0))
+    assert [leak.feature for leak in prepare(config).about.leaks] == ["dwell"]
+
+
+def test_a_log_without_them_is_not_suspected(tmp_path: Path) -> None:
+    schema = Schema(label="click", dense=(DenseFeature(name="price"),), sparse=(SparseFeature(name="item"),))
+    assert prepare(log_config(tmp_path, schema, frame())).suspicions == []
+
+
+def test_what_is_looked_at_is_bounded(tmp_path: Path) -> None:
+    def of(features: int) -> int:
+        return sample_rows(Schema(sparse=tuple(SparseFeature(name=f"f{each}") for each in range(features))))
+
+    assert of(3) == SAMPLE_ROWS
+    assert 400 * of(400) == 40 * of(40) == 2_000_000
+
+
+def test_a_manifest_that_suspects_what_is_no_feature_is_refused(home: Path, tmp_path: Path) -> None:
+    schema = Schema(label="click", dense=(DenseFeature(name="dwell"),), sparse=(SparseFeature(name="item"),))
+    dataset = prepare(log_config(tmp_path, schema, frame()))
+    content = read_object(dataset.path / "dataset.json", "")
+    content["about"]["leaks"][0]["feature"] = "other"
+    del content["hash"]
+    write_sealed(dataset.path / "dataset.json", content)
+    with pytest.raises(DatasetError, match="leaks of"):
+        Dataset.open(dataset.path)

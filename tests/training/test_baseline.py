@@ -1,0 +1,298 @@
+"""Other methods on the same splits: what they must find, what is said of it, and what is no baseline."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+from sklearn.metrics import roc_auc_score
+
+from recipes import log_config, tiny
+from stratarec.cli import main
+from stratarec.cli.check.parts import check
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.splits import SplitConfig
+from stratarec.errors import ConfigError, DatasetError
+from stratarec.progress import SilentProgress
+from stratarec.training.baseline import fit_methods as fitting
+from stratarec.training.baseline.arrays import Arrays, Bags, read
+from stratarec.training.baseline.beside import Baselines, Method, MethodFigures, beside, read_baselines, write_baselines
+from stratarec.training.baseline.fit_methods import fit_methods
+from stratarec.training.baseline.methods import _FOLDS, _PRIOR, Settings, _one_hot, _Shares, regression
+
+needs_lightgbm = pytest.mark.skipif(
+    importlib.util.find_spec("lightgbm") is None, reason="lightgbm is not installed: pip install 'stratarec[baseline]'"
+)
+ROWS = 6000
+
+
+def log() -> pl.DataFrame:
+    """Clicks by what a value adds, and by whether item and shop are both odd or both even; few items, many shops."""
+    draws = np.random.default_rng(2)
+    item, shop = draws.integers(0, 40, ROWS), draws.integers(0, 400, ROWS)
+    logit = 1.5 * ((item + shop) % 2) + draws.normal(size=40)[item] - 1.5
+    return pl.DataFrame(
+        {
+            "click": (draws.random(ROWS) < 1 / (1 + np.exp(-logit))).astype(int),
+            "like": draws.integers(0, 2, ROWS),
+            "item": item,
+            "parity": shop % 2,
+            "shop": shop,
+            "price": draws.normal(size=ROWS),
+            "tags": [list(range(row % 3)) for row in range(ROWS)],
+            "weight": draws.integers(0, 3, ROWS).astype(float),
+        }
+    )
+
+
+def content(root: Path, **schema: Any) -> dict[str, Any]:
+    made = tiny(root, max_steps=30, report=True, eval_every=0)
+    sparse = [{"name": "item"}, {"name": "parity"}, {"name": "shop"}, {"name": "tags", "kind": "multi"}]
+    given = {"label": "click", "dense": [{"name": "price"}], "sparse": sparse, **schema}
+    made["data"] |= {
+        "source": {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": given},
+        "split": {"valid": 0.2, "test": 0.3},
+    }
+    return made
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a log, a recipe and its prepared data."""
+    root = tmp_path_factory.mktemp("baseline")
+    log().write_parquet(root / "log.parquet")
+    (root / "r.yaml").write_text(yaml.safe_dump(content(root)))
+    assert main(["prepare", "-q", str(root / "r.yaml")]) == 0
+    return root
+
+
+def bags(draws: np.random.Generator, samples: int, most: int) -> Bags:
+    lengths = draws.integers(0, 4, samples)
+    return Bags(draws.integers(0, most, int(lengths.sum())), lengths)
+
+
+def arrays(samples: int = 60) -> Arrays:
+    draws = np.random.default_rng(1)
+    label = draws.integers(0, 2, samples).astype(np.float32)
+    single = Bags(draws.integers(0, 9, samples), np.ones(samples, dtype=np.int64))
+    dense = draws.normal(size=(samples, 2)).astype(np.float32)
+    return Arrays(label, None, dense, {"one": single, "list": bags(draws, samples, 12)})
+
+
+def test_one_hot_columns_are_those_of_a_loop() -> None:
+    made, columns = arrays(), {"one": 9, "list": 7}
+    expected = np.zeros((60, 2 + 9 + 7))
+    expected[:, :2] = made.dense
+    for key, first in (("one", 2), ("list", 11)):
+        place = 0
+        for row, length in enumerate(made.bags[key].lengths):
+            for id_ in made.bags[key].ids[place : place + length]:
+                if id_ < columns[key]:
+                    expected[row, first + id_] += 1 / length
+            place += length
+    np.testing.assert_allclose(_one_hot(made, columns).toarray(), expected)
+
+
+@pytest.mark.parametrize("key", ["one", "list"])
+def test_a_training_sample_is_told_the_share_of_other_folds_alone(key: str) -> None:
+    made = arrays()
+    fold = np.random.default_rng(3).integers(0, _FOLDS, 60)
+    bag, rate = made.bags[key], made.label.mean()
+    rows = np.repeat(np.arange(60), bag.lengths)
+
+    def share(id_: int, others: Callable[[int], bool]) -> float:
+        known = [row for row, each in zip(rows, bag.ids, strict=True) if each == id_ and others(row)]
+        return float((made.label[known].sum() + _PRIOR * rate) / (len(known) + _PRIOR))
+
+    def told(row: int, others: Callable[[int], bool]) -> float:
+        return float(np.mean([share(id_, others) for id_ in bag.ids[rows == row]] or [rate]))
+
+    shares = _Shares(bag, made)
+    training = shares.columns(bag, (fold, made.label))[0]
+    np.testing.assert_allclose(
+        training, [told(row, lambda other, row=row: fold[other] != fold[row]) for row in range(60)]
+    )
+    np.testing.assert_allclose(shares.columns(bag, None)[0], [told(row, lambda other: True) for row in range(60)])
+    unseen = Bags(np.array([10_000, -5]), np.array([1, 1]))
+    np.testing.assert_allclose(shares.columns(unseen, None)[0], [rate, rate], rtol=1e-6)
+
+
+def test_regression_finds_what_values_add_and_heeds_validation(home: Path) -> None:
+    dataset = Dataset.open(home / "data")
+    train, valid = (read(dataset, split, 1 << 30, 0, SilentProgress()) for split in ("train", "valid"))
+    settings = Settings({"item": 104, "parity": 66, "shop": 464, "tags": 67}, 0, 1)
+    settings = settings._replace(
+        rows={each.name: dataset.table_rows()[each.vocabulary] for each in dataset.schema.sparse}
+    )
+    found = regression(train, valid, settings)(valid)
+    frame = log()
+    ceiling = roc_auc_score(frame["click"], frame.select(pl.col("click").mean().over("item")).to_series())
+    assert roc_auc_score(valid.label, found) > ceiling - 0.05
+    # Labels that nothing tells: the strongest penalty, and hardly more than the rate.
+    draws = np.random.default_rng(0)
+    noise = [each._replace(label=draws.integers(0, 2, len(each.label)).astype(np.float32)) for each in (train, valid)]
+    assert np.std(regression(noise[0], noise[1], settings)(noise[1])) < 0.05
+
+
+@needs_lightgbm
+@pytest.mark.slow
+def test_a_baseline_is_told_by_train_evaluate_reports_and_check(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = str(home / "r.yaml"), str(home / "run")
+    assert main(["train", recipe, "-q"]) == 0
+    assert "beside it: not known; `stratarec baseline`" in capsys.readouterr().out
+    assert main(["baseline", recipe, "-q", "train.threads=1"]) == 0
+    said = capsys.readouterr().out
+    dataset = Dataset.open(home / "data")
+    found = read_baselines(dataset)
+    assert found is not None
+    assert found.fitted == dataset.samples("train")
+    line, trees = (method.splits["test"] for method in found.methods)
+    assert line.samples == dataset.samples("test")
+    assert trees.auc > line.auc + 0.02  # the pair of parities is nothing that values add
+    assert f"{run}: test AUC" in said
+    assert main(["evaluate", run, "-q"]) == 0
+    evaluated = capsys.readouterr().out
+    assert main(["train", recipe, "-q", "--overwrite"]) == 0
+    for text in (said, evaluated, capsys.readouterr().out):
+        assert f"beside it: LightGBM AUC {trees.auc:.4f} +- " in text
+        assert f"beside it: logistic regression AUC {line.auc:.4f} +- " in text
+        assert "LightGBM is better than this model, by " in text
+        assert "stratarec tune, by validation alone" in text
+    assert "LightGBM is better than this model" in (home / "run" / "report.html").read_text()
+    assert "baseline: 2 methods, of this data set" in list(check(home / "data"))
+    again = fit_methods(dataset, SilentProgress(), threads=1)
+    assert [method.splits for method in again.methods] == [method.splits for method in found.methods]
+    part = fit_methods(dataset, SilentProgress(), threads=1, most_values=4_000)
+    assert part.fitted <= dataset.samples("train")
+
+
+@needs_lightgbm
+@pytest.mark.slow
+def test_weights_count_and_what_does_not_fit_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log().write_parquet(tmp_path / "log.parquet")
+    made = content(tmp_path, weight="weight")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
+    assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
+    dataset = Dataset.open(tmp_path / "data")
+    monkeypatch.setattr("stratarec.training.baseline.arrays._BATCH", 256)
+    found = fit_methods(dataset, SilentProgress(), threads=1, most_values=6_000)
+    assert 0 < found.fitted < dataset.samples("train") / 2
+    said = beside(dataset, "test", None)
+    assert f"  fitted to {found.fitted:,} of {dataset.samples('train'):,} training samples, drawn at random" in said
+    # Other weights of the same samples: other figures.
+    assert found.methods[0].splits["test"].samples == dataset.samples("test")
+
+
+def kept(dataset: Dataset, of: str = "") -> None:
+    figures = MethodFigures(positives=100, samples=2000, auc=0.7, log_loss=0.2)
+    methods = (Method(name="LightGBM", seconds=1.0, splits={"test": figures}),)
+    fitted = dataset.samples("train")
+    write_baselines(dataset, Baselines(dataset=of or dataset.fingerprint, fitted=fitted, methods=methods))
+
+
+@pytest.fixture
+def dataset(home: Path, tmp_path: Path) -> Dataset:
+    """A data set of one's own, without a baseline."""
+    log().write_parquet(tmp_path / "log.parquet")
+    schema = Schema(label="click", sparse=(SparseFeature(name="item"),))
+    return prepare(log_config(tmp_path, schema, split=SplitConfig(valid=0.2, test=0.2)))
+
+
+@pytest.mark.parametrize(
+    ("auc", "log_loss", "said"),
+    [
+        (0.75, 0.2, ["beside it: LightGBM AUC 0.7000 +- 0.0597, log loss 0.2000, 1.0 s: worse"]),
+        (0.7001, 0.2, ["beside it: LightGBM AUC 0.7000 +- 0.0597, log loss 0.2000, 1.0 s: alike"]),
+        (0.68, 0.2, ["1.0 s: better", "by 0.0200; one AUC of so few samples is known to 0.0597. To try:", "dcnv2"]),
+        (0.60, 0.2, ["1.0 s: better", "LightGBM is better than this model, by 0.1000. To try:", "train.epochs"]),
+        (None, 0.3, ["1.0 s: better", "LightGBM is better than this model, by 0.1000"]),
+    ],
+)
+def test_who_is_better_is_said_plainly(dataset: Dataset, auc: float | None, log_loss: float, said: list[str]) -> None:
+    kept(dataset)
+    told = "\n".join(beside(dataset, "test", {"auc": auc, "log_loss": log_loss}))
+    assert all(each in told for each in said)
+    assert ("To try" in told) == (len(said) > 1)
+    assert all(len(line) <= 100 for line in told.splitlines())
+    assert beside(dataset, "train", {"auc": auc, "log_loss": log_loss}) == []
+
+
+def test_a_baseline_of_other_samples_or_a_damaged_one_is_said_and_ends_nothing(dataset: Dataset) -> None:
+    kept(dataset, of="0" * 32)
+    (told,) = beside(dataset, "test", None)
+    assert "is of other samples than those of the data set; run `stratarec baseline` again" in told
+    with pytest.raises(DatasetError, match="of other samples"):
+        list(check(Path(dataset.path)))
+    (Path(dataset.path) / "baseline.json").write_text("{}")
+    (told,) = beside(dataset, "test", None)
+    assert "format None, expected 1; run `stratarec baseline` again, or remove it" in told
+    with pytest.raises(DatasetError, match="expected 1"):
+        list(check(Path(dataset.path)))
+
+
+def test_it_goes_with_the_data_set(dataset: Dataset, tmp_path: Path) -> None:
+    kept(dataset)
+    assert read_baselines(dataset) is not None
+    schema = Schema(label="click", sparse=(SparseFeature(name="shop"),))
+    again = prepare(log_config(tmp_path, schema, split=SplitConfig(valid=0.2, test=0.2)), overwrite=True)
+    assert read_baselines(again) is None
+    assert beside(again, "test", None)[0].startswith("beside it: not known")
+
+
+ONE = (SparseFeature(name="item"),)
+MISTAKES: dict[str, tuple[Schema, dict[str, float], int, type[Exception], str]] = {
+    "several labels": (
+        Schema(labels=("click", "like"), sparse=ONE), {}, 0, ConfigError, "has several labels, and baseline is of one"
+    ),
+    "no features": (Schema(label="click"), {}, 0, ConfigError, r"has no features: name some in data\.source\.schema"),
+    "no validation": (
+        Schema(label="click", sparse=ONE), {"valid": 0.0}, 0, DatasetError, "has no samples in its valid split, and"
+    ),
+    "one class": (
+        Schema(label="click", sparse=ONE), {}, 40, DatasetError, r"has [\d,]+ samples of one class alone in its"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "split", "first", "error", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_data_that_cannot_be_compared_on_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    schema: Schema,
+    split: dict[str, float],
+    first: int,
+    error: type[Exception],
+    message: str,
+) -> None:
+    monkeypatch.setattr(fitting, "check_installed", lambda: None)
+    frame = log()
+    if first:  # the last ones are validated and tested
+        frame = frame.with_columns(click=(pl.int_range(pl.len()) < first).cast(pl.Int64), time=pl.int_range(pl.len()))
+        schema = replace(schema, time="time")
+        config = log_config(tmp_path, schema, frame, split=SplitConfig(by="time", valid="1000s", test="1000s"))
+    else:
+        config = log_config(tmp_path, schema, frame, split=SplitConfig(**{"valid": 0.2, "test": 0.2, **split}))
+    dataset = prepare(config)
+    with pytest.raises(error, match=message):
+        fit_methods(dataset, SilentProgress())
+    assert not (tmp_path / "data" / "baseline.json").exists()
+
+
+def test_without_its_extra_it_says_what_to_install(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    assert main(["baseline", str(home / "r.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("stratarec: baseline needs lightgbm and scikit-learn, which are not installed (")
+    assert "pip install 'stratarec[baseline]'" in said

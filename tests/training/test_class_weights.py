@@ -1,0 +1,201 @@
+"""Classes that count alike in the loss, and scores that are of the true rate all the same."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from torch import nn
+
+from recipes import agreeing_scores, assert_same_model, interrupt, last, tiny, train
+from stratarec import Scorer
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.errors import ConfigError, Interrupted
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import LossConfig, TrainConfig
+from stratarec.training.evaluation.evaluate import Scored, evaluate_split
+from stratarec.training.evaluation.fit_calibration import fit
+from stratarec.training.export.export import export
+from stratarec.training.predict import predict
+from stratarec.training.run.open_run import open_run
+from stratarec.training.run.run_directory import read_recipe
+from stratarec.training.steps.loss import Objective
+from stratarec.training.trainer import Trainer
+
+ROWS = 30_000
+
+
+def log(root: Path, scale: float = 1.0) -> np.ndarray[Any, Any]:
+    """A log of rare clicks and rarer likes, and the chance of a click in each row."""
+    draws = np.random.default_rng(5)
+    item = draws.integers(0, 20, ROWS)
+    chance = scale * (0.02 + 0.12 * (item % 4 == 0))
+    columns = {"click": draws.random(ROWS) < chance, "like": draws.random(ROWS) < 0.03, "item": item}
+    frame = pl.DataFrame({**columns, "shop": draws.integers(0, 9, ROWS)})
+    frame.with_columns(pl.col("click", "like").cast(pl.Int64)).write_parquet(root / "log.parquet")
+    return chance
+
+
+def recipe(root: Path, labels: list[str] | None = None, data: str = "data", **settings: Any) -> Recipe:
+    named = {"labels": labels} if labels else {"label": "click"}
+    negatives = settings.pop("negatives", 1.0)
+    made = tiny(
+        root,
+        epochs=2,
+        batch_size=128,
+        eval_every=0,
+        embedding={"kind": "rowwise_adagrad", "learning_rate": 0.1},
+        **settings,
+    )  # fmt: skip
+    made["data"] |= {
+        "path": str(root / data),
+        "source": {
+            "kind": "parquet",
+            "paths": [str(root / "log.parquet")],
+            "schema": {**named, "sparse": [{"name": "item"}, {"name": "shop"}]},
+        },
+        "split": {"valid": 0.2, "test": 0.3, "negatives": negatives},
+    }
+    return Recipe.from_dict(made)
+
+
+def batch_of(label: torch.Tensor, weight: torch.Tensor | None) -> Batch:
+    sparse = KeyedJagged(keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=None, batch_size=len(label))
+    return Batch(label=label, dense=torch.zeros(len(label), 0), sparse=sparse, weight=weight)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("labels", [1, 2])
+def test_the_loss_has_the_weight_of_the_class_above_and_not_below(labels: int, weighted: bool) -> None:
+    draws = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, labels, generator=draws, requires_grad=True)
+    label = torch.randint(0, 2, (40, labels), generator=draws).float()
+    weight = torch.rand(40, generator=draws) if weighted else None
+    ratios, scale = (9.0, 0.5)[:labels], torch.ones(40) if weight is None else weight
+    expected = torch.zeros(())
+    for place, ratio in enumerate(ratios):
+        loss = nn.functional.binary_cross_entropy_with_logits(logits[:, place], label[:, place], reduction="none")
+        each = torch.where(label[:, place] == 1, (1 + ratio) / 2, (1 + 1 / ratio) / 2)
+        expected = expected + (each * scale * loss).sum() / scale.sum()
+    objective = Objective((1.0,) * labels, class_weights=ratios)
+    shaped = (logits, label) if labels > 1 else (logits.squeeze(1), label.squeeze(1))
+    torch.testing.assert_close(objective.mean(shaped[0], batch_of(shaped[1], weight)), expected)
+    # Two processes with a part of the batch each.
+    rows = (slice(0, 7), slice(7, 40))
+    parts = [batch_of(shaped[1][part], None if weight is None else weight[part]) for part in rows]
+    weights = [sum(each) for each in zip(*(objective.weights(part) for part in parts), strict=True)]
+    sums = [objective.sums(shaped[0][part], each) for part, each in zip(rows, parts, strict=True)]
+    torch.testing.assert_close(sum(objective.joined(each, weights) for each in sums), expected)
+
+
+def test_balanced_weights_are_one_on_average_and_all_classes_alike_change_no_bit() -> None:
+    label = torch.cat([torch.ones(30), torch.zeros(970)])
+    zeros = torch.zeros(1000)
+    assert Objective(class_weights=(970 / 30,)).mean(zeros, batch_of(label, None)).item() == pytest.approx(math.log(2))
+    logits = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(
+        Objective(class_weights=(1.0,)).mean(logits, batch_of(label, None)),
+        Objective().mean(logits, batch_of(label, None)),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"negatives": 0.5}, {"calibration": "platt"}], ids=str)
+def test_scores_are_of_the_true_rate_everywhere(tmp_path: Path, settings: dict[str, Any]) -> None:
+    chance = log(tmp_path)
+    made = recipe(tmp_path, class_weight="balanced", **settings)
+    dataset = prepare(made.data)
+    result = Trainer(made, dataset).train()
+    counts = dataset.label_counts("train")["click"]
+    weight = (counts.known - counts.positives) / counts.positives
+    assert read_recipe(made.run).train.class_weight == {"click": pytest.approx(weight)}
+    assert result["test"]["auc"] > 0.7
+    # The chances are known; their mean is told by 900 training samples with a click, and 300 of validation.
+    scorer, scores = agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path, program=True, rtol=1e-5)
+    assert scores.mean() == pytest.approx(chance.mean(), rel=0.12)
+    assert len(scorer.manifest.calibration) == 1
+    with open_run(made.run) as trained:
+        trained.model.network.calibration = None
+        metrics, found = evaluate_split(trained.model, dataset, "valid", precision="float32", progress=SilentProgress())
+        # The shift alone comes near, and is what else is fitted goes on from.
+        assert metrics["click"]["calibration"] == pytest.approx(1, abs=0.2)
+    if not settings:
+        assert fit("shift", found)[0].to_dict() == result["calibration"][0]
+
+
+def test_the_shift_of_few_samples_is_small_and_of_many_what_they_say() -> None:
+    draws = np.random.default_rng(0)
+    for samples, least, most in ((2_000, 0.05, 0.35), (400_000, 0.46, 0.52)):
+        logit = draws.normal(-3.5, 1.0, samples).astype(np.float32)
+        label = (draws.random(samples) < 1 / (1 + np.exp(-logit - 0.5))).astype(np.float32)
+        (found,) = fit("shift", Scored(label, logit, np.zeros(0, np.int64), np.zeros(0, np.float32)))
+        assert found.slopes == (1.0, 1.0)
+        assert least < found.values[0] < most
+
+
+def test_every_label_has_its_own_weight_and_exports_say_so(tmp_path: Path) -> None:
+    log(tmp_path)
+    made = recipe(tmp_path, ["click", "like"], max_steps=20, class_weight={"like": 30.0})
+    prepare(made.data)
+    Trainer(made, Dataset.open(made.data.path)).train()
+    with open_run(made.run) as trained:
+        assert trained.model.network.correction == (0.0, -math.log(30.0))
+        export(trained, tmp_path / "export")
+        predict(trained, "test", tmp_path / "scores.parquet", SilentProgress())
+    known = pl.read_parquet(tmp_path / "scores.parquet")
+    scores = Scorer.open(tmp_path / "export").score(pl.read_parquet(tmp_path / "log.parquet"))
+    for place, label in enumerate(("click", "like")):
+        np.testing.assert_allclose(known[f"score_{label}"], scores[known["row"].to_numpy() - 1, place], rtol=1e-5)
+
+
+def test_a_resumed_run_has_its_weights_and_other_data_leave_them(tmp_path: Path) -> None:
+    log(tmp_path)
+    options = {"class_weight": "balanced", "max_steps": 20, "checkpoint": {"every_steps": 5}}
+    whole = recipe(tmp_path, run=str(tmp_path / "whole"), **options)
+    dataset = prepare(whole.data)
+    train(whole)
+    parts = recipe(tmp_path, run=str(tmp_path / "parts"), **options)
+    first = Trainer(parts, dataset)
+    interrupt(first, 8)
+    with pytest.raises(Interrupted):
+        first.train()
+    train(parts, resume=True)
+    assert_same_model(last(whole.run), last(parts.run))
+    log(tmp_path, scale=3.0)
+    other = prepare(recipe(tmp_path, data="other").data)
+    assert other.positives["train"] > 2 * dataset.positives["train"]
+    with open_run(whole.run) as mine, open_run(whole.run, other.path) as theirs:
+        assert mine.model.network.correction == theirs.model.network.correction != (0.0,)
+
+
+MISTAKES: list[tuple[Any, str]] = [
+    ("balance", r"train\.class_weight: input should be 'balanced'"),
+    ({"click": 0}, r"train\.class_weight\.click is 0\.0, expected more than 0"),
+    ({"click": 1e12}, r"train\.class_weight\.click is 1000000000000\.0, expected more than 0 and at most 1e\+09"),
+    ({"buy": 2.0}, r"train\.class_weight\.buy: no such label; there are click"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), MISTAKES, ids=str)
+def test_mistakes_are_named(tmp_path: Path, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        recipe(tmp_path, class_weight=value)
+
+
+def test_losses_of_slates_take_no_weights_of_classes() -> None:
+    with pytest.raises(ConfigError, match=r"train\.class_weight is of the log loss, and train\.loss\.kind is softmax"):
+        TrainConfig(class_weight="balanced", loss=LossConfig(kind="softmax", by="session"))
+
+
+def test_a_recipe_whose_run_forgot_its_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train\.class_weight is balanced, and a run's own recipe has numbers"):
+        TrainConfig(class_weight="balanced").class_weights(["click"])
