@@ -128,7 +128,7 @@ CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], li
                               "Survived Trip": [("False ", " True")[click] for click in CLICKS]}, [],
      {"Ticket Class": "sparse", "Fare Paid": "dense", "Survived Trip": "label"}, ["label: Survived Trip"]),
     ("alone", ",", lambda: {"page": picks(range(90)), "label": CLICKS}, [], {"page": "sparse", "label": "label"},
-     ["interaction: cat"]),
+     ["kind: ensemble"]),
     ("gaps", ",", lambda: {"item": picks(range(40)), "label": ["NA", *CLICKS[1:]]}, ["--label", "label"],
      {"item": "sparse", "label": "label"}, ["on_bad_row: skip  # 1 rows that were looked at lack the label"]),
 ]  # fmt: skip

@@ -122,7 +122,8 @@ class Partition:
         chosen = np.flatnonzero(self.split == training)
         if len(chosen) > rows:
             chosen = np.sort(np.random.default_rng(len(chosen)).choice(chosen, rows, replace=False))
-        return self.frame[chosen].select(names)
+        # Not by `select`, to which a column called * is all of them.
+        return pl.DataFrame([self.frame[name].gather(chosen) for name in names])
 
     def repeats(self) -> Repeats:
         """How features repeat within sessions."""
