@@ -21,9 +21,11 @@ SMALL, LARGE = {"a": 300, "b": 20_000}, {"a": 450, "b": 26_000}
 
 def built(rows: dict[str, int], optimizer: RowOptimizerConfig, tiers: TierConfig | None) -> Any:
     tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=size, embedding_dim=WIDTH, feature_names=(f"f-{name}",))
+        EmbeddingBagConfig(
+            name=name, num_embeddings=size, embedding_dim=WIDTH, feature_names=(f"f-{name}",), initial=SMALL[name]**-0.5
+        )
         for name, size in rows.items()
-    ]
+    ]  # fmt: skip
     return TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3, tiers=tiers)
 
 

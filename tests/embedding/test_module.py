@@ -358,9 +358,9 @@ REFUSED: dict[Any, tuple[str, list[tuple[dict[str, Any], str]]]] = {
             ({"num_embeddings": 0}, "num_embeddings is 0"),
             ({"pooling": "max"}, "pooling is 'max'"),
             ({"feature_names": ()}, "no feature looks it up"),
-            ({"initial": -1e-4}, "initial is -0.0001, expected a finite number above 0"),
-            ({"initial": INFINITE}, "initial is inf, expected a finite number above 0"),
-            ({"initial": NOT_A_NUMBER}, "initial is nan, expected a finite number above 0"),
+            ({"initial": -1e-4}, "initial is -0.0001, expected a finite number of 0 or more"),
+            ({"initial": INFINITE}, "initial is inf, expected a finite number of 0 or more"),
+            ({"initial": NOT_A_NUMBER}, "initial is nan, expected a finite number of 0 or more"),
             (
                 {"num_embeddings": 4, "part": RowPart(first=2, stride=3, rows=11)},
                 "its rows are 2 to 11 of a larger table, expected 0 to 10",

@@ -104,6 +104,14 @@ def test_bins_that_have_no_width_tell_nothing() -> None:
     assert encode(torch.tensor([[-5.0], [1.0], [9.0]])).eq(0).all()
 
 
+def test_the_largest_numbers_have_bins() -> None:
+    encode, most = PiecewiseLinear(1, 2), torch.finfo(torch.float32).max
+    encode.edges.copy_(torch.tensor([[-most, 0.0, most]]))
+    torch.testing.assert_close(
+        encode(torch.tensor([[-most], [0.0], [most]])), torch.tensor([[[0.0, 0]], [[1, 0]], [[1, 1]]])
+    )
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_loss_is_the_mean_of_those_of_members(weighted: bool) -> None:
     logits, label = torch.randn(6, K), torch.tensor([0.0, 1, 1, 0, 0, 1])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from recipes import KILLS, assert_same_model
 from stratarec.cli import main
@@ -33,7 +34,7 @@ from stratarec.serving.scorer import Scorer
 from stratarec.training.continual.drift import auc_drift
 from stratarec.training.raw_logs import FreshLogs, evaluate_logs
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import open_run
+from stratarec.training.run.open_run import new_model, open_run
 from stratarec.training.trainer import Trainer
 
 DAYS = 4
@@ -187,6 +188,23 @@ def test_values_get_a_row_by_the_counts_of_all_periods_and_no_row_moves(home: Pa
     # Some of them are frequent enough in no period alone.
     each = [Counter(frame["user"].to_list()) for frame in frames]
     assert any(max(day[value] for day in each) < 9 for value in known)
+
+
+def test_a_table_that_grew_begins_as_one_that_was_made_so_large_and_keeps_the_bound_of_its_first_rows(
+    home: Path,
+) -> None:
+    first, last = Dataset.open(home / "data"), Dataset.open(periods.of_number(home / "whole", 3) / "data")
+    assert last.first_rows() == first.first_rows() == first.table_rows()
+    models = [new_model(Recipe.from_dict(content(home)), each, None, "none") for each in (first, last)]
+    for name, rows in first.table_rows().items():
+        # `place` is by hash, and does not grow.
+        assert (last.table_rows()[name] > rows) == (name != "place")
+        few, many = (
+            model.embeddings.rows(name, 0, each.table_rows()[name])["weight"]
+            for model, each in zip(models, (first, last), strict=True)
+        )
+        assert torch.equal(few, many[:rows])
+        assert 0.9 * rows**-0.5 < many[rows - 40 :].abs().max() <= rows**-0.5
 
 
 def test_histories_go_on_where_the_last_period_ended(home: Path, tmp_path: Path) -> None:

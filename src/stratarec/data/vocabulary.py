@@ -172,6 +172,8 @@ class Ids(Model):
     inherited: Rows
     """Values, the first ones, that keep the ids of the data set that this one is based on; behind them ids are ranked
     by falling count."""
+    first_rows: Rows
+    """Of the first data set that this one goes on from: by their number all rows of its table begin."""
     tail_buckets: Annotated[Rows, pydantic.Field(ge=1)]
     """Rows before those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
     digest: Hash
@@ -182,6 +184,8 @@ class Ids(Model):
     def _check_ids(self) -> Ids:
         if self.inherited > self.values or (self.kind == "hash" and self.values):
             raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of them of its base")
+        if not self.tail_buckets <= self.first_rows <= self.values + self.tail_buckets:
+            raise ValueError(f"{self.first_rows} first rows of {self.values + self.tail_buckets}")
         if self.tail != TailRule.tail_of(self.kind, self.type, self.tail_buckets):
             raise ValueError("tail is not the rule that StrataRec gives ids by")
         return self
@@ -200,6 +204,8 @@ class Vocabulary:
     kind: VocabularyKind = "count"
     inherited: int = 0
     """How many values, the first ones, have the ids that they have in the base."""
+    first_rows: int = 0
+    """Of the first data set that it goes on from; 0 for its own."""
     rest: pl.DataFrame | None = None
     """Columns `value` and `count` of those that have no row of their own, by falling count; where they are known."""
 
@@ -228,6 +234,7 @@ class Vocabulary:
             counts=np.concatenate([part.astype(np.int64) for part in counts]),
             tail_buckets=limits.tail_buckets,
             inherited=len(known),
+            first_rows=0 if base is None else base.first_rows or base.rows,
             rest=rest,
         )
 
@@ -287,6 +294,7 @@ class Vocabulary:
             type=stored,
             values=len(self.values),
             inherited=self.inherited,
+            first_rows=self.first_rows or self.rows,
             tail_buckets=self.tail_buckets,
             digest=self.digest,
             tail=TailRule.tail_of(self.kind, stored, self.tail_buckets),
@@ -333,6 +341,7 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
         tail_buckets=expected.tail_buckets,
         kind=expected.kind,
         inherited=expected.inherited,
+        first_rows=expected.first_rows,
     )
     if table["value"].slice(0, expected.tail_buckets).null_count != expected.tail_buckets or values.null_count():
         raise ValueError(f"expected {expected.tail_buckets} rows without a value and {expected.values} with one")

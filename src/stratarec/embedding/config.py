@@ -35,9 +35,8 @@ class EmbeddingBagConfig:
     """How the rows of a bag become one; an empty bag gives zeros."""
     sequence_features: tuple[str, ...] = ()
     """Features that look this table up without pooling: one row for each id."""
-    initial: float = 0.01
-    """Initial weights are uniform within plus and minus this, however many rows there are: a table that grows is as
-    one that was made with so many."""
+    initial: float = 0.0
+    """Initial weights are uniform within plus and minus this; 0 for 1 / sqrt(rows of the whole table)."""
     part: RowPart | None = None
     """Where these are some rows of a larger table of the same name, whose initial values and noise they have."""
 
@@ -46,8 +45,8 @@ class EmbeddingBagConfig:
             raise ConfigError(f"table {self.name!r}: num_embeddings is {self.num_embeddings}, expected at least 1")
         if self.embedding_dim < 1:
             raise ConfigError(f"table {self.name!r}: embedding_dim is {self.embedding_dim}, expected at least 1")
-        if not 0 < self.initial < math.inf:
-            raise ConfigError(f"table {self.name!r}: initial is {self.initial}, expected a finite number above 0")
+        if not 0 <= self.initial < math.inf:
+            raise ConfigError(f"table {self.name!r}: initial is {self.initial}, expected a finite number of 0 or more")
         if self.pooling not in ("sum", "mean"):
             raise ConfigError(f"table {self.name!r}: pooling is {self.pooling!r}, expected 'sum' or 'mean'")
         if self.part is not None:
@@ -64,6 +63,12 @@ class EmbeddingBagConfig:
     def numbering(self) -> RowPart:
         """Which rows of which table these are; without a `part` all of their own."""
         return self.part or RowPart(first=0, stride=1, rows=self.num_embeddings)
+
+    @property
+    def bound(self) -> float:
+        """Initial weights are uniform within plus and minus this."""
+        # Of the whole table: its parts begin with the values that it has.
+        return self.initial or float(self.numbering.rows**-0.5)
 
 
 def check_tables(tables: tuple[EmbeddingBagConfig, ...]) -> None:

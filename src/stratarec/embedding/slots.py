@@ -121,7 +121,7 @@ class CpuSlots:
 
     def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
         """Initial weights of all rows of `table` in the slots ``first:last``, a function of `key` and the row."""
-        part, bound = table.numbering, table.initial
+        part, bound = table.numbering, table.bound
         weights = self._rows.weights[first * self.width : last * self.width].reshape(-1, self.width)
         fill_uniform(weights, key=key, first_row=part.first, stride=part.stride, low=-bound, high=bound)
 
@@ -130,7 +130,7 @@ class CpuSlots:
 
         Counted from `first`; differences are those of bits.
         """
-        part, bound = table.numbering, table.initial
+        part, bound = table.numbering, table.bound
         began = np.empty((last - first, self.width), dtype=np.float32)
         begin = part.first + row * part.stride
         fill_uniform(began, key=key, first_row=begin, stride=part.stride, low=-bound, high=bound)

@@ -5,6 +5,7 @@ ones speed. One pass is best, as rows that are seen a second time are learned by
 which end before the network has begun. A network of one pass is left at a rate that does not fall, so it is used with
 the average of its weights over the last third of the steps. `docs/log.md` has the measurements. A value that the recipe
 names is never changed, and changes no other one: with ``train.epochs=20`` a run is the one without it, which goes on.
+Ensembles have rates, decay and members of their own, and pass after pass until validation is worse.
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ class VocabularyInput(Model):
 
     values: Count
     tail_buckets: Count
+    first_rows: Count
     digest: Hash
 
 

@@ -132,7 +132,6 @@ class Trainer:
         self.plan = self._one_plan(plan)
         place = recipe.place if self.mesh.ranks == 1 else f"{recipe.place}-rank-{self.mesh.rank}"
         self.model = new_model(recipe, dataset, self.plan, place, self.mesh)
-        take_quantiles(self.model.network, dataset)
         self.optimizer = build_optimizer(self.config.dense, self.model.network)
         self._identity = identity(recipe, dataset)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
@@ -265,8 +264,10 @@ class Trainer:
             ):
                 if resume and found is None:
                     self.progress.say(f"{self.run} has no checkpoint to go on from; starting from the beginning")
-                if found is None and first is not None:
-                    self._begin(first)
+                if found is None:
+                    take_quantiles(self.model.network, self.dataset)
+                    if first is not None:
+                        self._begin(first)
                 yield found
         finally:
             self.model.embeddings.close()

@@ -166,7 +166,12 @@ class Dataset:
             "sparse": features["sparse"],
             "dense": list(map(self._dense_input, features["dense"])),
             "vocabularies": {
-                name: {"values": info.values, "tail_buckets": info.tail_buckets, "digest": info.digest}
+                name: {
+                    "values": info.values,
+                    "tail_buckets": info.tail_buckets,
+                    "first_rows": info.first_rows,
+                    "digest": info.digest,
+                }
                 for name, info in self.vocabularies.items()
             },
         }
@@ -191,6 +196,10 @@ class Dataset:
     def table_rows(self) -> dict[str, int]:
         """Vocabulary -> rows that its table needs."""
         return {name: info.rows for name, info in self.vocabularies.items()}
+
+    def first_rows(self) -> dict[str, int]:
+        """The same of the first data set that this one goes on from, itself where it has no base."""
+        return {name: info.first_rows for name, info in self.vocabularies.items()}
 
     def vocabulary(self, name: str) -> Vocabulary:
         """The values of a vocabulary and their counts; `DatasetError` where its file is not what was written."""

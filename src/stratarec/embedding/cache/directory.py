@@ -77,7 +77,7 @@ class Directory:
                 [table.numbering.first for table in configs],
                 [table.numbering.stride for table in configs],
             ),
-            bound=np.array([table.initial for table in configs], dtype=np.float32),
+            bound=np.array([table.bound for table in configs], dtype=np.float32),
             hot=kernel.HotSlots.of(hot, slots) if hot.any() else None,
         )
         self.state = kernel.CacheState.empty(self.layout)

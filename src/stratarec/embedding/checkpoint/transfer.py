@@ -116,7 +116,7 @@ def _initial_rows(
             continue
         # All of a chunk, though some are absent: the kernel fills neighbouring rows.
         weights = np.empty((len(rows), group.width), dtype=np.float32)
-        fill_uniform(weights, key=key, first_row=int(rows[0]), low=-table.initial, high=table.initial)
+        fill_uniform(weights, key=key, first_row=int(rows[0]), low=-table.bound, high=table.bound)
         # With clocks, of 0, whatever the codec keeps: these rows missed every step.
         found = FloatRows.allocate(int(absent.sum()), group.width, **{**group.codec.layout.kept, "clock": 1})
         found.weights[:] = weights[absent].reshape(-1)

@@ -30,7 +30,7 @@ from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
 class ResidentTables(TableGroup):
     """Tables whose every row is a slot of its own, in float32.
 
-    Initial weights are a function of (seed, table name, row of the whole table).
+    Initial weights are uniform in +-bound, a function of (seed, table name, row of the whole table).
     """
 
     resident = True

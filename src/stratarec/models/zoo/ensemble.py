@@ -26,8 +26,9 @@ from stratarec.models.regularization import Dropout
 from stratarec.models.runs import Runs
 from stratarec.models.zoo.fields import Terms
 
-# Further out a number says no more: one of a million would decide alone.
+# Of standardised numbers: further out one says no more, as one of a million would decide alone.
 _MOST_DEVIATIONS = 8.0
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,9 @@ class PiecewiseLinear(nn.Module):
 
     def forward(self, dense: Tensor) -> Tensor:
         """``[B, F_dense]`` -> ``[B, F_dense, Q]``."""
-        low, width = self.edges[:, :-1], self.edges.diff(dim=1)
+        # What is as large as float32 allows would have an infinite width.
+        edges, dense = self.edges.clamp(-_LARGEST, _LARGEST), dense.clamp(-_LARGEST, _LARGEST)
+        low, width = edges[:, :-1], edges.diff(dim=1)
         # A bin without width tells nothing.
         scale = torch.where(width > 0, 1 / width.clamp_min(torch.finfo(width.dtype).tiny), 0.0)
         return ((dense.unsqueeze(2) - low) * scale).clamp(0, 1)

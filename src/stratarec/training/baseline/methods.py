@@ -103,8 +103,7 @@ def trees(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
     model = lightgbm.train(chosen, data, _TREES, valid_sets=[seen], callbacks=[stopping])
 
     def predict(samples: Arrays) -> Doubles:
-        found: Doubles = model.predict(table(samples), num_iteration=model.best_iteration)
-        return found
+        return np.asarray(model.predict(table(samples), num_iteration=model.best_iteration))
 
     return predict
 

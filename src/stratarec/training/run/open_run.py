@@ -147,6 +147,7 @@ def new_model(
         recipe.model,
         dataset.schema,
         dataset.table_rows(),
+        dataset.first_rows(),
         optimizer=recipe.train.embedding,
         seed=recipe.train.seed,
         click_rates=[
