@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import TIME, USER
+from stratarec.data.column_names import TIME, USER, column
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.io.atomic import reading
@@ -24,8 +24,8 @@ from stratarec.io.atomic import reading
 def last_events(events: pl.DataFrame, schema: Schema) -> pl.DataFrame:
     """Of positive events, by user and time, those that a later history may hold."""
     kept = [
-        pl.col(feature.of).is_not_null()
-        & (pl.col(feature.of).is_not_null().cum_sum(reverse=True).over(schema.user) <= feature.max_length)
+        column(feature.of).is_not_null()
+        & (column(feature.of).is_not_null().cum_sum(reverse=True).over(column(schema.user)) <= feature.max_length)
         for feature in schema.histories
     ]
     return events.filter(pl.any_horizontal(kept))
@@ -42,8 +42,8 @@ def read_events(path: Path, schema: Schema) -> pl.DataFrame:
         table = pq.read_table(path, use_threads=False)
         if table.column_names != event_columns(schema):
             raise ValueError(f"its columns are {table.column_names}, expected {event_columns(schema)}")
-        for column in table.columns:
-            column.validate(full=True)
+        for stored in table.columns:
+            stored.validate(full=True)
         found = pl.from_arrow(table)
         assert isinstance(found, pl.DataFrame)
         if found[schema.time].dtype != pl.Int64 or found[schema.user].null_count() or found[schema.time].null_count():

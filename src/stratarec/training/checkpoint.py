@@ -328,9 +328,8 @@ def recover(folder: Path) -> None:
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
     """Remove all but the last `keep` checkpoints and those `protected`; one that is being read stays for now."""
-    for path in steps(folder)[:-keep]:
-        if path not in protected:
-            remove(path)
+    for path in set(steps(folder)[:-keep]) - protected:
+        remove(path)
 
 
 def remove(path: Path) -> None:

@@ -221,7 +221,7 @@ class FreshLogs:
         first = min((chunk.frame[schema.time].min() for chunk in chunks if len(chunk.frame)), default=None)  # type: ignore[type-var]
         if first is not None:
             label = pl.lit(None, pl.UInt8).alias(schema.label_column)
-            yield self._carried.filter(pl.col(schema.time) < first).with_columns(label)
+            yield self._carried.filter(self._carried[schema.time] < first).with_columns(label)
 
     def sample(self, file: str, row: int) -> Batch:
         """The features of one row of one of the files, the label NaN where it is not known; `DataError` where there is

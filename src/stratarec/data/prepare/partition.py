@@ -115,7 +115,7 @@ class Partition:
         schema = self._schema
         clicked = self.frame.filter((self.frame[schema.label_column] == 1).fill_null(True))
         ordered = clicked.sort(column(schema.user), column(schema.time), column(ROW))
-        return last_events(ordered.select(event_columns(schema)), schema)
+        return last_events(ordered.select(map(column, event_columns(schema))), schema)
 
     def sample(self, names: Sequence[str], rows: int, training: int = 0) -> pl.DataFrame:
         """Some columns of so many training rows, at random: logs have rhythms."""
