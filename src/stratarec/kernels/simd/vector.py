@@ -18,7 +18,7 @@ from numba.extending import intrinsic, models, register_model
 LANES = 16
 """float32 values in a cache line and in the widest vector register."""
 
-_WIDEST = 256
+_WIDEST = 128
 
 _FLOAT = ir.FloatType()
 _I32 = ir.IntType(32)
