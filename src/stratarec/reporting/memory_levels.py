@@ -70,7 +70,7 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
     tables, memories = plan["tables"], plan["predicted"]["parts"]
     dram = memories.get("dram", {})
     cached = [table for table in tables if table["tier"] != "level0"]
-    slots = sum(table["cache_rows"] + table["hot_head"] + table["hot_tail"] for table in tables)
+    slots = sum(table["cache_rows"] + table["hot_rows"] for table in tables)
     rows = sum(table["rows"] for table in tables)
     words = (
         f"float32, where training reads and changes rows: room for {slots:,} of {rows:,} rows"

@@ -45,7 +45,7 @@ RUN = Kind(
     field="train.run",
     content=(
         RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, FILES, "predictions-*.parquet", "explanation.html",
-        "export",
+        "export", "periods",
     ),
 )  # fmt: skip
 
@@ -117,6 +117,11 @@ class RunDirectory:
     def _found(self, resume: bool) -> Path | None:
         checkpoint.recover(self.checkpoints)
         found = checkpoint.steps(self.checkpoints)
+        if resume and (self.path / "periods").exists():
+            raise CheckpointError(
+                f"{self.path} went on with other periods after it had ended, by `stratarec continue`: give that the "
+                "next file, train another train.run, or pass --overwrite to start anew"
+            )
         if found and not resume:
             raise CheckpointError(
                 f"{self.path} holds a run up to {found[-1].name}: pass --resume to go on, --overwrite to start anew, "
