@@ -38,7 +38,7 @@ class Contender:
     name: str
     exchange: str = "flat"
     wire: str = "fp32"
-    compression: float | None = None
+    compression: float = 1.0
     deduplicate: bool = True
     """Of the flat exchange: distinct rows travel where they are fewer bytes, as the plan of a run chooses."""
     copies: Mapping[str, int] = field(default_factory=dict)

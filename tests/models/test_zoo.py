@@ -267,7 +267,7 @@ def test_towers_without_modules_are_the_model_without_towers() -> None:
     """Gates find their features by name in both."""
     plan = (("place",), ("history", "item"), ("tags",))
     for name in ("deepfm", "finalmlp gated"):
-        towers = replace(CONFIGS[name], towers=TowersConfig(plan=plan, compression=None))
+        towers = replace(CONFIGS[name], towers=TowersConfig(plan=plan, compression=1))
         pair = [build_model(config, schema(), ROWS, seed=2).eval() for config in (towers, CONFIGS[name])]
         torch.testing.assert_close(*(model(batch_of(HISTORIES)) for model in pair))
 

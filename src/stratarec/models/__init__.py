@@ -110,7 +110,7 @@ def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, .
     else:
         network = TowerNetwork(config, schema, pooled_keys, tower_of(config), score)
     assert isinstance(network.score, Score)
-    if config.towers is None or config.towers.compression is None:
+    if config.towers is None or config.towers.plain:
         network.score.take_features((*pooled_keys, *(columns[0] for columns in network.event_columns)))
     network.take_labels(schema.label_columns, config)
     network.take_weighted(schema, config)
