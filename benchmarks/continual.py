@@ -6,7 +6,7 @@ before it is trained on: by the one run that `stratarec continue` takes through 
 prepared and trained anew on all days so far, with schedules over as many steps as one pass takes. Seconds are of the
 processor, of all threads, with preparing and scoring. A third forgets what it counted of values without a row after
 each day (`data.vocabulary.candidates: 0`): what carried counts give is the first's AUC over this one's. All is of one
-user in five.
+user in twenty.
 
 `bytes_ratio` is what a period wrote of tables over the records of the rows that it trained, `slowdown` the processor's
 seconds a sample of the last day over those of the first that is not the first of the process.
@@ -42,10 +42,10 @@ from stratarec.training.torch_settings import torch_settings
 from stratarec.training.trainer import Trainer
 
 DAY_MS = 86_400_000
-DAYS, QUICK_DAYS, SEEDS = 5, 3, 3
-BATCH = 2048
+DAYS, QUICK_DAYS, SEEDS = 4, 3, 3
+BATCH = 1024
 # One user in so many.
-_USERS = 5
+_USERS = 20
 # Of users, in per mille: the validation split, which nothing is chosen by.
 _HELD = 10
 _SPLITS = ("train", "valid", "test")
