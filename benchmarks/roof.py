@@ -134,7 +134,7 @@ class Roof:
         bases, features, size = group.layout.base.tolist(), len(group.features), len(gradient)
         self._batches: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for ids, offsets in batches:
-            places = offsets[:: size][: features + 1].tolist()
+            places = offsets[::size][: features + 1].tolist()
             distinct = [
                 np.unique(ids[first:last].numpy()) + base
                 for base, first, last in zip(bases, places, places[1:], strict=False)
