@@ -144,7 +144,11 @@ def run(quick: bool) -> dict[str, Any]:
     metrics["ratio_fbgemm_busy_min"] = min(row["ratio_fbgemm_busy"] for row in cells)
     return {
         "config": {
-            "sizes": sizes, "cap": cap, "rounds": rounds, "optimizer": "row-wise Adagrad", "ids": "int64",
+            "sizes": sizes,
+            "cap": cap,
+            "rounds": rounds,
+            "optimizer": "row-wise Adagrad",
+            "ids": "int64",
             "seed": random["seed"],
         },
         "metrics": metrics | shapes["metrics"] | random["metrics"],

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interpreted import sized
 from numba import njit
 
-from interpreted import sized
 from stratarec.kernels.update import lists, workspace
 
 U = np.uint64
@@ -22,7 +22,9 @@ def sort(ids: Any, lookups: Any, limit: Any, own: Any) -> Any:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
-@pytest.mark.parametrize(("lookups", "rows"), [(1, 1), (2, 9), (24, 10**6), (25, 2), (64, 10**6), (MANY, 100), (MANY, 10**9)])
+@pytest.mark.parametrize(
+    ("lookups", "rows"), [(1, 1), (2, 9), (24, 10**6), (25, 2), (64, 10**6), (MANY, 100), (MANY, 10**9)]
+)
 def test_lookups_come_by_row_and_then_by_position(lookups: int, rows: int, kind: Any) -> None:
     draws = np.random.default_rng(lookups)
     arrays = workspace.Arrays()

@@ -23,9 +23,9 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.kernels import collate, runs
 from stratarec.models.history import HistoryWindows
 
-
-# With fewer, runs are looked up sample by sample: a step's bookkeeping of runs takes 0.3 to 0.5 ms whatever they spare,
-# and a bag of 16 floats some 25 ns, forward and backward.
+# Ids. With fewer, groups are looked up sample by sample: a step's bookkeeping of runs takes 0.3 to 0.5 ms whatever they
+# spare, and an id of 16 floats 30 ns. Trivago's pooled histories, 4,600 ids spared of a batch of 1,024, trained at 0.83
+# of the speed without groups, and train at 0.98 so.
 _LEAST_SPARED = 12_000
 
 
@@ -57,7 +57,7 @@ class Request:
         own = averaged(batch.sparse, means)
         if not batch.groups:
             return cls(features=own, windows={})
-        few = _spared(batch.groups, sequences) < _LEAST_SPARED
+        few = sum(_spared(group, sequences) for group in batch.groups) < _LEAST_SPARED
         starts, alike = _runs(() if few else batch.groups, batch.size)
         keys, parts, windows = [*batch.sparse.keys], [_bags(batch.sparse)], {}
         shared: list[str] = []
@@ -76,12 +76,13 @@ class Request:
         return cls(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
 
 
-def _spared(groups: Sequence[InverseJagged], sequences: tuple[str, ...]) -> int:
-    """Bags that are not pooled where each distinct one is pooled once."""
-    return sum(
-        (group.batch_size - group.unique.batch_size) * sum(key not in sequences for key in group.keys)
-        for group in groups
-    )
+def _spared(group: InverseJagged, sequences: tuple[str, ...]) -> float:
+    """Ids that are not pooled where each distinct value is pooled once; all features of a group count, or none."""
+    unique = group.unique
+    if all(key in sequences for key in group.keys):
+        return 0.0
+    ids = int(unique.length.sum()) if isinstance(unique, JaggedWindows) else unique.values.numel()
+    return ids * (group.factor - 1)
 
 
 def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> collate.FeatureBags:
