@@ -115,13 +115,13 @@ class Arrays:
             else np.empty((threads, size), kind)
             for name, (size, kind) in shapes(lookups, width).items()
         }
-        made = MemberScratch(**arrays)
+        made = MemberScratch(**arrays, squares=arrays["keys"].view(np.float64))
         made.dense.fill(NOTHING)
         made.touched.fill(0)
         self._made[np.dtype(np.int64)] = made
         self._threads, self._lookups, self._width = threads, lookups, width
         self._capacity = made.order.shape[1]
-        self.nbytes = sum(array.nbytes for array in made)
+        self.nbytes = sum(array.nbytes for array in arrays.values())
 
 
 class Kept:
