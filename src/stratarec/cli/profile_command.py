@@ -103,8 +103,8 @@ def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, b
 
 COMMAND = Subcommand(
     name="profile",
-    text="Measure how values repeat inside sessions and batches, and what deduplication saves; how rows are used again, "
-    "and what caches of each size would find; and which rows are hot.",
+    text="Measure how values repeat inside sessions and batches, and what deduplication saves; how rows are used "
+    "again, and what caches of each size would find; and which rows are hot.",
     example="stratarec profile data/globo --batch-size 4096 --hot 64MiB",
     options=_options,
     run=profile,
