@@ -165,7 +165,7 @@ def test_a_page_fits_windows_of_any_width(pages: dict[str, Path], tmp_path: Path
         assert float(look["padding"].removesuffix("px")) > 5
         assert look["numbers"] == "right"
         assert all(left >= 0 and right <= look["width"] for left, right, _, _ in look["blocks"])
-        assert len(look["figures"]) == {"run": 3, "explain": 1, "plan": 1, "towers": 1}.get(name, 0)
+        assert len(look["figures"]) == {"run": 3, "explain": 1, "plan": 1, "towers": 1, "profile": 3}.get(name, 0)
         assert all(width > 250 and height > 80 for _, _, width, height in look["figures"])
         least = 5 if name == "towers" else 7  # two sides of a matrix have the names of all features
         assert all(least < size < 18 for size in look["letters"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
 from stratarec.config.units import readable
 from stratarec.hot.calibrator import without_skew
 from stratarec.hot.profile import HotProfile, Point
@@ -24,8 +26,8 @@ REUSE_LEGEND = (
     "between: other rows used between two uses of a row, median; then what caches of 1 % or 10 % of the rows find, by "
     "policy"
 )
-# Pictures of the largest tables: the others are in the table.
-_PICTURES = 6
+# Pictures of the largest tables, and of none that any cache holds: the others are in the table.
+_PICTURES, _LEAST_ROWS = 6, 64
 
 
 def reuse_table(found: Sequence[TableReuse]) -> ShownTable:
@@ -51,15 +53,18 @@ def print_reuse(found: Sequence[TableReuse]) -> None:
 
 def reuse_charts(found: Sequence[TableReuse]) -> list[Chart]:
     """Hit rates of each policy over the size of a cache."""
-    return [_reuse_chart(each) for each in found[:_PICTURES] if len(each.sizes) > 1]
+    return [_reuse_chart(each) for each in found[:_PICTURES] if each.rows >= _LEAST_ROWS]
 
 
 def _reuse_chart(found: TableReuse) -> Chart:
-    figure, axes = new_axes(3.4, 2.2)
+    figure, axes = new_axes(3.6, 2.3)
     colors = dict(zip(POLICIES, ((ACCENT, "accent"), (SECOND, "second"), (MUTED, "muted")), strict=True))
     for policy, (color, _) in colors.items():
         axes.plot(found.sizes, 100 * found.hits[policy], color=color, linewidth=1.5)
     axes.set(xscale="log", xlabel="rows of the cache", ylabel="hits, %", ylim=(0, 100))
+    axes.xaxis.set_major_locator(LogLocator(numticks=4))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(color=LINE)
     return Chart(
         title=found.table,
@@ -117,7 +122,7 @@ def hot_tables(profile: HotProfile) -> list[ShownTable]:
 def hot_curve(points: Sequence[Point]) -> Chart:
     """Shares of accesses and of inputs over the share of bytes."""
     bytes_share = [100 * point.row_share for point in points]
-    figure, axes = new_axes(7.2, 2.8)
+    figure, axes = new_axes(5.5, 2.6)
     curves = (
         (MUTED, [point.accesses for point in points]),
         (ACCENT, [point.inputs.share for point in points]),

@@ -220,7 +220,7 @@ def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     yield "  top_mlp: [128, 64]"
     if len(list(_sparse(guesses))) + bool(guesses.of("dense")) < 2:
         yield "  interaction: cat  # one vector makes no pairs"
-    yield "# train: left out; batch_size, epochs, rates and early_stopping are chosen by the kind and the number of samples"
+    yield "# train: left out, as batch_size, epochs, rates and early_stopping follow from the kind and the samples"
     if not fitting:
         yield "memory:"
         yield f"  dram: {readable(budget).replace(' ', '')}  # a quarter of this machine's; other rows rest on disk"
