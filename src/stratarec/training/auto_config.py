@@ -44,7 +44,7 @@ def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int
     if kind == "ensemble":
         return _of_ensemble(samples, validated, batch_size)
     batch = batch_size or _power_of_two(_BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH, _SMALLEST, _LARGEST)
-    several = validated and samples < _FEW
+    several, suits = validated and samples < _FEW, score_of(kind).config.suits
     steps = max(samples // batch, 1) * (_EPOCHS if several else 1)
     return {
         "train.batch_size": batch,
@@ -52,7 +52,7 @@ def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int
         "train.eval_every": 0 if several else max(samples // (batch * _EVALUATIONS), 1),
         "train.early_stopping.patience": 2 if validated else 0,
         "train.average.decay": round(min(max(1 - _MEMORIES / steps, 0.0), _MOST_DECAY), 4),
-        **score_of(kind).config.suits,
+        **{field: value for field, value in suits.items() if validated or field != "train.epochs"},
     }
 
 

@@ -19,6 +19,8 @@ from stratarec.models.runs import Runs
 FIRST_ORDER = {"train.embedding.kind": "adagrad"}
 """What suits rows with a first-order weight: its gradients are many times those of the vector before it, and a rate
 that all weights of a row share would be one for it alone."""
+SHALLOW = {"train.epochs": 5}
+"""What suits a model without a network: it does not learn rows by heart in its second pass, and validation ends it."""
 MULTIPLIED = 0.05
 """First weights of rows, at most, whose products are added up as they are: those of 40 fields are then within 0.1 of a
 logit. From 1 / sqrt(rows), of small tables up to 1, they are many logits that steps must unlearn first."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.runs import Runs
-from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, Fields, Parts, Terms
+from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, SHALLOW, Fields, Parts, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class FMConfig(VectorsConfig):
 
     kind: Literal["fm"] = "fm"
     first_order: ClassVar[bool] = True
-    suits: ClassVar = {**FIRST_ORDER, "train.dense.learning_rate": 0.01}
+    suits: ClassVar = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
     """There is no network: what is not in tables are the vectors of numbers."""
     initial_rows: float = MULTIPLIED
 
