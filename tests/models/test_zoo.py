@@ -39,7 +39,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "wide_deep": WideDeepConfig(embedding_dim=D, deep_mlp=(6, 5)),
     "deepfm": DeepFMConfig(embedding_dim=D, deep_mlp=(6, 5)),
     "xdeepfm": XDeepFMConfig(embedding_dim=D, cin_layers=(3, 2), deep_mlp=(6,)),
-    "autoint": AutoIntConfig(embedding_dim=D, attention_layers=2, attention_dim=6, attention_heads=2),
+    "autoint": AutoIntConfig(embedding_dim=D, attention_layers=2, attention_dim=6, attention_heads=2, deep_mlp=()),
     "autoint+": AutoIntConfig(embedding_dim=D, attention_dim=6, scaled=True, layer_norm=True, deep_mlp=(6, 5)),
     "masknet": MaskNetConfig(embedding_dim=D, blocks=2, block_width=6, deep_mlp=(5,)),
     "masknet serial": MaskNetConfig(embedding_dim=D, structure="serial", blocks=2, block_width=6, field_norm=False),
@@ -281,7 +281,7 @@ def test_towers_without_modules_are_the_model_without_towers() -> None:
     """Gates find their features by name in both."""
     plan = (("place",), ("history", "item"), ("tags",))
     for name in ("deepfm", "finalmlp gated"):
-        towers = replace(CONFIGS[name], towers=TowersConfig(plan=plan, compression=None))
+        towers = replace(CONFIGS[name], towers=TowersConfig(plan=plan, compression=1))
         pair = [build_model(config, schema(), ROWS, seed=2).eval() for config in (towers, CONFIGS[name])]
         torch.testing.assert_close(*(model(batch_of(HISTORIES)) for model in pair))
 

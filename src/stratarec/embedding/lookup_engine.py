@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.handle import Handle, InFlight
 from stratarec.embedding.health import Health
@@ -139,21 +138,17 @@ class LookupEngine(ABC, Generic[Held]):
 
     @abstractmethod
     def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
-        optimizer: RowOptimizerConfig,
+        self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
         """Begin new training with the rows and optimizer state of other tables, by whatever tiers, caches and codecs.
 
-        Steps and schedules are counted from 0; the state of row-wise Adam knows how many steps it is of.
+        Rows that the others never trained keep their initial values. Steps and schedules are counted from 0; the state
+        of row-wise Adam knows how many steps it is of.
 
         Parameters
         ----------
         directory, manifest
             As for `load`.
-        moved : mapping of str to Renumbering
-            Where the rows of each table are now; those that none of them becomes keep their initial values.
-        seed : int
-            Of the other tables, whose rows that were never looked up are functions of it.
         optimizer : RowOptimizerConfig
             Of the other tables, by which rows take the steps that they missed.
 

@@ -191,8 +191,7 @@ def _tables(dataset: Dataset, parts: Sequence[RowRange], hot: Counts) -> tuple[H
                 name=name,
                 rows=rows,
                 row_bytes=own[0][0].row_bytes,
-                head=sum(taken for part, taken in own if not part.whole),
-                tail=sum(taken for part, taken in own if part.whole),
+                hot=sum(taken for _, taken in own),
                 accesses=accesses / total if total else 0.0,
             )
         )

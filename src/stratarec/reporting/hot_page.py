@@ -13,7 +13,7 @@ from stratarec.hot.reuse import POLICIES, TableReuse
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes
 from stratarec.reporting.terminal_tables import make_console, print_table
 
-_TABLE_HEADS = ("table", "rows", "hot", "of them tail", "hot bytes", "accesses")
+_TABLE_HEADS = ("table", "rows", "hot", "hot bytes", "accesses")
 _POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")
 
 
@@ -104,7 +104,7 @@ def hot_tables(profile: HotProfile) -> list[ShownTable]:
     """Hot rows of each table, and what other budgets are worth."""
     rows = [
         (
-            table.name, f"{table.rows:,}", f"{table.hot:,}", f"{table.tail:,}", readable(table.hot * table.row_bytes),
+            table.name, f"{table.rows:,}", f"{table.hot:,}", readable(table.hot * table.row_bytes),
             f"{table.accesses:.1%}",
         )
         for table in profile.tables

@@ -138,8 +138,7 @@ def _line(table: Content) -> tuple[str, ...]:
 
 
 def _hot(table: Content) -> str:
-    hot = table["hot_head"] + table["hot_tail"]
-    return f" + {hot:,} hot" if hot else ""
+    return f" + {table['hot_rows']:,} hot" if table["hot_rows"] else ""
 
 
 def _fold(tables: Sequence[Content]) -> tuple[str, ...]:

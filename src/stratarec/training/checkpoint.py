@@ -29,7 +29,6 @@ from torch import Tensor
 
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.checkpoint.tables_manifest import TablesManifest
-from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_file import verify_file
 from stratarec.errors import CheckpointError, StorageError
@@ -47,7 +46,7 @@ from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
 from stratarec.models.metrics import WATCHED
 
-FORMAT: Literal[7] = 7
+FORMAT: Literal[8] = 8
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
@@ -74,6 +73,7 @@ class VocabularyInput(Model):
 
     values: Count
     tail_buckets: Count
+    first_rows: Count
     digest: Hash
 
 
@@ -140,7 +140,7 @@ class PositionState(Model):
 class TrainingState(Model):
     """All of ``state.json`` but its seal."""
 
-    format: Literal[7]
+    format: Literal[8]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest
@@ -242,11 +242,11 @@ class Checkpoint:
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
-    def begin(self, model: CTRModel, moved: Mapping[str, Renumbering], seed: int, rows: RowOptimizerConfig) -> None:
+    def begin(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
         """Give network and tables to a `model` that begins with them; see `LookupEngine.begin_with`."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
-        model.embeddings.engine.begin_with(self.path / "tables", self.state["tables"], moved, seed, rows)
+        model.embeddings.engine.begin_with(self.path / "tables", self.state["tables"], rows)
 
 
 def load(path: Path) -> Checkpoint:
@@ -328,12 +328,12 @@ def recover(folder: Path) -> None:
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
     """Remove all but the last `keep` checkpoints and those `protected`; one that is being read stays for now."""
-    for path in steps(folder)[:-keep]:
-        if path not in protected:
-            _remove(path)
+    for path in set(steps(folder)[:-keep]) - protected:
+        remove(path)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a checkpoint unless somebody reads it."""
     with suppress(OSError), open_regular(path / STATE) as file:
         if lock(file):
             # Gone at once: half of it would still look like a checkpoint.

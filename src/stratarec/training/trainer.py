@@ -169,7 +169,7 @@ class Trainer:
         return None if content is None else Plan.from_dict(content)
 
     def _new_loader(self, share: BatchShare) -> Loader:
-        config = _loader_config(self.config, self._slates.by if self._slates else None)
+        config = loader_config(self.config, self._slates.by if self._slates else None)
         if share.ranks > 1 or not self.recipe.hot.apart:
             return Loader(self.dataset, "train", config, share)
         return hot_loader(
@@ -388,7 +388,8 @@ class Trainer:
         return result
 
 
-def _loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
+def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
+    """How the samples of an epoch are dealt to batches."""
     return LoaderConfig(
         batch_size=config.batch_size,
         seed=config.seed,

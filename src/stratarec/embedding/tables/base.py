@@ -246,6 +246,11 @@ class TableGroup(ABC):
     def fits(self, manifest: Mapping[str, Any]) -> bool:
         """Whether a checkpoint has its rows laid out as these tables have."""
 
+    @property
+    def grows(self) -> bool:
+        """Whether `restore` takes a checkpoint of tables that had fewer rows."""
+        return False
+
     # The rest
 
     @abstractmethod

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from stratarec.kernels.reuse import cpu
 
 Ints = NDArray[np.int64]
-# Behind a table's values lie rows that many rare values share, which are frequent themselves.
-_LAST = 1 << 10
 
 
 class ReuseTrace:
@@ -40,14 +38,12 @@ class ReuseTrace:
 
     def __init__(self, rows: int, followed: int, sizes: Ints, counted: Ints, ahead: int) -> None:
         self.sizes, self.counted, self._ahead, self._batch = sizes, counted, ahead, 0
-        last = min(_LAST, followed // 4)
         # Half of the room for those that are followed one by one, the rest for those that stand for others.
-        head = rows if rows <= followed else (followed - last) // 2
-        tail = rows if rows <= followed else rows - last
-        stride = max(-(-(tail - head) // max(followed - last - head, 1)), 1)
-        kept = -(-(tail - head) // stride)
-        self._sample = cpu.Sample(rows, head, tail, stride, kept)
-        count = head + kept + rows - tail
+        head = rows if rows <= followed else followed // 2
+        stride = max(-(-(rows - head) // max(followed - head, 1)), 1)
+        kept = -(-(rows - head) // stride)
+        self._sample = cpu.Sample(rows, head, stride)
+        count = head + kept
         self._uses = cpu.Uses(np.zeros(count, np.int32), np.full(count, -1, np.int64), *np.zeros((4, count), np.int64))
         moments = 2 * count + 1
         self._moments = cpu.Moments(np.zeros(moments + 1, np.int64), np.zeros(moments, np.int32), np.zeros(2, np.int64))
@@ -97,7 +93,7 @@ class ReuseTrace:
     def weights(self) -> Ints:
         """``[K]`` rows that each followed one stands for."""
         weights = np.ones(len(self._fresh), np.int64)
-        weights[self._sample.head : self._sample.head + self._sample.kept] = self._sample.stride
+        weights[self._sample.head :] = self._sample.stride
         return weights
 
     @property

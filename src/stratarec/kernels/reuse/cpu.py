@@ -20,14 +20,11 @@ WAYS = 32
 
 
 class Sample(NamedTuple):
-    """Which rows of a table are followed: the first `head`, all from `tail` on, and one of each `stride` between."""
+    """Which rows of a table are followed: the first `head`, and of the others one of each `stride`."""
 
     rows: int
     head: int
-    tail: int
     stride: int
-    kept: int
-    """Of those between."""
 
 
 class Uses(NamedTuple):
@@ -78,12 +75,10 @@ def place_of(sample, row):
     """Among the K, or -1."""
     if row < sample.head:
         return row
-    if row >= sample.tail:
-        return sample.head + sample.kept + row - sample.tail
     block = (row - sample.head) // sample.stride
     # Neighbours in rank are used about alike: one of them, at a place of chance, stands for all.
     chosen = np.int64(mix(np.uint64(block) + GOLDEN) % np.uint64(sample.stride))
-    if block < sample.kept and row - sample.head - block * sample.stride == chosen:
+    if row - sample.head - block * sample.stride == chosen:
         return sample.head + block
     return np.int64(-1)
 
@@ -91,7 +86,7 @@ def place_of(sample, row):
 @njit(nogil=True, cache=True, inline="always")
 def weight_of(sample, place):
     """Rows that a followed one stands for."""
-    return sample.stride if sample.head <= place < sample.head + sample.kept else 1
+    return sample.stride if place >= sample.head else 1
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -29,7 +29,6 @@ from stratarec.kernels.update.lists import (
     Given,
     MemberScratch,
     batch_of,
-    group,
     is_simple,
     list_table,
     sort_by_row,
@@ -129,11 +128,9 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
     literally(lanes)
     begin = U(0)
     for u in range(distinct):
-        # In order of first lookup. In ascending order a row would take 12 instead of 17 ns (D = 16), 30 instead of 42
-        # (64), but sorting lookups by row must then cost little more than the 11 ns of grouping.
         ahead = origin + U(own.row_of[min(u + ahead_of(D) // U(2), distinct - U(1))])
         prefetch_state(step.rule.kind, slots, ahead, D)
-        end = U(own.count_of[u])
+        end = U(own.end_of[u])
         for i in range(begin, end):
             prefetch_gradient(U(own.order[min(i + ahead_of(D), lookups - U(1))]), D, sources)
         sum_row(lanes, (begin, end), D, own, sources)
@@ -145,8 +142,8 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
 def own_part(work, m):
     """A member's row of every array of the workspace."""
     return MemberScratch(
-        work.index_of[m], work.slot_of[m], work.listed[m], work.source_of[m], work.scale_of[m], work.order[m],
-        work.row_of[m], work.count_of[m], work.row_sum[m], work.dense[m], work.touched[m],
+        work.listed[m], work.source_of[m], work.scale_of[m], work.keys[m], work.counters[m], work.order[m],
+        work.row_of[m], work.end_of[m], work.row_sum[m], work.dense[m], work.touched[m],
     )  # fmt: skip
 
 
@@ -181,8 +178,7 @@ def update_tables(member, lanes, whole, tasks, width, slots, batch, gradients, w
             sum_dense(lanes, ids, lookups, D, own, sources)
             apply_dense(lanes, limit, origin, D, slots, own, step)
             continue
-        distinct = group(ids, lookups, limit, own)
-        sort_by_row(lookups, distinct, own)
+        distinct = sort_by_row(ids, lookups, limit, own)
         apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
 
 
@@ -192,7 +188,7 @@ def norm_sorted(lanes, distinct, D, own, sources):
     literally(lanes)
     found, begin = np.float64(0.0), U(0)
     for u in range(distinct):
-        end = U(own.count_of[u])
+        end = U(own.end_of[u])
         sum_row(lanes, (begin, end), D, own, sources)
         begin = end
         for block in range(U(0), D, U(lanes)):
@@ -221,8 +217,7 @@ def norm_tables(member, lanes, whole, counter, width, batch, gradients, work, ou
             False, scaled, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
             gradients.pooled, gradients.rows,
         )  # fmt: skip
-        distinct = group(own.listed, lookups, features.rows[f], own)
-        sort_by_row(lookups, distinct, own)
+        distinct = sort_by_row(own.listed, lookups, features.rows[f], own)
         out[table] = norm_sorted(lanes, distinct, D, own, sources)
 
 

@@ -47,7 +47,7 @@ RUN = Kind(
     field="train.run",
     content=(
         RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, TRACE, FILES, "predictions-*.parquet",
-        "explanation.html", "export",
+        "explanation.html", "export", "periods",
     ),
 )  # fmt: skip
 
@@ -119,6 +119,11 @@ class RunDirectory:
     def _found(self, resume: bool) -> Path | None:
         checkpoint.recover(self.checkpoints)
         found = checkpoint.steps(self.checkpoints)
+        if resume and (self.path / "periods").exists():
+            raise CheckpointError(
+                f"{self.path} went on with other periods after it had ended, by `stratarec continue`: give that the "
+                "next file, train another train.run, or pass --overwrite to start anew"
+            )
         if found and not resume:
             raise CheckpointError(
                 f"{self.path} holds a run up to {found[-1].name}: pass --resume to go on, --overwrite to start anew, "

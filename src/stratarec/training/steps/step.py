@@ -111,6 +111,8 @@ class Stages:
         self.averaging = Averaging(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor = 1.0
+        self.earlier = 0
+        """Steps that were trained before these, which schedules do not count: draws and averages go on from them."""
         self._holding = _holding(model) if config.clip_rows else None
 
     @property
@@ -150,7 +152,7 @@ class Stages:
 
     def draw(self, step: int, rank: int = 0) -> None:
         """Make the random numbers of the network those of a step, of the samples of one rank."""
-        seed_dropout(self._dropouts, self._config.seed, step, rank)
+        seed_dropout(self._dropouts, self._config.seed, self.earlier + step, rank)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The loss of a batch, a scalar."""
@@ -177,7 +179,7 @@ class Stages:
         for group in groups:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
         self.optimizer.step()
-        self.averaging.update(step)
+        self.averaging.update(self.earlier + step)
 
     def _clip(self, weights: Sequence[nn.Parameter], limit: float) -> None:
         """Scale gradients of the network, and of rows that are held, down to one norm of `limit`."""
