@@ -343,9 +343,8 @@ class Trainer:
 
     def _loop(self, curves: Curves, watch: Watch) -> Loop:
         validation = Validation(
-            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress,
+            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress, watch=watch,
             check=self.cadence.check, mesh=self.mesh, averaging=self.stages.averaging, evaluated=self._pace,
-            watch=watch,
         )  # fmt: skip
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position,

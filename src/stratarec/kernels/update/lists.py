@@ -12,7 +12,6 @@ from stratarec.kernels.bags.cpu import Bags, Features, share
 from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.prefetch import U
 
-
 DIGIT_BITS = 11
 """Of a radix sort's digit at most: as many lines as it has values are written at once."""
 
