@@ -167,7 +167,7 @@ def test_a_page_fits_windows_of_any_width(pages: dict[str, Path], tmp_path: Path
         assert look["numbers"] == "right"
         assert all(left >= 0 and right <= look["width"] for left, right, _, _ in look["blocks"])
         assert look["folded"] == ("block" if look["width"] <= 640 else "table-cell")
-        assert len(look["figures"]) == {"run": 5, "explain": 1, "towers": 1}.get(name, 0)
+        assert len(look["figures"]) == {"run": 5, "explain": 1, "towers": 1, "profile": 3}.get(name, 0)
         assert all(width > 250 and height > 80 for _, _, width, height in look["figures"])
         least = 5 if name == "towers" else 7  # two sides of a matrix have the names of all features
         assert all(least < size < 18 for size in look["letters"])

@@ -1,13 +1,15 @@
-"""The duplication of a data set as a table on the terminal and as one HTML file."""
+"""What `profile` found as one HTML file, and the duplication of a data set as a table on the terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from stratarec.data.duplication import Duplication, Profile
-from stratarec.hot.profile import HotProfile
+from stratarec.hot.profile import HotProfile, Point
+from stratarec.hot.reuse import TableReuse
 from stratarec.io.names import visible
-from stratarec.reporting.hot_page import about_hot, hot_curve, hot_tables
+from stratarec.reporting.hot_page import REUSE_LEGEND, about_hot, hot_curve, hot_tables, reuse_charts, reuse_table
 from stratarec.reporting.html import write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -47,19 +49,24 @@ def print_profile(profile: Profile) -> None:
     console.print(about(profile))
 
 
-def write_profile(path: Path, profile: Profile, hot: HotProfile | None = None) -> None:
-    """Write the HTML report; with hot rows, where there is a profile of them."""
+def write_profile(
+    path: Path, profile: Profile, reuse: Sequence[TableReuse], points: Sequence[Point], hot: HotProfile | None = None
+) -> None:
+    """Write the HTML report: duplication, how rows are used again, what budgets of hot rows are worth, and the hot rows
+    of one, where there is a profile of them."""
     write_html(
         path,
         "profile.html.jinja",
-        title=f"{profile.dataset}: duplication",
+        title=f"{profile.dataset}: duplication and reuse",
         lead=about(profile),
         heads=_HEADS,
         legend=LEGEND,
         rows=[(row, _cells(row)) for row in profile.rows],
+        reuse=reuse_table(reuse),
+        legend=REUSE_LEGEND,
+        charts=[*reuse_charts(reuse), hot_curve(points)],
         hot=hot and about_hot(hot),
         tables=[] if hot is None else hot_tables(hot),
-        charts=[] if hot is None else [hot_curve(hot)],
     )
 
 

@@ -68,6 +68,7 @@ from stratarec.training.steps.hot_batches import hot_loader
 from stratarec.training.steps.position import Position, best, rate_factor
 from stratarec.training.steps.sharing import Sharing
 from stratarec.training.steps.step import Pipeline, Stages
+from stratarec.training.steps.trace import tracing
 from stratarec.training.torch_settings import build_optimizer, torch_settings
 
 if TYPE_CHECKING:
@@ -298,7 +299,7 @@ class Trainer:
         self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not ended:
             self._introduce()
-        with self._board() as board, self._stop.listening(), self.sharing:
+        with self._board() as board, self._stop.listening(), self.sharing, tracing(self):
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()
             found = then()
@@ -342,9 +343,8 @@ class Trainer:
 
     def _loop(self, curves: Curves, watch: Watch) -> Loop:
         validation = Validation(
-            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress,
+            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress, watch=watch,
             check=self.cadence.check, mesh=self.mesh, averaging=self.stages.averaging, evaluated=self._pace,
-            watch=watch,
         )  # fmt: skip
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position,

@@ -49,6 +49,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "checkpoint",
         "log_every",
         "report",
+        "trace",
         "eval_every",
         "early_stopping",
         "calibration",

@@ -6,7 +6,8 @@ plan.json         where its tables live, if they were placed
 checkpoints/      a directory each
 tensorboard/      curves
 result.json       of the final test, and report.html
-files.json        hashes of the report and the curves, once a session has come to its end
+trace.json        what threads did in some steps, where that was asked for
+files.json        hashes of the report, the trace and the curves, once a session has come to its end
 
 Files are sealed, and read through a model of their fields: a run may come from somebody else.
 """
@@ -39,13 +40,14 @@ RESULT = "result.json"
 RECIPE = "recipe.json"
 PLAN = "plan.json"
 REPORT = "report.html"
+TRACE = "trace.json"
 FILES = "files.json"
 RUN = Kind(
     name="run",
     field="train.run",
     content=(
-        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, FILES, "predictions-*.parquet", "explanation.html",
-        "export", "periods",
+        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, TRACE, FILES, "predictions-*.parquet",
+        "explanation.html", "export", "periods",
     ),
 )  # fmt: skip
 
@@ -225,12 +227,12 @@ class RunFiles(Model):
     """``files.json``: what people look at, which no other file has hashes of."""
 
     format: Literal[2] = FORMAT
-    hashes: dict[Annotated[str, pydantic.Field(pattern=r"^(report\.html|tensorboard/[^/]+)$")], Hash]
+    hashes: dict[Annotated[str, pydantic.Field(pattern=r"^(report\.html|trace\.json|tensorboard/[^/]+)$")], Hash]
 
 
 def write_hashes(run: Path) -> None:
-    """Write down what the report and the curves are, now that a session ends."""
-    found = [path for path in (run / REPORT, *sorted((run / "tensorboard").glob("*"))) if path.is_file()]
+    """Write down what the report, the trace and the curves are, now that a session ends."""
+    found = [path for path in (run / REPORT, run / TRACE, *sorted((run / "tensorboard").glob("*"))) if path.is_file()]
     write_sealed(
         run / FILES, {"format": FORMAT, "hashes": {str(path.relative_to(run)): file_hash(path) for path in found}}
     )
