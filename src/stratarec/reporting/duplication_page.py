@@ -63,7 +63,7 @@ def write_profile(
         legend=LEGEND,
         rows=[(row, _cells(row)) for row in profile.rows],
         reuse=reuse_table(reuse),
-        legend=REUSE_LEGEND,
+        reuse_legend=REUSE_LEGEND,
         charts=[*reuse_charts(reuse), hot_curve(points)],
         hot=hot and about_hot(hot),
         tables=[] if hot is None else hot_tables(hot),
