@@ -41,7 +41,7 @@ class EnsembleConfig(VectorsConfig):
     """D, width of a member's vectors."""
     members: int = 8
     """K; a log loss of each is what training makes smaller, and the mean of their logits is the score."""
-    member_mlp: tuple[int, ...] = (64, 32)
+    member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     bins: int = 32
     """Q, pieces of the line that a number's effect is made of, between as many quantiles."""
