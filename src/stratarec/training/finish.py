@@ -182,6 +182,8 @@ class Ending:
             if group.traffic.samples:
                 for table, figures in zip(group.configs, group.traffic.of_a_batch.T, strict=True):
                     found[table.name] += figures
+        if not found:  # a log of numbers alone
+            return []
         ranks = self.mesh.rows.figures(np.concatenate(list(found.values())).tolist())
         sums = np.sum(ranks, axis=0).reshape(-1, 2).tolist()
         return [
