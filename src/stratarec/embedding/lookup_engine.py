@@ -20,6 +20,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tiers import TierConfig
+from stratarec.kernels.runtime.accelerator import HOST, Transfers
 
 Held = TypeVar("Held", bound=Handle)
 
@@ -64,6 +65,8 @@ class LookupEngine(ABC, Generic[Held]):
         self.flight: InFlight = InFlight() if own is None else own.flight
         self.batches = 0
         """How many were ever prepared, for the noise of rounding."""
+        self.transfers: Transfers = HOST
+        """How what is looked up comes to the network, and its gradient back."""
 
     # Clocks
 

@@ -30,6 +30,7 @@ from stratarec.planning.plan import Plan, tier_config
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
+from stratarec.training.run.device import device_of
 from stratarec.training.run.run_directory import RECIPE, read_plan, read_recipe, read_result
 from stratarec.training.run.shard_tables import shared_collection
 from stratarec.training.steps.position import Position, best
@@ -49,6 +50,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "eval_every",
         "early_stopping",
         "calibration",
+        "device",
     )
     train = {key: value for key, value in content["train"].items() if key not in free}
     if recipe.hot.apart:  # another order of samples
@@ -204,7 +206,12 @@ class TrainedModel:
 
 
 def open_run(
-    path: str | Path, data: str | Path | None = None, *, same_samples: bool = True, mesh: Mesh | None = None
+    path: str | Path,
+    data: str | Path | None = None,
+    *,
+    same_samples: bool = True,
+    mesh: Mesh | None = None,
+    device: str | None = "cpu",
 ) -> TrainedModel:
     """The model that a run tested; while it has not ended, that of its best checkpoint so far, else of its last.
 
@@ -216,6 +223,8 @@ def open_run(
         Refuse the run's own data set where it was prepared anew with other samples since.
     mesh : Mesh
         The processes that open it together; by default this one.
+    device : str or None
+        Where its network is to be; None for where it was trained.
 
     Raises
     ------
@@ -228,7 +237,13 @@ def open_run(
         recipe, mesh = read_recipe(path), mesh or Mesh.alone()
         found = hold_chosen(path, recipe, stack)
         mesh.check_same({"checkpoint": found.name})
-        return _open(path, recipe, found, data, same_samples=same_samples, mesh=mesh)
+        trained = _open(path, recipe, found, data, same_samples=same_samples, mesh=mesh)
+    try:
+        trained.model.place(device_of(recipe.train.device if device is None else device, mesh.ranks, "--device"))
+    except BaseException:
+        trained.close()
+        raise
+    return trained
 
 
 def require_run(path: Path) -> None:

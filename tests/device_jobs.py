@@ -1,0 +1,163 @@
+"""What tests do in a process that has a lazy device: the same trainings there and on the CPU."""
+
+from __future__ import annotations
+
+import json
+import pydoc
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import forked
+import lazy_device
+import torch
+from models.test_deduplicated import ROWS, batch, schema
+
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import StrataError
+from stratarec.kernels.runtime import accelerator
+from stratarec.kernels.runtime.accelerator import open_device
+from stratarec.models import CTRModel, build_model
+from stratarec.models.registry import score_of
+from stratarec.models.sequence import HistoryConfig
+from stratarec.models.towers.tower_config import TowersConfig
+from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
+from stratarec.training.steps.loss import Objective
+from stratarec.training.steps.step import Stages
+from stratarec.training.torch_settings import build_optimizer, torch_settings
+
+ACCELERATOR = "stratarec.kernels.runtime.accelerator."
+KINDS = (
+    "dlrm", "dcnv2", "lr", "fm", "wide_deep", "deepfm", "xdeepfm", "autoint", "masknet", "finalmlp", "din", "ensemble",
+)  # fmt: skip
+TOWERS = (("item", "history"), ("os", "tags"))
+CASES: dict[str, dict[str, Any]] = {
+    **{kind: {"kind": kind} for kind in KINDS},
+    "grouped windows, attention": {"kind": "dlrm", "pooling": "target_attention", "grouped": True},
+    "grouped windows, transformer": {"kind": "dcnv2", "pooling": "transformer", "grouped": True},
+    "runs under a dlrm": {"kind": "dlrm", "grouped": True},
+    "runs side by side": {"kind": "dlrm", "grouped": True, "model": {"interaction": "cat"}},
+    "runs under a deepfm": {"kind": "deepfm", "grouped": True},
+    "dropout and normalization": {"kind": "dcnv2", "model": {"dropout": 0.3, "batch_norm": True}},
+    "rows clipped, average": {
+        "kind": "dlrm", "train": {"clip_norm": 0.1, "clip_rows": True, "average": AverageConfig(decay=0.9)},
+    },
+    "network clipped, adagrad": {
+        "kind": "dcnv2", "train": {"clip_norm": 0.1, "dense": DenseOptimizerConfig(kind="adagrad", learning_rate=0.01)},
+    },
+    "rows in a cache": {"kind": "dlrm", "tiers": True},
+    "all rows change": {"kind": "dlrm", "rows": RowOptimizerConfig(kind="adam", rows="all")},
+    "classes weigh": {"kind": "dlrm", "train": {"class_weight": {"label": 3.0}}},
+    "slates, softmax": {"kind": "dcnv2", "slates": True, "train": {"loss": LossConfig(kind="softmax", by="session")}},
+    "slates, pairwise": {"kind": "dcnv2", "slates": True, "train": {"loss": LossConfig(kind="pairwise", by="session")}},
+    "towers": {"kind": "dlrm", "model": {"towers": TowersConfig(plan=TOWERS, compression=2)}},
+}  # fmt: skip
+
+
+def built(case: dict[str, Any]) -> tuple[CTRModel, TrainConfig]:
+    """The model of a case, and how it is trained."""
+    sizes = {} if case["kind"] == "lr" else {"embedding_dim": 8}
+    config: Any = score_of(case["kind"]).config(**sizes, **case.get("model", {}))
+    pooling = case.get("pooling", "target_attention" if case["kind"] == "din" else "mean")
+    config = replace(config, history=HistoryConfig(pooling=pooling))
+    rows = case.get("rows", RowOptimizerConfig(kind="adagrad", learning_rate=0.05))
+    tiers = TierConfig(tables={"item": TableTier(home="dram", cache_rows=64)}) if case.get("tiers") else None
+    model = build_model(config, schema(), ROWS, seed=3, optimizer=rows, tiers=tiers)
+    return model, TrainConfig(**case.get("train", {}))
+
+
+def losses(case: dict[str, Any], device: str, steps: int) -> list[float]:
+    """Of each step, and the sum of the scores after the last."""
+    model, train = built(case)
+    model.place(open_device(device))
+    model.train()
+    stages = Stages(model, build_optimizer(train.dense, model.network), train, None)  # type: ignore[arg-type]
+    found = []
+    keys = ("item", "os", "tags", "history")
+    with torch_settings(threads=1):
+        for step in range(steps):
+            given = batch(seed=step)
+            given = given if case.get("grouped") else given.expanded(keys)
+            if case.get("slates"):
+                given = given.replace(slates=torch.tensor([5] * 8))
+            lazy_device.WAITS.clear()
+            found.append(stages.train(step, given).loss)
+            if device != "cpu":
+                assert lazy_device.WAITS in ([], ["event"]), lazy_device.WAITS
+        model.eval()
+        with torch.no_grad(), stages.averaging.shown():
+            found.append(float(model(given).mean().cpu()))
+    model.embeddings.close()
+    return found
+
+
+def compare(names: Sequence[str], steps: int) -> None:
+    """Print, as JSON, what each case gives on the CPU and on the device."""
+    print(json.dumps({name: [losses(CASES[name], device, steps) for device in ("cpu", "lazy")] for name in names}))
+
+
+@contextmanager
+def damaged(patch: Mapping[str, Any]) -> Iterator[None]:
+    """Attributes, each named by its path, are others."""
+    before = []
+    for path, other in patch.items():
+        owner, name = pydoc.locate(path.rpartition(".")[0]), path.rpartition(".")[2]
+        before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+_WAIT, _MEAN = lazy_device.Stream.wait_event, Objective.mean
+_LOSS = "stratarec.training.steps.loss.Objective.mean"
+FAULTS: dict[str, dict[str, Any]] = {
+    "the network does not wait for what goes up": {
+        "lazy_device.Stream.wait_event": lambda stream, event: stream.is_main or _WAIT(stream, event)
+    },
+    "what comes down does not wait for the network": {
+        "lazy_device.Stream.wait_event": lambda stream, event: _WAIT(stream, event) if stream.is_main else None
+    },
+    "the host does not wait": {ACCELERATOR + "DeviceTransfers.wait": lambda self: None},
+    "buffers are taken again too early": {ACCELERATOR + "_Pinned.busy": lambda self, tensor, copy: None},
+    "memory is given to others too early": {"lazy_device.Driver.keep": lambda self, tensor, stream: None},
+    "the host reads a number": {
+        _LOSS: lambda self, logits, batch: _MEAN(self, logits * float(logits.abs().max() < 1e9), batch)
+    },
+    "the host takes an array": {
+        _LOSS: lambda self, logits, batch: _MEAN(self, logits + torch.from_numpy(logits.detach().numpy()), batch)
+    },
+    "tensors of both sides": {"stratarec.training.steps.loss.beside": lambda host, tensor: host},
+}
+
+
+def find() -> None:
+    """Print, as JSON, by which schedules each fault is found; under "" is no fault."""
+    expected, found = losses(CASES["fm"], "cpu", 2), {}
+    for name, patch in {"": {}, **FAULTS}.items():
+        found[name] = []
+        for schedule in lazy_device.SCHEDULES:
+            lazy_device.follow(schedule)
+            accelerator._OPEN.clear()  # no buffers of before
+            try:
+                with damaged(patch):
+                    same = losses(CASES["fm"], "lazy", 2) == expected
+            except (AssertionError, StrataError, RuntimeError, TypeError):
+                same = False
+            found[name] += [] if same else [schedule]
+            for stream in lazy_device._STREAMS:
+                stream.drain()
+    print(json.dumps(found))
+
+
+def run(code: str, schedule: str = "random1", **options: Any) -> Any:
+    """What `code` prints as JSON in a process with a lazy device."""
+    head = f"import sys; sys.path[:] = {sys.path!r}\nimport lazy_device\nlazy_device.install({schedule!r})\n"
+    done = forked.python(head + "import device_jobs\n" + code, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
