@@ -6,28 +6,39 @@ import json
 import pydoc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import forked
 import lazy_device
+import numpy as np
 import torch
 from models.test_deduplicated import ROWS, batch, schema
 
+from recipes import assert_same_model, interrupt, last, prepared, tiny
+from stratarec.batch.batch import Batch
+from stratarec.cli.doctor.verify_gpu import Sizes, verify
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.errors import StrataError
+from stratarec.errors import Interrupted, StrataError
 from stratarec.kernels.runtime import accelerator
 from stratarec.kernels.runtime.accelerator import open_device
 from stratarec.models import CTRModel, build_model
 from stratarec.models.registry import score_of
 from stratarec.models.sequence import HistoryConfig
 from stratarec.models.towers.tower_config import TowersConfig
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
+from stratarec.training.evaluation.evaluate import whole_split
+from stratarec.training.run.device import record
+from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.step import Stages
 from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.trainer import Trainer
 
 ACCELERATOR = "stratarec.kernels.runtime.accelerator."
 KINDS = (
@@ -69,28 +80,35 @@ def built(case: dict[str, Any]) -> tuple[CTRModel, TrainConfig]:
     return model, TrainConfig(**case.get("train", {}))
 
 
-def losses(case: dict[str, Any], device: str, steps: int) -> list[float]:
-    """Of each step, and the sum of the scores after the last."""
+def stages_of(case: dict[str, Any], device: str) -> Stages:
+    """Of the model of a case, on a device."""
     model, train = built(case)
     model.place(open_device(device))
     model.train()
-    stages = Stages(model, build_optimizer(train.dense, model.network), train, None)  # type: ignore[arg-type]
-    found = []
-    keys = ("item", "os", "tags", "history")
+    nothing: Any = None
+    return Stages(model, build_optimizer(train.dense, model.network), train, nothing)
+
+
+def batch_of(case: dict[str, Any], step: int) -> Batch:
+    """Of a step."""
+    given = batch(seed=step)
+    given = given if case.get("grouped") else given.expanded(("item", "os", "tags", "history"))
+    return given.replace(slates=torch.tensor([5] * 8)) if case.get("slates") else given
+
+
+def losses(case: dict[str, Any], device: str, steps: int) -> list[float]:
+    """Of each step, and the mean of the scores after the last."""
+    stages, found = stages_of(case, device), []
     with torch_settings(threads=1):
         for step in range(steps):
-            given = batch(seed=step)
-            given = given if case.get("grouped") else given.expanded(keys)
-            if case.get("slates"):
-                given = given.replace(slates=torch.tensor([5] * 8))
             lazy_device.WAITS.clear()
-            found.append(stages.train(step, given).loss)
+            found.append(stages.train(step, batch_of(case, step)).loss)
             if device != "cpu":
                 assert lazy_device.WAITS in ([], ["event"]), lazy_device.WAITS
-        model.eval()
+        stages.model.eval()
         with torch.no_grad(), stages.averaging.shown():
-            found.append(float(model(given).mean().cpu()))
-    model.embeddings.close()
+            found.append(float(stages.model(batch_of(case, 0)).mean().cpu()))
+    stages.model.embeddings.close()
     return found
 
 
@@ -153,6 +171,62 @@ def find() -> None:
             for stream in lazy_device._STREAMS:
                 stream.drain()
     print(json.dumps(found))
+
+
+def whole(root: str) -> None:
+    """A run of a recipe on the CPU, one on the device, and one that is interrupted on each and goes on on the other;
+    with what commands say of the second. Tables have tiers, and batches are prepared ahead."""
+    home = Path(root)
+    record(open_device("lazy"), {})
+
+    def trained(name: str, device: str, at: int = 0, *, resume: bool = False) -> Recipe:
+        made = tiny(home, run=str(home / name), device=device, max_steps=9, eval_every=5, average={"decay": 0.9})
+        made["model"] = {"kind": "dcnv2", "embedding_dim": 4, "deep_mlp": [8], "dropout": 0.1, "batch_norm": True}
+        made["memory"] = {"dram": "1.5MB", "mapped": {"path": str(home / "mapped")}, "lookahead": 2}
+        recipe = Recipe.from_dict(made)
+        trainer = Trainer(recipe, prepared(recipe.data))
+        assert not trainer.model.embeddings.engine.resident
+        if at:
+            interrupt(trainer, at)
+        with suppress(Interrupted):
+            trainer.train(resume=resume)
+        return recipe
+
+    for name in ("cpu", "lazy"):
+        trained(name, name)
+    trained("both", "cpu", 3)
+    trained("both", "lazy", 6, resume=True)
+    trained("both", "cpu", resume=True)
+    same = {name: last(home / name) for name in ("cpu", "lazy", "both")}
+    for name in ("lazy", "both"):
+        assert_same_model(same["cpu"], same[name])
+    scores = []
+    for device in ("cpu", None):
+        with open_run(home / "lazy", device=device) as opened:
+            assert opened.model.device.type == (device or "lazy")
+            scores.append(
+                whole_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress())
+            )
+    np.testing.assert_array_equal(*(part.logit for part in scores))
+    print(json.dumps(len(scores[0].logit)))
+
+
+def verified() -> None:
+    """Print, as JSON, what a doctor finds of the device, and finds of one that computes something else."""
+    found = []
+    for patch in ({}, {"lazy_device.run": _damaged_run}):
+        with damaged(patch):
+            found.append([each for each, _ in verify(open_device("lazy"), Sizes(2, 32, 1 << 16)) if each.change])
+    print(json.dumps(found))
+
+
+_RUN = lazy_device.run
+
+
+def _damaged_run(func: Any, args: Any, options: dict[str, Any]) -> Any:
+    """Sums at places lose a little."""
+    found = _RUN(func, args, options)
+    return found * 0.999 if func is torch.ops.aten.index_add.default else found
 
 
 def run(code: str, schedule: str = "random1", **options: Any) -> Any:

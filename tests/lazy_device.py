@@ -369,14 +369,17 @@ class Driver(accelerator.Driver):
         tensor.memory.streams.append(stream)
 
 
-class _Backend:
+class Backend:
     """The module ``torch.lazy``."""
+
+    present = True
+    """Whether there is such a device."""
 
     def is_initialized(self) -> bool:
         return True
 
     def is_available(self) -> bool:
-        return True
+        return Backend.present
 
     def current_device(self) -> int:
         return 0
@@ -394,6 +397,28 @@ class _Backend:
         return [torch.bfloat16, torch.float16]
 
 
+class _Hook(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
+    def is_available(self) -> bool:
+        return Backend.present
+
+    def has_primary_context(self, device: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+def _narrowed(func: Any, args: Any, options: dict[str, Any]) -> Any:
+    """An operation under autocast, as the CPU has it."""
+    kind = torch.get_autocast_dtype(NAME)
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        given = tree_map(
+            lambda each: each.to(kind) if isinstance(each, Tensor) and each.dtype == torch.float32 else each, args
+        )
+        return func(*given, **options)
+
+
 def follow(schedule: str) -> None:
     """Go on by another schedule."""
     global SCHEDULE
@@ -404,7 +429,7 @@ def install(schedule: str = SCHEDULES[0]) -> None:
     """Let there be the device ``lazy`` in this process, from before its first gradient to its end."""
     Stream()
     follow(schedule)
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+    _setup_privateuseone_for_python_backend(NAME, backend_module=Backend(), hook=_Hook())
     own, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
 
     def empty(size: Any, *, dtype: Any = None, **options: Any) -> Lazy:
@@ -421,5 +446,9 @@ def install(schedule: str = SCHEDULES[0]) -> None:
         func = getattr(getattr(torch.ops.aten, whole), overload or "default")
         own.impl(name, lambda *args, _func=func, **options: run(_func, args, options), "PrivateUse1")
     rest.fallback(lambda func, *args, **options: run(func, args, options), "PrivateUse1")
+    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for name in ("linear", "matmul", "mm", "bmm", "baddbmm", "addmm", "scaled_dot_product_attention"):
+        func = getattr(torch.ops.aten, name).default
+        own.impl(name, lambda *args, _func=func, **options: _narrowed(_func, args, options), "AutocastPrivateUse1")
     _KEPT.extend((own, rest))
     accelerator.Driver = Driver  # type: ignore[misc]

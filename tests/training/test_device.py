@@ -5,10 +5,17 @@ What a real device would show besides (numerics of its kernels, its speed, error
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import device_jobs
+import forked
 import pytest
 from device_jobs import CASES
 from lazy_device import SCHEDULES
+
+from stratarec.errors import ConfigError
+from stratarec.training.run.device import device_of
 
 # Products of pairs, and sums over runs, pairs and windows, are made in another order there.
 OTHER_ORDERS = ("dlrm", "autoint", "din", "grouped windows, transformer", "runs", "rows", "towers")
@@ -37,3 +44,43 @@ def test_each_fault_is_found_by_some_schedule_and_none_where_there_is_none() -> 
     assert found.pop("") == []
     assert found.keys() == device_jobs.FAULTS.keys()
     assert all(found.values()), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES[:1] + SCHEDULES[3:])
+def test_a_run_goes_on_on_another_device_with_the_same_bits(tmp_path: Path, schedule: str) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert device_jobs.run(f"device_jobs.whole({str(tmp_path)!r})", schedule=schedule, environment=cache)
+
+
+def test_a_doctor_finds_a_device_that_computes_something_else() -> None:
+    healthy, damaged = device_jobs.run("device_jobs.verified()")
+    assert healthy == []
+    assert "operations" in {finding[0] for finding in damaged}
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "said"),
+    [
+        ("", "cuda", "is built for"),
+        ("", "gpu", "expected cpu, or a device such as cuda"),
+        ("import lazy_device; lazy_device.install()", "lazy", "was not verified on this machine"),
+        ("import lazy_device; lazy_device.install()", "lazy:3", "there are 1 here"),
+        ("import lazy_device; lazy_device.install()", "cuda", "is built for lazy"),
+        ("import lazy_device; lazy_device.install(); lazy_device.Backend.present = False", "lazy", "no driver for it"),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_line(before: str, name: str, said: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n{before}\n"
+        "from stratarec.training.run.device import device_of\nfrom stratarec.errors import ConfigError\n"
+        f"try: device_of({name!r})\nexcept ConfigError as error: print(error)"
+    )
+    done = forked.python(code, environment={"XDG_CACHE_HOME": str(tmp_path)})
+    assert said in done.stdout, done.stdout + done.stderr
+    assert "set train.device to cpu" in done.stdout or name == "gpu"
+
+
+def test_ranks_have_no_devices() -> None:
+    with pytest.raises(ConfigError, match="2 ranks have their networks on the CPU"):
+        device_of("cuda", 2)
