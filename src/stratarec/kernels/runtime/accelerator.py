@@ -126,20 +126,18 @@ class _Pinned:
     def _taken(self, size: int) -> Tensor:
         with self._lock:
             free = self._free.get(size, [])
-            done = next((place for place, (_, copy) in enumerate(free) if copy is None or copy.query()), None)
+            done = _done(free)
             if done is not None:
                 return free.pop(done)[0]
         return self._driver.pinned(size)
 
     def _give_back(self, size: int, memory: Tensor) -> None:
         with self._lock:
-            copy, free = self._copies.pop(memory.data_ptr()), self._free.setdefault(size, [])
-            if len(free) < _KEPT_PER_SIZE:
-                free.append((memory, copy))
-                return
-        if copy is not None:
-            # Before the memory is anybody's again.
-            copy.synchronize()
+            free = self._free.setdefault(size, [])
+            free.append((memory, self._copies.pop(memory.data_ptr())))
+            done = _done(free) if len(free) > _KEPT_PER_SIZE else None
+            if done is not None:
+                free.pop(done)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether it lies in one of these buffers."""
@@ -149,6 +147,11 @@ class _Pinned:
         """The buffer of `tensor` is in use until the event `copy`."""
         with self._lock:
             self._copies[tensor.untyped_storage().data_ptr()] = copy
+
+
+def _done(free: list[tuple[Tensor, Any]]) -> int | None:
+    """The place of a buffer that no copy reads or writes any more."""
+    return next((place for place, (_, copy) in enumerate(free) if copy is None or copy.query()), None)
 
 
 class DeviceTransfers:
