@@ -232,7 +232,7 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"{field} is {name!r}, expected cpu, or a device such as cuda, cuda:1, xpu or mps") from None
+        raise ConfigError(f"{field} is {name!r}, expected cpu, or a device such as cuda, cuda:1 or xpu") from None
     elsewhere = "leave train.device at cpu" if field == "--gpu" else f"set {field} to cpu"
     built = torch.accelerator.current_accelerator(check_available=False)
     if built is None or built.type != device.type:
