@@ -202,7 +202,7 @@ def whole(root: str) -> None:
         assert_same_model(same["cpu"], same[name])
     scores = []
     for device in ("cpu", None):
-        with open_run(home / "lazy", device=device) as opened:
+        with open_run(home / "lazy").placed(device) as opened:
             assert opened.model.device.type == (device or "lazy")
             scores.append(
                 whole_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress())

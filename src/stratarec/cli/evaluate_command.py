@@ -61,7 +61,7 @@ def evaluate(args: argparse.Namespace) -> None:
         raise ConfigError("--at says how many places --rank-by looks at; name that too, such as --rank-by user")
     at = sorted({*args.at}) or [10]
     data, logs = data_or_logs(args, by=args.by)
-    with joined() as mesh, open_run(args.run, data, mesh=mesh, device=args.device) as trained:
+    with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
         progress = make_progress(quiet=args.quiet or not mesh.is_first)
         if mesh.is_first:
             say(f"model: {trained.told}")

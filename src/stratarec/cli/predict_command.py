@@ -65,7 +65,7 @@ def predict(args: argparse.Namespace) -> None:
         raise ConfigError("--safe is of CSV files, which raw logs give: name one by -o, such as -o scores.csv")
     output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
     check_output(output, *WRITERS)
-    with joined() as mesh, open_run(args.run, data, mesh=mesh, device=args.device) as trained:
+    with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
         progress = make_progress(quiet=args.quiet or not mesh.is_first)
         if logs:
             refuse_ranks(mesh.ranks)

@@ -35,6 +35,7 @@ from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.request import Request
+from stratarec.progress import timed
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.weight_average import Averaging
@@ -109,10 +110,13 @@ class Stages:
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
         labels = model.network.labels
+        self.seconds = model.embeddings.engine.seconds
         self.objective = Objective(config.loss_factors(labels), config.loss.kind, config.class_weights(labels))
         self.averaging = Averaging(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor, self._transfers = 1.0, model.embeddings.engine.transfers
+        self.earlier = 0
+        """Steps that were trained before these, which schedules do not count: draws and averages go on from them."""
         self._on_device = model.device.type != "cpu"
         self._holding = _holding(model) if config.clip_rows or self._on_device else None
 
@@ -153,7 +157,7 @@ class Stages:
 
     def draw(self, step: int, rank: int = 0) -> None:
         """Make the random numbers of the network those of a step, of the samples of one rank."""
-        seed_dropout(self._dropouts, self._config.seed, step, rank)
+        seed_dropout(self._dropouts, self._config.seed, self.earlier + step, rank)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The loss of a batch, a scalar."""
@@ -174,8 +178,8 @@ class Stages:
     def _weights(self) -> list[nn.Parameter]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]
 
-    def update(self, step: int, norm: Tensor | None = None) -> None:
-        """One optimizer step of the network, at the learning rate of `step`, and of rows whose gradients are held.
+    def update(self, step: int, norm: Tensor | None = None) -> float:
+        """One optimizer step of the network, at the learning rate of `step`; the factor of gradients that are held.
 
         Parameters
         ----------
@@ -190,9 +194,8 @@ class Stages:
         for group in groups:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
         self.optimizer.step()
-        self.averaging.update(step)
-        if self._holding is not None:
-            self._holding.apply(scale)
+        self.averaging.update(self.earlier + step)
+        return scale
 
     def _clip(self, weights: Sequence[nn.Parameter], limit: float, norm: Tensor) -> float:
         """Scale the network's gradients, which have that norm, down to `limit`; the factor of those of rows."""
@@ -217,20 +220,27 @@ class Stages:
             When the loss is not a number, before anything is changed.
         """
         self.draw(step)
-        loss = self.forward(batch, request, prepared)
-        found, norm = self._transfers.down(loss.detach()), None
-        if self._on_device:
-            # Changes nothing yet: gradients of rows are held. All that the host must know comes down together.
-            self.backward(loss)
-            if self._config.clip_rows:
-                norm = self._transfers.down(self._reduction.norm(self._weights))
-            self._transfers.wait()
-        value = found.item()
+        with timed(self.seconds, "forward"):
+            loss, norm = self.forward(batch, request, prepared), None
+            found = self._transfers.down(loss.detach())
+            value = 0.0 if self._on_device else found.item()
         if not math.isfinite(value):
             refuse_loss(value, step)
-        if not self._on_device:
+        with timed(self.seconds, "backward"):
             self.backward(loss)
-        self.update(step, norm)
+            if self._on_device:
+                # Nothing has changed yet: gradients of rows are held. All that the host must know comes down together.
+                if self._config.clip_rows:
+                    norm = self._transfers.down(self._reduction.norm(self._weights))
+                self._transfers.wait()
+                value = found.item()
+        if not math.isfinite(value):
+            refuse_loss(value, step)
+        with timed(self.seconds, "update network"):
+            scale = self.update(step, norm)
+        if self._holding is not None:
+            with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
+                self._holding.apply(scale)
         return Trained(value, batch.size)
 
 
@@ -270,7 +280,7 @@ class Pipeline:
     """
 
     def __init__(self, stages: Stages, ahead: int) -> None:
-        self._stages, self._ahead = stages, ahead
+        self._stages, self._ahead, self.seconds = stages, ahead, stages.seconds
         engine = stages.model.embeddings.engine
         # Batches that are prepared ahead of the one that is trained.
         self.depth = 0 if engine.resident else engine.tiers.lookahead
@@ -278,8 +288,18 @@ class Pipeline:
 
     def items(self, epoch: int, first: int = 0) -> Iterator[Item]:
         """Read and request: the batches of an epoch and what they ask for, made ahead on a thread."""
+        return run_ahead(lambda: self._requested(epoch, first), self._ahead)
+
+    def _requested(self, epoch: int, first: int) -> Iterator[Item]:
         stages = self._stages
-        return run_ahead(lambda: ((batch, stages.request(batch)) for batch in stages.read(epoch, first)), self._ahead)
+        batches = stages.read(epoch, first)
+        while True:
+            with timed(stages.seconds, "read"):
+                batch = next(batches, None)
+                item = None if batch is None else (batch, stages.request(batch))
+            if item is None:
+                return
+            yield item
 
     def prepared(self, epoch: int, first: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
         """Exchange and prepare the rest of an epoch, a context manager over ``(item, prepared)``.
