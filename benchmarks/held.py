@@ -40,7 +40,7 @@ _NEAR = 0.15
 _FEATURES = 26
 
 
-def workload_of(model: dict[str, Any], batch: int, compression: float | None, by_towers: bool) -> Workload:
+def workload_of(model: dict[str, Any], batch: int, compression: float, by_towers: bool) -> Workload:
     """What a rank of the benchmark does in a step."""
     names = tuple(f"f{place}" for place in range(_FEATURES))
     schema = Schema(
@@ -53,7 +53,7 @@ def workload_of(model: dict[str, Any], batch: int, compression: float | None, by
         network: Any = build_network(DLRMConfig(embedding_dim=model["width"], towers=towers, **layers), schema, names)
     modules = sum(w.numel() for w in network.towers.parameters()) if by_towers else 0
     behind = sum(w.numel() for w in network.parameters()) - modules
-    vectors = 1 + _FEATURES / (compression or 1)
+    vectors = 1 + _FEATURES / compression
     return Workload(
         batch=batch, features=_FEATURES, width=model["width"], lookups=float(_FEATURES * model["ids"]),
         flops=6.0 * behind + 3.0 * vectors**2 * model["width"], parameters=behind,
@@ -139,7 +139,7 @@ def held(result: Path = RESULT) -> tuple[dict[str, float], list[dict[str, Any]]]
 
     def workload(row: dict[str, Any]) -> Workload:
         name, exchange = row["contender"], exchange_of(row)
-        compression = exchange.compression if name.startswith("towers") else None
+        compression = exchange.compression if name.startswith("towers") else 1.0
         by_towers = exchange.kind == "sptt"
         return workload_of(config["models"][row["model"]], config["batch_a_rank"], compression, by_towers)
 

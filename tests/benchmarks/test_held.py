@@ -21,7 +21,7 @@ CLUSTER = Cluster(
 )  # fmt: skip
 
 
-def cell(contender: str, compression: float | None) -> dict[str, Any]:
+def cell(contender: str, compression: float) -> dict[str, Any]:
     """What the made-up machine takes."""
     row = {"contender": contender, "network": "1 Gbit/s"}
     step = step_time(CLUSTER, workload_of(MODEL, 1024, compression, by_towers=True), exchange_of(row), TRUTH)
@@ -31,7 +31,7 @@ def cell(contender: str, compression: float | None) -> dict[str, Any]:
 
 def test_another_cell_follows_from_the_one_that_calibrates() -> None:
     """Rates are known; copying, latency and the rest of compute are found."""
-    found = Machine(cell("sptt", None), workload_of(MODEL, 1024, None, by_towers=True), (4e10, 2e9))
+    found = Machine(cell("sptt", 1.0), workload_of(MODEL, 1024, 1.0, by_towers=True), (4e10, 2e9))
     assert found.calibration.fixed_seconds == pytest.approx(0.03, rel=1e-6)
     other = cell("towers 4, int8", 4.0)
     workload = workload_of(MODEL, 1024, 4.0, by_towers=True)

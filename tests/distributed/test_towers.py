@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(
-    home: Path, run: Path, compression: float | None = 2.0, memory: Any = None, kind: str = "dlrm",
+    home: Path, run: Path, compression: float = 2.0, memory: Any = None, kind: str = "dlrm",
     pooling: str = "mean", distributed: Any = None, network: Any = None, **train: Any,
 ) -> Recipe:  # fmt: skip
     made = content(home, run=str(run), **{"max_steps": 30, "eval_every": 20, **train})

@@ -26,7 +26,7 @@ CONFIGS: list[ModelConfig] = [
 ]
 
 
-def towers(config: ModelConfig, compression: float | None, pooling: Any = "mean", plan: Any = PLAN) -> ModelConfig:
+def towers(config: ModelConfig, compression: float, pooling: Any = "mean", plan: Any = PLAN) -> ModelConfig:
     changed = TowersConfig(plan=plan, compression=compression)
     return replace(config, towers=changed, history=HistoryConfig(pooling=pooling))
 
@@ -34,7 +34,7 @@ def towers(config: ModelConfig, compression: float | None, pooling: Any = "mean"
 @pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_towers_without_modules_are_the_model_without_towers(config: ModelConfig, pooling: Any) -> None:
-    plain = build_model(towers(config, None, pooling, PLAN), schema(), ROWS)
+    plain = build_model(towers(config, 1.0, pooling, PLAN), schema(), ROWS)
     without = build_model(replace(config, history=HistoryConfig(pooling=pooling)), schema(), ROWS)
     assert isinstance(plain.network, TowerNetwork)
     weights = dict(plain.network.named_parameters())
@@ -53,7 +53,7 @@ def test_towers_without_modules_are_the_model_without_towers(config: ModelConfig
     assert torch.equal(plain.embeddings.table("item")["weight"], without.embeddings.table("item")["weight"])
 
 
-@pytest.mark.parametrize("compression", [1.0, 2.0, 3.5, 8.0])
+@pytest.mark.parametrize("compression", [1.5, 2.0, 3.5, 8.0])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_tower_tells_no_more_than_its_share_and_everything_is_trained(
     config: ModelConfig, compression: float
@@ -157,8 +157,8 @@ def test_towers_give_logits_of_several_labels_and_refuse_what_they_do_not_take()
     assert build_model(wide, with_last, ROWS).network is not None
 
 
-@pytest.mark.parametrize(("config", "compression", "dense"), [(CONFIGS[0], None, 0), (CONFIGS[1], 2.0, 2)])
-def test_towers_are_exported_for_any_batch(config: ModelConfig, compression: float | None, dense: int) -> None:
+@pytest.mark.parametrize(("config", "compression", "dense"), [(CONFIGS[0], 1.0, 0), (CONFIGS[1], 2.0, 2)])
+def test_towers_are_exported_for_any_batch(config: ModelConfig, compression: float, dense: int) -> None:
     model = build_model(towers(config, compression), schema(dense), ROWS).eval()
     columns = sum(model.embeddings.dims)
     batch = torch.export.Dim("batch", min=1)

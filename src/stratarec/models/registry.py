@@ -72,10 +72,10 @@ def score_of(kind: str) -> type[Score]:
 def tower_of(config: VectorsConfig) -> Build:
     """What makes a tower's module of this model; towers without modules need none."""
     assert config.towers is not None
-    if config.towers.compression is not None and config.kind not in _TOWERS:
+    if not config.towers.plain and config.kind not in _TOWERS:
         raise ConfigError(
             f"model.towers.compression is {config.towers.compression}, and a {config.kind} has no tower modules, which "
-            f"{' and '.join(_TOWERS)} have; set it to null, or take another model"
+            f"{' and '.join(_TOWERS)} have; set it to 1, or take another model"
         )
     return _TOWERS.get(config.kind, Plain)
 

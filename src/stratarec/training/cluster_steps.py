@@ -75,7 +75,6 @@ def predictions(recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration:
         Prediction(exchange=each, towers=0, step=step_time(cluster, bare, each, calibration)) for each in exchanges
     ]
     for towers in _towers(dataset, cluster.hosts):
-        assert towers.compression is not None
         try:
             with_towers = workload(recipe, dataset, towers, cluster.all_ranks)
         except ConfigError:  # of a tower too small for the ratio nothing is left

@@ -68,7 +68,7 @@ class TowerNetwork(Network):
         check_plan(plan, schema)
         _check_plain(config, schema)
         self.width, self.correction, self.calibration = config.vector_width, (), None
-        module = Plain if plan.compression is None else build
+        module = Plain if plan.plain else build
         parts = [_part(schema, pooled_keys, features) for features in plan.plan]
         self.towers = nn.ModuleList(Tower(config, plan, part, keys, module) for part, keys in parts)
         found = [key for tower in self.each for key in tower.sequence_keys]
@@ -77,7 +77,7 @@ class TowerNetwork(Network):
         self.event_columns = tuple((name,) for name in self.sequence_keys)
         self._pooled = [[pooled_keys.index(key) for key in tower.pooled_keys] for tower in self.each]
         self._sequences = [[self.sequence_keys.index(key) for key in tower.sequence_keys] for tower in self.each]
-        self._order = self._places(len(pooled_keys)) if plan.compression is None else None
+        self._order = self._places(len(pooled_keys)) if plan.plain else None
         self.openings = nn.ModuleDict({
             str(number): nn.Linear(tower.columns, self.width)
             for number, tower in enumerate(self.each) if tower.score.opened

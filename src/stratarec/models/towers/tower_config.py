@@ -22,15 +22,16 @@ class TowersConfig:
     plan: tuple[tuple[str, ...], ...] = ()
     """Names of the features of each tower, each feature in one of them; in a recipe also the name of a file beside it
     that has them, as `stratarec plan --towers N --write` writes."""
-    compression: float | None = 2.0
-    """Columns of a tower's vectors over the columns that it tells the others; null: the vectors themselves."""
+    compression: float = 2.0
+    """Columns of a tower's vectors over the columns that it tells the others; 1: the vectors themselves,
+    which is the model without towers."""
     cross_layers: int = 1
     """Crosses inside a tower of a dcnv2."""
 
     def __post_init__(self) -> None:
         check_finite(self, "model.towers.")
-        if self.compression is not None and not 1 <= self.compression <= 1024:
-            raise ConfigError(f"model.towers.compression is {self.compression:g}, expected 1 to 1024, or null")
+        if not 1 <= self.compression <= 1024:
+            raise ConfigError(f"model.towers.compression is {self.compression:g}, expected 1 to 1024")
         if len(self.plan) < 2:
             raise ConfigError(f"model.towers.plan has {len(self.plan)} towers, expected at least two lists of features")
         for number, features in enumerate(self.plan):
@@ -38,6 +39,11 @@ class TowersConfig:
                 raise ConfigError(f"model.towers.plan: tower {number} has no features")
         if self.cross_layers < 1:
             raise ConfigError(f"model.towers.cross_layers is {self.cross_layers}, expected at least 1")
+
+    @property
+    def plain(self) -> bool:
+        """Whether towers tell their vectors, which takes no modules."""
+        return self.compression == 1
 
     def columns(self, vectors: int, width: int) -> int:
         """W of a tower of so many vectors.
@@ -47,7 +53,7 @@ class TowersConfig:
         ConfigError
             When that is less than one.
         """
-        found = int(vectors * width / (self.compression or 1))
+        found = int(vectors * width / self.compression)
         if not found:
             raise ConfigError(
                 f"model.towers.compression is {self.compression:g}: of a tower of {vectors} vectors of {width} that "
