@@ -202,7 +202,8 @@ class TrainConfig:
     """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a line of the
     logit, ``isotonic`` any increasing curve. It is in the final test, in predictions and in exports."""
     deduplicate: bool = True
-    """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
+    """Look up and compute each distinct value of a group once a batch, where that spares a batch enough ids to pay;
+    false expands batches when they are read."""
 
     def __post_init__(self) -> None:
         check_finite(self, "train.")
