@@ -97,8 +97,8 @@ def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
 def _side_by_side(own: Tensor, common: Tensor) -> Tensor:
     """``[B, 4, D]``, in the middle ``[R, 2, D]`` of runs, behind which nothing means anything."""
     shared = functional.pad(common.view(-1, 2, 8), (0, 0, 0, 0, 0, len(own) - len(common)))
-    first, last = own.view(-1, 2, 8).split(1, dim=1)
-    return torch.cat([first, shared, last], dim=1)
+    mine = own.view(-1, 2, 8)
+    return torch.cat([mine[:, :1], shared, mine[:, 1:]], dim=1)
 
 
 def _of_runs(dense: Tensor, pooled: Tensor, runs: Runs) -> tuple[Tensor, ...]:
