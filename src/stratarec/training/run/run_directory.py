@@ -45,7 +45,7 @@ RUN = Kind(
     field="train.run",
     content=(
         RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, FILES, "predictions-*.parquet", "explanation.html",
-        "export", "periods",
+        "export", "export.delta", "periods",
     ),
 )  # fmt: skip
 
