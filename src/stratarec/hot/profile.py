@@ -106,6 +106,11 @@ class HotProfile(Model):
         return found
 
     @property
+    def points(self) -> list[Point]:
+        """The chosen budget among the others."""
+        return sorted((self.chosen, *self.curve), key=lambda point: point.budget_bytes)
+
+    @property
     def row_bytes(self) -> dict[str, int]:
         """Table -> weights and optimizer state of a row."""
         return {table.name: table.row_bytes for table in self.tables}

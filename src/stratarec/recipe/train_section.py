@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -16,6 +17,8 @@ from stratarec.models.metrics import MetricName
 _MOST_THREADS = 1024
 # Beyond this float32 has no room for the loss of negatives beside that of positives.
 _MOST_CLASS_WEIGHT = 1e9
+# Some 5 kB of a trace each.
+_MOST_TRACED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +145,9 @@ class TrainConfig:
     """Stop after so many steps; 0 for no limit."""
     precision: Literal["float32", "bf16"] = "float32"
     """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32."""
+    device: str = "cpu"
+    """Where the network is: ``cpu``, or a device of torch such as ``cuda``, ``cuda:1`` or ``xpu``; rows stay in their
+    memories."""
     threads: int = 0
     """Threads of torch and of the kernels. 0 for as many as there are cores by affinity and quota, divided among the
     ranks of a machine, and for fewer while others use them and that is much faster: such a run says so, and may differ
@@ -169,6 +175,9 @@ class TrainConfig:
     """When checkpoints are written."""
     log_every: int = 50
     """Steps between points of the loss curve."""
+    trace: str = ""
+    """Steps, such as 100-120 (counted from 0), of which ``trace.json`` in the run says what every thread did when; open
+    it at ui.perfetto.dev. By default there is none."""
     report: bool = True
     """Draw ``report.html`` when the run ends, which takes about a second. A run that ended without has none."""
     shuffle_row_groups: int = 8
@@ -193,7 +202,8 @@ class TrainConfig:
     """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a line of the
     logit, ``isotonic`` any increasing curve. It is in the final test, in predictions and in exports."""
     deduplicate: bool = True
-    """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
+    """Look up and compute each distinct value of a group once a batch, where that spares a batch enough ids to pay;
+    false expands batches when they are read."""
 
     def __post_init__(self) -> None:
         check_finite(self, "train.")
@@ -230,6 +240,11 @@ class TrainConfig:
             )
         if self.run:
             check_directory(self.run, "train.run")
+        if self.trace and not self.traced_steps:
+            raise ConfigError(
+                f"train.trace is {self.trace!r}, expected a first and a last step, at most {_MOST_TRACED} in all, such "
+                "as 100-120"
+            )
 
     def _check_slates(self) -> None:
         """Refuse what would cut slates."""
@@ -244,6 +259,13 @@ class TrainConfig:
         """Of the whole run, unless it stops early, where an epoch has so many."""
         steps = epoch_steps * self.epochs
         return min(steps, self.max_steps) if self.max_steps else steps
+
+    @property
+    def traced_steps(self) -> range:
+        """Of which there is a trace."""
+        found = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", self.trace)
+        steps = range(int(found[1]), int(found[2]) + 1) if found else range(0)
+        return steps if len(steps) <= _MOST_TRACED else range(0)
 
     def of_run(self, steps: int, odds: Mapping[str, float]) -> TrainConfig:
         """The same in numbers: schedules of a run that has so many steps, weights of classes by the odds of labels."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.errors import ExportError
+from stratarec.io.names import as_html
 from stratarec.kernels.runtime.threads import within_cores
 from stratarec.models.base import autocast, probabilities
 from stratarec.models.request import averaged
@@ -80,6 +81,12 @@ class Scorer:
         """
         with self._updating:
             self._model = self._model.updated(Path(delta))
+
+    def _repr_html_(self) -> str:
+        columns = self.manifest.columns
+        features = ", ".join([each.name for each in columns.dense] + [each.name for each in columns.sparse])
+        rows = [("model", self.manifest.model.kind), ("scores of", ", ".join(self.labels)), ("features", features)]
+        return as_html("Scorer", rows)
 
     def score(self, frame: Any) -> NDArray[np.float32]:
         """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding; ``[N, T]``
