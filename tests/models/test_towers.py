@@ -63,6 +63,11 @@ def test_a_tower_tells_no_more_than_its_share_and_everything_is_trained(
     assert isinstance(network, TowerNetwork)
     for tower, features in zip(network.each, PLAN, strict=True):
         assert 1 <= tower.columns <= len(features) * 8 / compression
+    if config.kind == "dlrm":  # vectors reach the last layers by products alone, what is beside them as it is
+        vectors = 1 + sum(max(tower.score.vectors, 1) for tower in network.each)
+        numbers = sum(tower.columns - 8 * tower.score.vectors for tower in network.each)
+        first = next(layer for layer in network.score.top.modules() if isinstance(layer, torch.nn.Linear))
+        assert first.in_features == 8 + vectors * (vectors - 1) // 2 + numbers
     batch = batch_of(HISTORIES)
     before = {name: model.embeddings.table(name)["weight"].clone() for name in ROWS}
     functional.binary_cross_entropy_with_logits(model(batch), batch.label).backward()
